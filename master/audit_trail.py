@@ -1,9 +1,10 @@
-"""Audit trail of one master: each change and each refused login becomes a log line, a count and an entry of the catalog.
+"""Audit trail of one master: each change and each refused login becomes a log line, a count and an entry of the
+catalog.
 
-The owner of partition 0 keeps the entries of all masters in the catalog (directory/audit_log.py). Another master holds its own until
-`deliver` takes them; it holds the newest MAX_WAITING while no owner can be reached. Repeats of one event are merged: the first is reported
-at once, those of the next minute as one with their number. So a client that tries a wrong token a thousand times a second makes two entries
-a minute. The Forwarder carries entries to the owner in a thread of its own, since calls block."""
+The owner of partition 0 stores the entries of all masters in the catalog (directory/audit_log.py). Another master
+queues its own, the newest MAX_WAITING; its `Forwarder` sends them to the owner from a thread of its own, since these
+calls block. Repeats of one event are merged: the first is recorded at once, those of the next minute as one entry
+with their count. A client that tries a wrong token a thousand times a second makes two entries a minute."""
 
 import logging
 import threading
@@ -29,8 +30,10 @@ REQUEST: Final = "request"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`target` is what it is about ("tenant red", "node n1"), `old` and `new` its value before and after, `detail` what else is known of
-    the outcome. "" where there is none."""
+    """A change of the cluster's state, for the audit trail. Fields without a value are "".
+
+    `target` names the object ("tenant red", "node n1"); `old` and `new` are its values before and after; `detail` is
+    the rest of the outcome."""
 
     actor: Actor
     action: str
@@ -41,7 +44,8 @@ class Change:
 
 
 def entry_of(change: Change, result: str, *, master: str, time_s: float, count: int = 0) -> pb.AuditEntry:
-    """The entry without a number. `count` is 0 for a change, and how many times it happened for what repeats."""
+    """Build an entry; the catalog numbers it. `count` is 0 for a change, and the number of occurrences for a merged
+    event."""
     actor = change.actor
     return pb.AuditEntry(
         time_s=time_s,
@@ -64,7 +68,7 @@ def entry_of(change: Change, result: str, *, master: str, time_s: float, count: 
 K = TypeVar("K", bound=Hashable)
 WINDOW_NS: Final = 60_000_000_000
 MAX_KEYS: Final = 256
-"""Different events within a window. Beyond these the last one of the window stands for all others."""
+"""Different events in a window. Further ones are counted together, under the key of the last."""
 
 
 @dataclass(slots=True)
@@ -74,7 +78,7 @@ class _Window:
 
 
 class RepeatFilter(Generic[K]):
-    """Not thread-safe."""
+    """Merges repeats of an event within WINDOW_NS. Not thread-safe."""
 
     def __init__(self) -> None:
         self._windows: dict[K, _Window] = {}
@@ -83,7 +87,7 @@ class RepeatFilter(Generic[K]):
         self._other_repeats = 0
 
     def is_first(self, key: K, now_ns: int) -> bool:
-        """Whether the event is to be reported now. Otherwise it is counted, and `due` reports it."""
+        """Return True if the event is to be recorded now. Otherwise count it for `due`."""
         window = self._windows.get(key)
         if window is not None:
             window.repeats += 1
@@ -96,7 +100,7 @@ class RepeatFilter(Generic[K]):
         return True
 
     def due(self, now_ns: int) -> Iterator[tuple[K, int]]:
-        """Events whose window is over, with the number of repeats, at least 1."""
+        """Yield the events whose window has ended, with their number of repeats (at least 1)."""
         for key, window in list(self._windows.items()):
             if window.ends_ns > now_ns:
                 return
@@ -109,61 +113,60 @@ class RepeatFilter(Generic[K]):
 
 
 MAX_WAITING: Final = 1024
-"""Entries that wait for an owner of the catalog; the oldest are dropped, and stay in the log."""
+"""Entries queued for the owner of the catalog. The oldest are dropped; the log has them."""
 
 log = logging.getLogger("kvstore.audit")
 
 
 class AuditTrail:
-    """See the module. The loop is the only caller, except for `denied`, which any thread may call."""
+    """Records changes and refusals of one master. `denied` is thread-safe; the loop calls the rest."""
 
     def __init__(self, reactor: Reactor, *, wall_s: Callable[[], float]) -> None:
         self.master = ""
-        """Name of this master; to be set before the reactor runs."""
+        """Name of this master; set before the reactor runs."""
         self._reactor = reactor
         self._wall_s = wall_s
         self._waiting: deque[pb.AuditEntry] = deque(maxlen=MAX_WAITING)
         self._repeats = RepeatFilter[tuple[Change, str]]()
         self._counts: Counter[tuple[str, ...]] = Counter()
         self.deliver: Callable[[Sequence[pb.AuditEntry]], bool] = lambda _entries: False
-        """Adds entries to the catalog if this master owns partition 0; whether it did."""
+        """Add entries to the catalog; False if this master does not own partition 0."""
 
     def done(self, change: Change) -> None:
-        """The change is in force."""
+        """Record a change that is in force."""
         self._record(change, DONE)
 
     def failed(self, change: Change, error: BaseException) -> None:
-        """It is not, because of `error`."""
+        """Record a change that `error` prevented."""
         self._record(replace(change, detail=str(error)), REFUSED if isinstance(error, Denied) else FAILED)
 
     def repeated(self, change: Change, detail: str) -> None:
-        """The change is in force, and is one of those that programs may make often: repeats within a minute are merged, whatever their
-        `detail`."""
+        """Record a change that programs make often. Repeats within a minute are merged, even if `detail` differs."""
         self._merge(change, DONE, detail)
 
     def denied(self, actor: Actor, error: KVStoreError, *, action: str = LOGIN) -> None:
-        """A credential was refused, or did not allow what was asked. Repeats within a minute are merged."""
+        """Record a refused credential or request. Repeats within a minute are merged."""
         self._reactor.call_soon(lambda: self._merge(Change(actor, action), REFUSED, str(error)))
 
     def run_due(self, now_ns: int) -> None:
-        """Report repeats whose minute is over, and deliver what waits."""
+        """Record the repeats whose window has ended, and deliver queued entries."""
         for (change, result), count in self._repeats.due(now_ns):
             self._record(change, result, count)
         if self._waiting and self.deliver(self._waiting):
             self._waiting.clear()
 
     def take_waiting(self) -> list[pb.AuditEntry]:
-        """Entries that the owner of partition 0, another master, is to get."""
+        """Remove and return the queued entries, to be sent to the owner of partition 0."""
         entries = list(self._waiting)
         self._waiting.clear()
         return entries
 
     def put_back(self, entries: Sequence[pb.AuditEntry]) -> None:
-        """They did not reach it."""
+        """Queue entries again that could not be sent."""
         self._waiting = deque([*entries, *self._waiting], MAX_WAITING)
 
     def counts(self) -> dict[tuple[str, ...], float]:
-        """By action and result."""
+        """Return the number of entries by (action, result)."""
         return dict(self._counts)
 
     def _merge(self, change: Change, result: str, detail: str) -> None:
@@ -179,7 +182,7 @@ class AuditTrail:
 
 
 def write_line(entry: pb.AuditEntry) -> None:
-    """To the log, as event `audit`."""
+    """Write the entry to the log, as event `audit`."""
     fields = {name: getattr(entry, name) for name in ("kind", "actor", "peer", "via", "action", "target", "old", "new", "result", "detail")}
     level = logging.INFO if entry.result == DONE else logging.WARNING
     log.log(level, "%s", line_of(entry), extra=named("audit", credential=entry.credential, count=entry.count, **fields))
@@ -193,20 +196,21 @@ MAX_SENT: Final = 256
 
 
 class ForwardedEntries(NamedTuple):
-    """Entries for the master whose frames are at `address`."""
+    """Entries for the master whose frames address is `address`."""
 
     address: str
     entries: Sequence[pb.AuditEntry]
 
 
 class Forwarder:
-    """See the module. `start` and `close` are for the master's thread."""
+    """Thread that sends queued audit entries to the owner of partition 0. Started and closed by the master's thread."""
 
     def __init__(
-        self, fellows: PeerMasters, take: Callable[[], ForwardedEntries | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]
+        self, peer_masters: PeerMasters, take: Callable[[], ForwardedEntries | None], put_back: Callable[[Sequence[pb.AuditEntry]], None]
     ) -> None:
-        """`take` returns what waits and its receiver, None for nothing; `put_back` keeps what did not arrive. Both run in this thread."""
-        self._fellows = fellows
+        """`take` returns entries and their receiver, or None; `put_back` queues unsent ones. Both run in this
+        thread."""
+        self._peer_masters = peer_masters
         self._take = take
         self._put_back = put_back
         self._is_closed = threading.Event()
@@ -216,31 +220,31 @@ class Forwarder:
         self._thread.start()
 
     def close(self) -> None:
-        """Send no more. Does not wait: the thread may wait for the loop."""
+        """Send no more. Does not join the thread, which may be waiting for the loop."""
         self._is_closed.set()
 
     def _run(self) -> None:
         was_reached = True
         while not self._is_closed.wait(INTERVAL_S):
             try:
-                parcel = self._take()
+                forwarded = self._take()
             except KVStoreError:  # the loop is busy or ends
                 continue
-            if parcel is None:
+            if forwarded is None:
                 continue
-            unsent = self._send(parcel)
+            unsent = self._send(forwarded)
             if unsent and was_reached:
-                log.warning("%d audit entries wait for the owner of the catalog, at %s", len(unsent), parcel.address)
+                log.warning("%d audit entries wait for the owner of the catalog, at %s", len(unsent), forwarded.address)
             was_reached = not unsent
 
-    def _send(self, parcel: ForwardedEntries) -> Sequence[pb.AuditEntry]:
-        """What did not arrive; it is put back."""
-        for begin in range(0, len(parcel.entries), MAX_SENT):
-            message = pb.AuditEntries(entries=parcel.entries[begin : begin + MAX_SENT])
+    def _send(self, forwarded: ForwardedEntries) -> Sequence[pb.AuditEntry]:
+        """Send the entries; put back and return those that were not received."""
+        for begin in range(0, len(forwarded.entries), MAX_SENT):
+            message = pb.AuditEntries(entries=forwarded.entries[begin : begin + MAX_SENT])
             try:
-                self._fellows.ask(parcel.address, "RecordAudit", message, timeout_s=CALL_S)
+                self._peer_masters.call(forwarded.address, "RecordAudit", message, timeout_s=CALL_S)
             except KVStoreError:
-                unsent = parcel.entries[begin:]
+                unsent = forwarded.entries[begin:]
                 try:
                     self._put_back(unsent)
                 except Closed:

@@ -1,7 +1,7 @@
-"""Who calls the control plane, and whether he may: every gRPC call passes here before it reaches its service, and waits for its turn.
+"""Authentication and authorization of the control plane: each gRPC call is checked and queued here before its service
+runs.
 
-A call shows a credential in its metadata (security/grpc_metadata.py).
-"""
+A call carries its credential in metadata (security/grpc_metadata.py)."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ from kvstore.telemetry.metrics.histogram import Histograms
 from kvstore.telemetry.metrics.requests import in_words
 
 Send = Callable[[Any], None]
-"""Sends an answer, and returns once it is on its way; None: the call's status, which is its end."""
+"""Sends a response and returns once it is under way. None sends the call's status and ends it."""
 
 NOT_ALLOWED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -37,11 +37,12 @@ log = logging.getLogger("kvstore.master")
 
 
 class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """See the module. Any thread may ask."""
+    """gRPC interceptor that identifies the caller, checks its permission and runs the call in the executor.
+    Thread-safe."""
 
     def __init__(
         self,
-        guard: Authenticator,
+        authenticator: Authenticator,
         trail: AuditTrail,
         settings: MasterSettings,
         *,
@@ -49,47 +50,48 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         tls: Certificates | None = None,
         begin_span: Callable[[str, TraceParent], TraceSpan] | None = None,
     ) -> None:
-        """`trail` gets calls that are refused, `durations` how long calls take that have one answer. `tls` knows which certificates are
-        revoked. `begin_span` makes spans of calls that belong to a trace."""
-        self._guard = guard
+        """`trail` records refused calls; `durations` are those of unary calls. `tls` has the revoked certificates.
+        `begin_span` traces calls that belong to a trace."""
+        self._authenticator = authenticator
         self._trail = trail
         self.tls = tls
         self.durations = durations
         self.begin_span = begin_span
         self.executor = CallExecutor(settings.control_threads)
         self.message_timeout_s = settings.hello_timeout_s
-        """For a message that a call has announced."""
-        self.on_known: Callable[[str], None] = lambda _peer: None
-        """Told from where somebody calls who is no stranger; set before the first call."""
+        """For each message of a request stream."""
+        self.on_authenticated: Callable[[str], None] = lambda _peer: None
+        """Called with the peer's address for each authenticated call; set before the first call."""
 
     def identify(self, context: grpc.ServicerContext) -> Identity:
-        """Who makes this call: a stranger, if he shows nothing. Raises Unauthorized for a credential that is wrong."""
+        """Return the caller's identity, STRANGER without a credential. Raises Unauthorized for a wrong credential."""
         peer = caller(context)
         if self.tls is not None and self.tls.is_revoked(peer):
             raise Unauthorized(f"the certificate for {peer} has been revoked (tls_revoked): use another one")
         key = master_key(context.invocation_metadata())
         if key is not None:
             return self._identify_master(key, peer)
-        shown = from_metadata(context.invocation_metadata()) or ("", "")
-        certificate = of_caller(peer, shown[0])
-        if shown == ("", "") and not self._guard.lets_everybody_in:
+        credential = from_metadata(context.invocation_metadata()) or ("", "")
+        certificate = of_caller(peer, credential[0])
+        if credential == ("", "") and not self._authenticator.lets_everybody_in:
             return certificate or STRANGER
-        is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it
-        return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
+        is_operators = credential[0] == "" != credential[1]  # an operator's token has no tenant: the certificate's tenant does not apply
+        return both(self._authenticator.identify(*credential, None if is_operators else certificate), certificate)
 
     def tokens(self) -> frozenset[Identity]:
-        """That are accepted now."""
-        return self._guard.identities()
+        """Identities of the accepted tokens."""
+        return self._authenticator.identities()
 
     def actor(self, context: grpc.ServicerContext) -> Actor:
-        """Who asks for what a call changes; for a call of another master, the operator at its console. Raises Unauthorized."""
+        """Return the actor of a change, for the audit trail. For a call of another master, that is the operator at
+        its console. Raises Unauthorized."""
         identity = self.identify(context)
         if identity is FELLOW:
             return acting(context.invocation_metadata())
         return Actor.of(identity, peer=host_of(context.peer()), via=CONTROL)
 
     def denied(self, identity: Identity | None, method: str, context: grpc.ServicerContext, error: KVStoreError) -> None:
-        """For the audit trail: this call was refused, since its credential is wrong (no identity) or does not allow it."""
+        """Record a refused call in the audit trail. `identity` is None if the credential was wrong."""
         actor = Actor.of(identity or STRANGER, peer=host_of(context.peer()), via=CONTROL)
         self._trail.denied(actor, error, action=in_words(method.rpartition("/")[2]) if identity is not None else LOGIN)
 
@@ -97,22 +99,24 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Raises Unauthorized."""
         if peer is not None and not peer.is_a(MASTER):
             raise Unauthorized(f"the certificate is for {peer}, and a master calls: make it one (kvstore certs master)")
-        return self._guard.identify_master(key)
+        return self._authenticator.identify_master(key)
 
     def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Any, Any] | None"],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """gRPC's hook: the service's own handler behind its rule; a method without one is nobody's. For gRPC it is one of streams both ways
-        that does not block, whatever it is: so it is called with the headers, and its answers may come from another thread."""
+        """Wrap the service's handler with authentication. A method without a permission is refused.
+
+        gRPC sees a non-blocking stream-stream handler: it is called with the headers only, and responses may be sent
+        from another thread."""
         handler: Any = continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
         rule = RPCS.get(method)
 
-        def at_the_door(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
+        def authenticate(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
             call = _Call(self, rule, method, handler, requests, context, send)
             try:
                 identity = call.identity = STRANGER if rule is OPEN else self._identify(rule, method, context)
@@ -120,23 +124,23 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             except KVStoreError as error:
                 call.refuse(error)
 
-        at_the_door.experimental_non_blocking = True  # type: ignore[attr-defined]
-        return grpc.stream_stream_rpc_method_handler(at_the_door, handler.request_deserializer, handler.response_serializer)
+        authenticate.experimental_non_blocking = True  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(authenticate, handler.request_deserializer, handler.response_serializer)
 
     def check(self, rule: Permission | None, method: str, context: grpc.ServicerContext) -> None:
         """Raises Unauthorized, Denied."""
         if rule is OPEN:
             return
         if rule is None:
-            raise Denied(f"no rule says who may call {method}: nobody may")
+            raise Denied(f"{method} has no permission rule: the call is refused")
         check(rule, self._identify(rule, method, context), method.rpartition("/")[2])
 
     def _identify(self, rule: Permission | None, method: str, context: grpc.ServicerContext) -> Identity:
-        """As `identify`; what it raises says what the call needs."""
+        """As `identify`; the error names the credential that the call needs."""
         try:
             identity = self.identify(context)
             if identity.kind is not IdentityKind.STRANGER:
-                self.on_known(context.peer())
+                self.on_authenticated(context.peer())
             return identity
         except Unauthorized as error:
             raise Unauthorized(f"{error}; {wanted(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
@@ -156,7 +160,7 @@ class _Call:
         send: Send,
     ) -> None:
         self.identity: Identity | None = None
-        """Once its credential has been looked at."""
+        """None until the credential has been checked."""
         self._callers = callers
         self._executor = callers.executor
         self._rule = rule
@@ -167,25 +171,25 @@ class _Call:
         self._send = send
 
     def refuse(self, error: KVStoreError) -> None:
-        """Answer with the error; without the message, which may never come."""
+        """End the call with the error, without reading its message, which may never be sent."""
         if isinstance(error, Denied):
             self._callers.denied(self.identity, self._method, self._context, error)
         self._end(grpc.StatusCode[grpc_status(error)], str(error))
 
     def serve(self) -> None:
-        """In a thread of the executor: read, check, answer."""
+        """Read, check and answer the call, in a thread of the executor."""
         context = self._context
         try:
             if context.is_active():
                 self._serve()
             self._send(None)
         except StopIteration:
-            self._end(grpc.StatusCode.INVALID_ARGUMENT, "a call without a message")
+            self._end(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request message")
         except KVStoreError as error:
             self.refuse(error)
         except Exception as error:
             code = context.code()
-            if code is not None or not context.is_active():  # aborted by the service, which has said why; or the peer has gone
+            if code is not None or not context.is_active():  # aborted by the service, with its details; or the peer has disconnected
                 if code in NOT_ALLOWED:
                     self._callers.denied(self.identity, self._method, context, Denied(context.details().decode(errors="replace")))
                 self._send(None)
@@ -195,13 +199,13 @@ class _Call:
 
     def _serve(self) -> None:
         handler, context = self._handler, self._context
-        asked: Any = self._asked()
+        received: Any = self._messages()
         if not handler.request_streaming:
-            asked = next(asked)
+            received = next(received)
         self._callers.check(self._rule, self._method, context)
         serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        with self._observed():
-            answers = serve(asked, context)
+        with self._measured():
+            answers = serve(received, context)
             for answer in answers if handler.response_streaming else (answers,):
                 with self._executor.waiting_for(context, SEND_TIMEOUT_S):
                     self._send(answer)
@@ -209,8 +213,8 @@ class _Call:
                     return
 
     @contextmanager
-    def _observed(self) -> Iterator[None]:
-        """Measure what the service does, and make it a span where the call belongs to a trace: strangers begin none."""
+    def _measured(self) -> Iterator[None]:
+        """Measure the service's time, and record a span if the call belongs to a trace."""
         callers, handler, name = self._callers, self._handler, in_words(self._method.rpartition("/")[2])
         parent, span = parent_in(self._context.invocation_metadata()), None
         if callers.begin_span is not None and parent is not None and not handler.request_streaming:
@@ -228,8 +232,8 @@ class _Call:
             if span is not None:
                 span.end(error)
 
-    def _asked(self) -> Iterator[Any]:
-        """Its messages."""
+    def _messages(self) -> Iterator[Any]:
+        """Yield the request messages."""
         while True:
             with self._executor.waiting_for(self._context, self._callers.message_timeout_s):
                 message = next(self._requests, None)

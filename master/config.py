@@ -16,14 +16,14 @@ from kvstore.security.tls.config import ServerTlsSettings
 
 @dataclass(frozen=True, slots=True)
 class MasterSettings(ServerTlsSettings):
-    """See docs/settings.md, which is made from this."""
+    """Settings of a master; docs/settings.md is generated from this."""
 
     listen: str = setting("127.0.0.1:7440", "HOST:PORT for clients and nodes (frames).")
     control: str = setting("", "HOST:PORT of the control plane (gRPC); default: the host of `listen`, the next port (0 if that is 0).")
     advertise: str = setting(
         "",
-        "Host, without a port, by which nodes and clients reach this master, told by itself (control plane) and by the masters that follow "
-        "it; default: the address they reached, and the host of `listen`.",
+        "Host, without a port, by which nodes and clients reach this master; the control plane and the following masters report it; "
+        "default: the address they reached, and the host of `listen`.",
     )
     http: str = shared_settings.HTTP()
     http_tls_cert: str = shared_settings.HTTP_TLS_CERT()
@@ -42,13 +42,13 @@ class MasterSettings(ServerTlsSettings):
     )
     records: str = setting(
         ALL,
-        "Which blocks have a record in the catalog: all; outliving: those that outlive their node's process, in NVMe, at several nodes, or "
+        "Blocks with a record in the catalog: all; outliving: those that outlive their node's process, in NVMe, at several nodes, or "
         "pinned; membership: none. Nodes, drains, pins, replica targets, quotas and removals always have (docs/operations.md).",
         choices=RECORDS,
     )
     lease_ttl_s: float = setting(
         2.0,
-        "With a catalog in etcd: the owner that has not been heard from for this long is replaced. etcd takes no less than 2.",
+        "With a catalog in etcd: an owner that does not renew its lease for this long is replaced. etcd takes no less than 2.",
         minimum=0.5,
         maximum=3600,
     )
@@ -61,36 +61,36 @@ class MasterSettings(ServerTlsSettings):
     )
     etcd_quota_bytes: Size = setting(
         Size(2 << 30),
-        "The quota that etcd was started with (--quota-backend-bytes), which it does not tell; its default is 2 GiB.",
+        "The quota that etcd was started with (--quota-backend-bytes), which its API does not report; its default is 2 GiB.",
         minimum=1,
     )
     tokens: str = setting(
         "",
-        "TOML file with the tokens of tenants, nodes, instances and operators (docs/security.md); without it everybody is let in. It is "
+        "TOML file with the tokens of tenants, nodes, instances and operators (docs/security.md); without it authentication is off. It is "
         "read again at SIGHUP and when it has changed.",
     )
     allow_unauthenticated: bool = shared_settings.ALLOW_UNAUTHENTICATED()
     quotas: str = setting(
         "",
-        "TOML file with what each tenant may take (docs/security.md); without it nobody has a limit but by `kvstore quota set`. It is read "
+        "TOML file with the tenants' quotas (docs/security.md); without it only `kvstore quota set` sets limits. It is read "
         "again at SIGHUP and when it has changed.",
     )
     node_ttl_s: float = setting(10.0, "A node silent for this long counts as dead.", minimum=0.01)
     takeover_wait_s: float = setting(
         3.0,
-        "After a take-over or a restart: what is asked about blocks of nodes that have not registered yet is answered once they have, and "
-        "after this long at the latest; 0: at once, as if these blocks were gone.",
+        "After a failover or restart, lookups of blocks at nodes that have not registered again wait for them, at most this long; "
+        "0: no wait, and such blocks are misses.",
         minimum=0,
         maximum=60,
     )
     spill: bool = setting(
         False,
-        "Copy the coldest blocks of a node that is nearly full to nodes with room, those of other hosts first, and have them leave the "
-        "full one before the rest (docs/operations.md).",
+        "Copy the coldest blocks of a nearly full node to nodes with free space, other hosts' first, and evict them from the full node "
+        "first (docs/operations.md).",
     )
     hot_copies: int = setting(
         0,
-        "Nodes besides one that get a copy of a block which other hosts read often, so that reads spread, as far as there is room; 0: none "
+        "Further nodes that get a copy of a block that other hosts read often, to spread the reads, while they have free space; 0: none "
         "(docs/operations.md).",
         minimum=0,
         maximum=MAX_REPLICAS - 1,
@@ -113,39 +113,39 @@ class MasterSettings(ServerTlsSettings):
     )
     admission: str = setting(
         "all",
-        "Which requests the scheduler takes on: all that keep their SLOs; early, by the load of both pools as it is; "
-        "predicted, by the load when the prefill will be over.",
+        "Requests that the scheduler accepts: all that keep their SLOs; early, by the current load of both pools; "
+        "predicted, by the load foreseen for the end of the prefill.",
         choices=("all", "early", "predicted"),
     )
     instance_ttl_s: float = setting(
         5.0, "An inference instance silent for this long gets no more requests; at least twice `report_interval_s`.", minimum=0.01
     )
     scheduler_model: str = setting(
-        "", "Model that instances run, by name or a .json file: how times are foreseen until enough was measured; default: a plain guess."
+        "", "Model that instances run, by name or a .json file: used to predict times until enough is measured; default: a plain estimate."
     )
     scheduler_gpu: str = setting("", "GPU that they run it on, by name or a .json file; goes with scheduler_model.")
     scheduler_gpus: int = setting(8, "GPUs of one instance, which hold one copy of the model together.", minimum=1, maximum=1024)
     share_settle_s: float = constant(3.0)
-    """With several partitions: once the masters that live have been the same for so long, each gives up what is another one's share.
-    With more than a master takes to restart, restarts of masters move less."""
+    """With several partitions: the set of live masters must be stable for this long before masters give up
+    partitions that are others' share. Longer than a master's restart, so that restarts move fewer partitions."""
     share_pause_s: float = constant(1.0)
-    """With several partitions: between two that a master gives up, so that its nodes and clients look for one new owner at a time."""
+    """With several partitions: pause between two that a master gives up, so that nodes and clients look for one new
+    owner at a time."""
     catalog_timeout_s: float = constant(10.0)
     """Deadline for opening the catalog at start."""
     tokens_check_interval_s: float = constant(2.0)
-    """How often it is looked at whether the tokens file or the quotas file has changed, and whether a token by which somebody is
-    connected has ended."""
+    """Interval at which the tokens and quotas files are checked for changes, and connections for expired tokens."""
     ticket_ttl_s: float = constant(300.0)
-    """Where tokens are needed: how long a ticket opens connections to its node. Those that are open go on; they end when the token is
+    """With tokens: how long a ticket opens connections to its node. Open connections go on until their token is
     revoked."""
     ticket_key_ttl_s: float = constant(3600.0)
-    """How long tickets for a node are issued under one key; then it is given another one."""
+    """Lifetime of a node's ticket key; then the node gets another one."""
     reserve_ttl_s: float = constant(30.0)
-    """A granted put that is not published is forgotten after this long."""
+    """A reservation expires after this long without a publication."""
     max_reservations: int = constant(1 << 20)
-    """Puts granted and not yet published, of all tenants; more are refused as Full until some are published or expire."""
+    """Reservations of all tenants; further ones fail with Full until some are published or expire."""
     heartbeat_interval_s: float = constant(1.0)
-    """How often nodes report."""
+    """Interval of nodes' heartbeats."""
     slow_start_s: float = constant(30.0)
     """A new node gets its full share of writes only after this long."""
     forget_node_s: float = constant(60.0)
@@ -153,31 +153,31 @@ class MasterSettings(ServerTlsSettings):
     max_nodes: int = constant(1024)
     """Live nodes beyond this are refused."""
     max_kept_removals: int = constant(100_000)
-    """Removals kept for nodes that are away. Beyond this such a node drops what it held when it returns, but for what the directory
-    still lists there."""
+    """Tombstones kept for unreachable nodes. Beyond this such a node, when it returns, drops all blocks that the
+    directory does not list there."""
     repair_after_s: float = constant(30.0)
-    """Replicas that a dead node had are made anew at other nodes after this long: one that is restarted is back with its NVMe by
-    then."""
+    """Lost replicas of a dead node are copied again after this long: a restarted node is back with its NVMe by then."""
     spill_free_share: float = constant(0.1)
-    """With `spill`: a node takes what others spill as long as more than this share of its tiers is free; one with less than half of
-    this free in its lowest tier spills."""
+    """With `spill`: share of a node's tiers that must be free for it to take spilled blocks. It spills its own while
+    less than half of this share is free in its lowest tier."""
     command_timeout_s: float = constant(5.0)
     """Deadline of a command to a node."""
     control_timeout_s: float = constant(5.0)
     """Deadline of a control call within the master."""
     control_threads: int = constant(16)
-    """Control calls served at once; half of them at most for one tenant, a quarter for all strangers."""
+    """Concurrent control calls: at most half of them for one tenant, and a quarter for all unauthenticated callers."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
-    """A connection that has not introduced itself after this long is closed."""
+    """A connection without a handshake after this long is closed."""
     max_strangers: int = constant(MAX_STRANGERS)
-    """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
+    """Connections before their handshake, at most half of max_connections; beyond this the oldest is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
-    """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""
+    """A TCP connection is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about
+    this long."""
     report_interval_s: float = constant(0.5)
-    """How often inference instances report to the scheduler."""
+    """Interval of inference instances' reports."""
     decision_ttl_s: float = constant(5.0)
-    """A scheduled request that its instance has not reported as seen this long after it should have come in counts as lost."""
+    """A scheduled request counts as lost if its instance has not reported it this long after its expected arrival."""
     max_instances: int = constant(1024)
     """Inference instances beyond this are refused."""
     measured_rate_ttl_s: float = constant(60.0)
-    """What a node has measured while it fetched from another counts for this long; then what the sending instance says of itself."""
+    """A fetch rate that a node measured is used for this long; then the rate that the sending instance reports."""

@@ -1,8 +1,8 @@
-"""A master as the console's source: of the whole cluster, whichever partitions it owns.
+"""Console data source and actions at a master, for the whole cluster.
 
-What it owns is asked for in its loop, into which the console's threads carry it; the rest of the masters that own it, at once and each with
-a deadline. Who lets an operator in is the master whose page he looks at: the others do as that master says.
-"""
+Partitions that this master owns are read in its loop, from the console's threads. Other partitions are requested
+from their owners, in parallel and each with a deadline. The operator is authenticated by this master alone; other
+masters trust it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from kvstore.console.source import ClusterSnapshot, MasterView
-from kvstore.master.control_service import CONSOLE_ACTION_TIMEOUT_S, IT_GOES_ON
+from kvstore.master.control_service import CONSOLE_ACTION_TIMEOUT_S, CONTINUES
 from kvstore.master.directory.records import TO_PEERS
 from kvstore.master.leadership.contents_messages import contents
 from kvstore.master.leadership.leader import LeaderRole
@@ -30,17 +30,18 @@ from kvstore.security.actor import Actor
 
 T = TypeVar("T")
 LOOK_S: Final = 2.0
-"""For each fellow to answer: one that does not is no reason to wait long."""
+"""Timeout of each peer master's status."""
 REST_S: Final = 10.0
-"""Between two looks at a cluster of which others own a part, or of several partitions, while nobody wants to see it: each owner would be
-asked each second by all masters, about each."""
+"""Interval of polls without a viewer, where other masters own partitions or several exist: otherwise all masters
+would request each partition's status each second."""
 ELECTION_POLL_S: Final = 0.1
-"""Between two looks at who owns a partition that changes hands, while an action waits for its next owner."""
+"""Poll interval while an action waits for a partition's next owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an operator (`by`) asks for: begun here where this master owns the partition, else by a call of its owner."""
+    """A change requested by operator `by`: `begin` runs at the partition's owner if that is this master; else
+    `method` is called there."""
 
     begin: Callable[[LeaderRole], "Future[Any]"]
     method: str
@@ -49,24 +50,24 @@ class Action:
 
 
 class MasterConsoleSource:
-    """A kvstore.console.source.Source."""
+    """Implements kvstore.console.source.ConsoleSource. Called by the console's threads."""
 
-    def __init__(self, master: MasterParts, status: MasterStatus, fellows: PeerMasters, *, address: str) -> None:
-        """`address` is where the others know this master."""
-        self._reactor, self._status, self._fellows, self._address = master.reactor, status, fellows, address
-        self._standings = [partition.standing for partition in status.partitions]
+    def __init__(self, master: MasterParts, status: MasterStatus, peer_masters: PeerMasters, *, address: str) -> None:
+        """`address` is this master's frames address."""
+        self._reactor, self._status, self._peer_masters, self._address = master.reactor, status, peer_masters, address
+        self._role_managers = [partition.role_manager for partition in status.partitions]
         self._timeout_s = master.settings.control_timeout_s
         self._action_timeout_s = CONSOLE_ACTION_TIMEOUT_S
-        """For an action to be durable, and for contents of a fellow."""
-        self._told: dict[int, tuple[float, pb.StatusReply]] = {}
-        """Of partitions of others, what their owners said last, and when."""
+        """For an action to be durable, and for another master's contents."""
+        self._last_status: dict[int, tuple[float, pb.StatusReply]] = {}
+        """Last status of partitions that others own, and its time."""
         self._silent: dict[str, str] = {}
-        """Why owners did not answer at the last look, by their addresses."""
+        """Errors of owners at the last poll, by address."""
         self._asks_others = False
 
     def rest_s(self) -> float:
-        """For a Watch."""
-        return REST_S if self._asks_others or len(self._standings) > 1 else 0.0
+        """Interval of the ClusterWatcher's polls without a viewer."""
+        return REST_S if self._asks_others or len(self._role_managers) > 1 else 0.0
 
     def look(self) -> ClusterSnapshot:
         own, own_s = self._own(), time.monotonic()
@@ -75,119 +76,123 @@ class MasterConsoleSource:
         replies, silent = [], dict[str, str]()
         for number, reply in enumerate(own):
             if reply.role != MasterRole.FOLLOWING:
-                self._told.pop(number, None)
+                self._last_status.pop(number, None)
                 replies.append(reply)
                 continue
             try:
-                replies.append(self._heard(number, asked[number]) if number in asked else self._as_last_told(number, reply))
+                replies.append(self._checked_reply(number, asked[number]) if number in asked else self._last_known(number, reply))
             except KVStoreError as error:
                 silent[reply.owner.address] = str(error)
-                replies.append(self._as_last_told(number, reply))
+                replies.append(self._last_known(number, reply))
         self._silent = silent
-        told_s = [self._told[number][0] if number in self._told else own_s for number in range(len(own))]
+        status_s = [self._last_status[number][0] if number in self._last_status else own_s for number in range(len(own))]
         now_s = time.monotonic()
         found = merged_status(replies)
-        for node in found.nodes:  # of the first partition
-            node.heartbeat_age_s += now_s - told_s[0]
-        owners = list(own[0].owners)  # as this master knows them: others may not have heard yet
+        for node in found.nodes:  # they are partition 0's
+            node.heartbeat_age_s += now_s - status_s[0]
+        owners = list(own[0].owners)  # as this master knows them: others may not have seen the change yet
         del found.owners[:]
         found.owners.extend(owners)
-        return ClusterSnapshot(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(told_s))
+        return ClusterSnapshot(found, tuple(self._missing(own, address, why) for address, why in silent.items()), now_s - min(status_s))
 
     def masters(self) -> Sequence[MasterView]:
         own = self._own()
         role = MasterRole.OWNER if any(reply.role == MasterRole.OWNER for reply in own) else own[0].role
-        records = [self._told[number][1].records if number in self._told else reply.records for number, reply in enumerate(own)]
+        records = [
+            self._last_status[number][1].records if number in self._last_status else reply.records for number, reply in enumerate(own)
+        ]
         behind = max(0, sum(records) - sum(reply.records for reply in own)) if role == MasterRole.FOLLOWING else 0
         owners = {reply.owner.address: reply.owner.name for reply in own if _is_of_another(reply)}
         seen = [MasterView(self._address, own[0].name, role, behind)]
         seen += [MasterView(address, name, MasterRole.OWNER, 0, self._silent.get(address, "")) for address, name in sorted(owners.items())]
-        others = {address: fellow.name for address, fellow in sorted(self._fellows.known().items()) if address not in owners}
+        others = {address: peer_master.name for address, peer_master in sorted(self._peer_masters.known().items()) if address not in owners}
         asked = {address: self._begin(dict.fromkeys(range(len(own)), address)) for address in others}
         return [*seen, *(self._follower(address, name, asked[address], sum(records)) for address, name in others.items())]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
         owner = self._owner_elsewhere(0)
         if owner:
-            told: list[pb.NodeTopology] = self._fellows.ask(owner, "Topologies", pb.TopologiesRequest(), timeout_s=self._timeout_s)
+            told: list[pb.NodeTopology] = self._peer_masters.call(owner, "Topologies", pb.TopologiesRequest(), timeout_s=self._timeout_s)
             return told
-        members = self._in_loop(lambda: list(self._standings[0].answering().directory.members))
+        members = self._in_loop(lambda: list(self._role_managers[0].readable_leader().directory.members))
         now_ns = self._reactor.now_ns()
         return [node_topology(node, now_ns) for node in members]
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
         owner = self._owner_elsewhere(0)
         if owner:
-            reply: pb.ContentsReply = self._fellows.ask(owner, "Contents", request, timeout_s=self._action_timeout_s)
+            reply: pb.ContentsReply = self._peer_masters.call(owner, "Contents", request, timeout_s=self._action_timeout_s)
             return reply
-        return contents(self._in_loop, self._standings, None, request, now_ns=self._reactor.now_ns)
+        return contents(self._in_loop, self._role_managers, None, request, now_ns=self._reactor.now_ns)
 
     def audit(self, after: int) -> Sequence[pb.AuditEntry]:
-        return self._in_loop(lambda: self._standings[0].audit().after(after))  # type: ignore[no-any-return]
+        return self._in_loop(lambda: self._role_managers[0].audit().after(after))  # type: ignore[no-any-return]
 
     def slow_requests(self) -> Sequence[pb.SlowRequest]:
         owner = self._owner_elsewhere(0)
         if owner:
-            reply: pb.SlowRequestsReply = self._fellows.ask(owner, "SlowRequests", pb.SlowRequestsRequest(), timeout_s=self._timeout_s)
+            reply: pb.SlowRequestsReply = self._peer_masters.call(
+                owner, "SlowRequests", pb.SlowRequestsRequest(), timeout_s=self._timeout_s
+            )
             return reply.requests
         return self._in_loop(self._status.slow_requests)  # type: ignore[no-any-return]
 
     def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         place = "" if cancel else to or TO_PEERS
         request = pb.DrainRequest(node=node, to=to, cancel=cancel)
-        self._of_node(node, Action(lambda leading: leading.drain(node, place, by), "Drain", request, by))
+        self._of_node(node, Action(lambda leader: leader.drain(node, place, by), "Drain", request, by))
 
     def forget(self, node: str, by: Actor) -> None:
-        self._of_node(node, Action(lambda leading: leading.forget(node, by), "Forget", pb.ForgetRequest(node=node), by))
+        self._of_node(node, Action(lambda leader: leader.forget(node, by), "Forget", pb.ForgetRequest(node=node), by))
 
     def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         request = pb.PinNamespaceRequest(tenant=tenant, namespace=namespace, pinned=pinned)
-        return self._of_blocks(Action(lambda leading: leading.pin_all(tenant, namespace, by, pinned=pinned), "PinNamespace", request, by))
+        return self._of_blocks(Action(lambda leader: leader.pin_all(tenant, namespace, by, pinned=pinned), "PinNamespace", request, by))
 
     def remove(self, tenant: str, namespace: str, by: Actor) -> int:
         request = pb.RemoveNamespaceRequest(tenant=tenant, namespace=namespace)
-        return self._of_blocks(Action(lambda leading: leading.remove_all(tenant, namespace, by), "RemoveNamespace", request, by))
+        return self._of_blocks(Action(lambda leader: leader.remove_all(tenant, namespace, by), "RemoveNamespace", request, by))
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         given = {name: limit for name, limit in limits.items() if limit is not None}
         request = pb.SetQuotaRequest(tenant=tenant, limits=given, unlimited=[name for name in limits if name not in given])
-        self._do(0, Action(lambda leading: leading.set_quota(tenant, limits, by), "SetQuota", request, by))
+        self._do(0, Action(lambda leader: leader.set_quota(tenant, limits, by), "SetQuota", request, by))
 
     def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
         request = pb.ClearQuotaRequest(tenant=tenant, names=names)
-        self._do(0, Action(lambda leading: leading.clear_quota(tenant, names, by), "ClearQuota", request, by))
+        self._do(0, Action(lambda leader: leader.clear_quota(tenant, names, by), "ClearQuota", request, by))
 
     # --- what others know ---
 
     def _own(self) -> list[pb.StatusReply]:
-        """Of each partition what this master knows; a turn of the loop for each."""
+        """Status of each partition as this master has it; one call into the loop each."""
         return [self._in_loop(partial(self._status.of, partition)) for partition in self._status.partitions]
 
     def _begin(self, owners: Mapping[int, str]) -> dict[int, Callable[[], pb.StatusReply]]:
-        """Ask the masters at these addresses about these partitions, all at once."""
+        """Request the status of partitions from the masters at these addresses, in parallel."""
 
         def begin(number: int, address: str) -> Callable[[], pb.StatusReply]:
             try:
-                return self._fellows.begin(address, "Status", pb.StatusRequest(), partition=number, timeout_s=LOOK_S)
+                return self._peer_masters.begin(address, "Status", pb.StatusRequest(), partition=number, timeout_s=LOOK_S)
             except KVStoreError as error:
                 return partial(_fail, error)
 
         return {number: begin(number, address) for number, address in owners.items()}
 
-    def _heard(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
-        """Raises KVStoreError: it does not answer, or owns the partition no more."""
+    def _checked_reply(self, number: int, answer: Callable[[], pb.StatusReply]) -> pb.StatusReply:
+        """Return an owner's status. Raises KVStoreError if it does not respond or is no longer the owner."""
         found = answer()
         if found.role == MasterRole.FOLLOWING:
             raise refusal(None)
-        self._told[number] = time.monotonic(), found
+        self._last_status[number] = time.monotonic(), found
         return found
 
-    def _as_last_told(self, number: int, own: pb.StatusReply) -> pb.StatusReply:
-        """What its owner said last of a partition that nobody tells of now, with whose it is by now."""
-        if number not in self._told:
+    def _last_known(self, number: int, own: pb.StatusReply) -> pb.StatusReply:
+        """Return the last status of a partition whose owner does not respond, with its current owner."""
+        if number not in self._last_status:
             return own
         found = pb.StatusReply()
-        found.CopyFrom(self._told[number][1])
+        found.CopyFrom(self._last_status[number][1])
         found.role = own.role
         found.owner.CopyFrom(own.owner)
         return found
@@ -195,8 +200,8 @@ class MasterConsoleSource:
     def _missing(self, own: Sequence[pb.StatusReply], address: str, why: str) -> str:
         mine = [number for number, reply in enumerate(own) if reply.owner.address == address]
         what = "the catalog" if len(own) == 1 else f"{len(mine)} of the {len(own)} partitions"
-        ages = [time.monotonic() - self._told[number][0] for number in mine if number in self._told]
-        shown = f"what is shown of it is {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
+        ages = [time.monotonic() - self._last_status[number][0] for number in mine if number in self._last_status]
+        shown = f"its data shown are {max(ages):.0f} s old" if len(ages) == len(mine) else "not all is shown"
         return f"{own[mine[0]].owner.name} at {address}, which owns {what}, does not answer: {why}; {shown}"
 
     def _follower(self, address: str, name: str, asked: Mapping[int, Callable[[], pb.StatusReply]], records: int) -> MasterView:
@@ -209,34 +214,34 @@ class MasterConsoleSource:
     # --- what owners do ---
 
     def _owner_elsewhere(self, number: int) -> str:
-        """Where the partition's owner is; "" for this master. Raises NoOwner."""
+        """Return the address of the partition's owner, "" for this master. Raises NoOwner."""
 
         def look() -> str:
-            standing = self._standings[number]
-            if standing.role is not MasterRole.FOLLOWING:
+            role_manager = self._role_managers[number]
+            if role_manager.role is not MasterRole.FOLLOWING:
                 return ""
-            if standing.owner is None:
+            if role_manager.owner is None:
                 raise refusal(None)
-            return standing.owner.address
+            return role_manager.owner.address
 
         found: str = self._in_loop(look)
         return found
 
     def _at_owner(self, number: int, call: Callable[[str, Deadline], T]) -> T:
-        """What comes of a call at the partition's owner, whose address it is given, "" for this master. While the partition changes hands
-        its next owner is waited for: an operator cannot know of it, and would only ask again."""
+        """Call the partition's owner: `call` gets its address, "" for this master. During a change of owner, retry
+        at the next one until the deadline."""
         deadline = Deadline(self._action_timeout_s)
         while True:
             owner = self._await_owner(number, deadline)
             try:
                 return call(owner, deadline)
             except Unavailable:
-                time.sleep(deadline.up_to_s(ELECTION_POLL_S))  # it may know of its end before this master does
+                time.sleep(deadline.up_to_s(ELECTION_POLL_S))  # the former owner may be deposed before this master sees it
                 if not deadline.up_to_s(1.0) or not self._is_no_longer(number, owner):
                     raise
 
     def _await_owner(self, number: int, deadline: Deadline) -> str:
-        """As `_owner_elsewhere`. Raises NoOwner: there is none until the deadline."""
+        """As `_owner_elsewhere`, but wait for an election. Raises NoOwner at the deadline."""
         while True:
             try:
                 return self._owner_elsewhere(number)
@@ -247,32 +252,33 @@ class MasterConsoleSource:
                 time.sleep(pause_s)
 
     def _is_no_longer(self, number: int, owner: str) -> bool:
-        """Whether the partition is another one's, or nobody's, by now."""
+        """Return True if the partition has another owner, or none."""
         try:
             return self._owner_elsewhere(number) != owner
         except NoOwner:
             return True
 
     def _do(self, number: int, action: Action) -> Any:
-        """Have the partition's owner do it: what comes of it, once that is durable."""
+        """Run the action at the partition's owner; return its result once it is durable."""
 
         def do(owner: str, deadline: Deadline) -> Any:
             if owner:
-                return self._fellows.ask(
+                return self._peer_masters.call(
                     owner, action.method, action.request, partition=number, timeout_s=deadline.left_s(), actor=action.by
                 )
-            return self._wait(lambda: action.begin(self._standings[number].leading()), deadline)
+            return self._wait(lambda: action.begin(self._role_managers[number].leader()), deadline)
 
         return self._at_owner(number, do)
 
     def _of_blocks(self, action: Action) -> int:
-        """Of all partitions: of how many blocks."""
-        done = [self._do(number, action) for number in range(len(self._standings))]
+        """Run the action in all partitions; return the number of blocks."""
+        done = [self._do(number, action) for number in range(len(self._role_managers))]
         return sum(one if isinstance(one, int) else one.blocks for one in done)
 
     def _of_node(self, node: str, action: Action) -> None:
-        """At the owner of each partition that knows the node; of the first one, which says whether that may be, last."""
-        for number in range(1, len(self._standings)):
+        """Run the action at the owner of each partition that knows the node; last at partition 0's, which may refuse
+        it."""
+        for number in range(1, len(self._role_managers)):
             if self._knows(number, node):
                 self._do(number, action)
         self._do(0, action)
@@ -281,10 +287,10 @@ class MasterConsoleSource:
         def look(owner: str, deadline: Deadline) -> bool:
             if owner:
                 timeout_s = deadline.up_to_s(self._timeout_s)
-                reply = self._fellows.ask(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
+                reply = self._peer_masters.call(owner, "Status", pb.StatusRequest(), partition=number, timeout_s=timeout_s)
             else:
                 reply = self._in_loop(partial(self._status.of, self._status.partitions[number]))
-            if reply.role == MasterRole.FOLLOWING:  # which knows no nodes
+            if reply.role == MasterRole.FOLLOWING:  # a follower has no nodes
                 raise refusal(None)
             return any(known.name == node for known in reply.nodes)
 
@@ -294,11 +300,12 @@ class MasterConsoleSource:
         return self._reactor.call(function, deadline_s=self._timeout_s)
 
     def _wait(self, begin: Callable[[], "Future[Any]"], deadline: Deadline) -> Any:
-        """What comes of it, once that is durable. Raises what `begin` raises, Unavailable, CatalogUnavailable: it takes too long."""
+        """Return the action's result once durable. Raises its error, Unavailable, or CatalogUnavailable at the
+        deadline."""
         try:
             return self._in_loop(begin).result(deadline.left_s())
         except TimeoutError:
-            raise CatalogUnavailable(IT_GOES_ON) from None
+            raise CatalogUnavailable(CONTINUES) from None
 
 
 def _is_of_another(reply: pb.StatusReply) -> bool:

@@ -1,9 +1,8 @@
-"""Limits of the master's control plane: threads by caller, time for a peer's messages, connections without a credential.
+"""Limits of the master's control plane: threads by caller, time for a peer's messages, unauthenticated connections.
 
-gRPC's own pool gives a thread to each call as soon as its headers arrive. The thread waits for the message, and for the peer to take each
-answer. A handful of calls that send nothing more would hold all threads. gRPC limits the number of connections regardless of credentials,
-and neither lists nor ends one.
-"""
+gRPC's own pool gives a thread to each call as soon as its headers arrive. The thread waits for the message, and for
+the peer to take each response. A handful of stalled calls would hold all threads. gRPC limits the number of
+connections regardless of credentials, and can neither list nor close one."""
 
 import contextlib
 import ipaddress
@@ -29,7 +28,8 @@ SEND_TIMEOUT_S: Final = 30.0
 """Time that a peer has to take one message."""
 DESCRIPTORS: Final = "/proc/self/fd"
 KNOWN_SHARE: Final = 2
-"""Authenticated peers that are remembered, as a multiple of max_connections: the latest, so that closed connections are forgotten."""
+"""Authenticated peers that are remembered, as a multiple of max_connections: the latest, so that closed connections
+are dropped."""
 
 Call = Callable[[], None]
 Caller = tuple[IdentityKind, str]
@@ -56,26 +56,25 @@ class _CallQueue:
 class CallExecutor:
     """Threads that run calls, shared fairly between callers. Thread-safe.
 
-    A call holds its thread until it ends, and a caller can make that as long as it likes. So no caller has all threads: unauthenticated
-    callers together have a quarter, any other caller half, and a quarter is left for nodes, without whose heartbeats there is no cluster.
-    Callers take turns.
-    """
+    A call holds its thread until it ends, and a caller can make that as long as it likes. So no caller gets all
+    threads: unauthenticated callers together get a quarter, any other caller half, and a quarter is reserved for
+    nodes' heartbeats. Callers are served round robin."""
 
     def __init__(self, threads: int, *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError: the system does not give so many threads."""
+        """Raises ConfigError if the system cannot start so many threads."""
         self._max_running = threads
         self._threads = started(threads, "control")
         self._lock = threading.Lock()
         self._clock_s = clock_s
         self._queues: dict[Caller, _CallQueue] = {}
-        """Next turn first. A queue without calls is removed."""
+        """In round-robin order. A queue without calls is removed."""
         self._expiry_s: dict[Cancellable, float] = {}
         """Calls whose peers a thread waits for, and until when."""
         self._is_closed = False
 
     def submit(self, identity: Identity, call: Call, *, joins: bool) -> None:
-        """Run `call` when a thread is free for this caller. `joins`: only nodes make such a call; it tells them from others where
-        authentication is off. Raises Full: too many calls of this caller wait."""
+        """Run `call` when a thread is free for this caller. `joins` marks a call that only nodes make, which
+        identifies them while authentication is off. Raises Full: too many calls of this caller are queued."""
         kind, name = identity.kind, identity.name
         if kind is IdentityKind.EVERYBODY and joins:
             kind = IdentityKind.NODE
@@ -84,7 +83,7 @@ class CallExecutor:
         with self._lock:
             queue = self._queues.setdefault((kind, name), _CallQueue())
             if len(queue.waiting) >= MAX_WAITING:
-                raise Full(f"{MAX_WAITING} control calls of yours wait already: wait for an answer")
+                raise Full(f"{MAX_WAITING} control calls of this caller are queued: wait for their responses")
             queue.waiting.append(call)
             self._start()
 
@@ -120,7 +119,7 @@ class CallExecutor:
 
     @contextmanager
     def waiting_for(self, context: Cancellable, timeout_s: float) -> Iterator[None]:
-        """While this thread waits for the peer of that call: `expire` cancels the call after `timeout_s`."""
+        """Register a wait for the peer of a call: `expire` cancels the call after `timeout_s`."""
         self._expiry_s[context] = self._clock_s() + timeout_s
         try:
             yield
@@ -128,7 +127,7 @@ class CallExecutor:
             self._expiry_s.pop(context, None)
 
     def expire(self) -> int:
-        """Cancel the calls whose peers have let a thread wait too long. Returns how many."""
+        """Cancel the calls whose peers have made a thread wait too long. Returns their number."""
         now_s = self._clock_s()
         late = [context for context, until_s in list(self._expiry_s.items()) if until_s <= now_s]
         for context in late:
@@ -136,7 +135,7 @@ class CallExecutor:
         return len(late)
 
     def close(self) -> None:
-        """Start no more calls. Those that run end by themselves, or with the server."""
+        """Start no more calls. Running ones end on their own, or with the server."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(wait=False)
@@ -157,7 +156,7 @@ class UnauthenticatedConnections:
         self._lock = threading.Lock()
         self._known: OrderedDict[Peer, None] = OrderedDict()
         self._descriptors: dict[Peer, int] = {}
-        """Connections at the last look, oldest first."""
+        """Connections at the last check, oldest first."""
 
     def authenticated(self, peer: str) -> None:
         """The peer with this gRPC address (`ipv4:10.0.0.7:4711`) has shown a good credential. For any thread."""
@@ -170,9 +169,9 @@ class UnauthenticatedConnections:
                     self._known.popitem(last=False)
 
     def enforce(self) -> int:
-        """Shut down the connections over the limit. Returns how many. For one thread."""
+        """Shut down the connections over the limit. Returns their number. For one thread."""
         descriptors = [int(name) for name in os.listdir(DESCRIPTORS)]
-        if len(descriptors) <= self._most:  # nearly always: no look at each is needed
+        if len(descriptors) <= self._most:  # nearly always: no need to check each
             self._descriptors.clear()
             return 0
         found = {peer: descriptor for descriptor in descriptors if (peer := self._peer_of(descriptor)) is not None}
@@ -187,8 +186,8 @@ class UnauthenticatedConnections:
         return len(late)
 
     def _peer_of(self, descriptor: int, *, shut_down: Peer | None = None) -> Peer | None:
-        """The peer of a connection to the port; None: the descriptor is something else. Shut it down if it is still that peer's. It is
-        looked at through a copy, for gRPC may close the descriptor at any time."""
+        """Return the peer of a connection to the port, None for another descriptor. Shut it down if it is
+        `shut_down`'s. Uses a duplicate, since gRPC may close the descriptor at any time."""
         with contextlib.suppress(OSError, ValueError), _copy_of(descriptor) as sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == self._port:
                 host, port = sock.getpeername()[:2]
@@ -200,7 +199,7 @@ class UnauthenticatedConnections:
 
 
 def _copy_of(descriptor: int) -> socket.socket:
-    """Raises OSError: it is closed, or no socket."""
+    """Raises OSError if it is closed, or not a socket."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
@@ -211,7 +210,7 @@ def _copy_of(descriptor: int) -> socket.socket:
 
 @lru_cache(maxsize=4096)
 def _tcp_peer(text: str) -> Peer | None:
-    """None for what is no TCP connection, such as a Unix socket."""
+    """None for other than a TCP connection, such as a Unix socket."""
     host, _, port = unquote(text).partition(":")[2].rpartition(":")
     try:
         return _address(host.strip("[]")), int(port)
@@ -220,6 +219,6 @@ def _tcp_peer(text: str) -> Peer | None:
 
 
 def _address(host: str) -> str:
-    """One text for one address: without a zone, and IPv4 where a socket for both families has it mapped. Raises ValueError."""
+    """Return the canonical text of an address: without a zone, and IPv4 if it is mapped in IPv6. Raises ValueError."""
     found = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(found, "ipv4_mapped", None) or found)

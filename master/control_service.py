@@ -1,7 +1,6 @@
-"""The master's control plane: registration, status and key listing by gRPC (kvstore.v1), with health and reflection.
+"""The master's control plane: the gRPC services of kvstore.v1, with health and reflection.
 
-gRPC's threads hold no state: each call is carried into the loop's thread and its result or typed error back.
-"""
+gRPC's threads hold no state: each call runs in the loop's thread, and its result or typed error is returned."""
 
 import functools
 import logging
@@ -54,50 +53,50 @@ METHODS: Final = tuple(
     for service in file.services_by_name.values()
     for method in service.methods
 )
-"""All that is served, by gRPC's names."""
+"""All served methods, by gRPC's names."""
 LIST_ROWS: Final = 4096
-"""Rows of the directory looked at for one message of a listing: it fits gRPC's 4 MiB whatever the keys, and takes a millisecond."""
+"""Rows read for one message of a listing: it fits gRPC's 4 MiB with the longest keys, and takes a millisecond."""
 
 AUDIT_ENTRIES: Final = 256
-"""Of one message; with texts of 512 bytes it fits gRPC's 4 MiB."""
-DOOR_THREADS: Final = 2
-"""They look who calls, and never wait."""
+"""Entries of one message; with texts of 512 bytes it fits gRPC's 4 MiB."""
+AUTHENTICATION_THREADS: Final = 2
+"""Threads that identify callers; they never block."""
 MAX_STREAMS: Final = 128
-"""Calls of one connection at once; further ones wait at their caller."""
+"""Concurrent calls of one connection; further ones are queued by the client."""
 IDLE_MS: Final = 300_000
-"""A connection without a call for so long is closed; whoever wants to call again makes another one by himself."""
+"""A connection without a call for this long is closed; clients reconnect."""
 
-STRANGERS_INTERVAL_S: Final = 1.0
-"""How often connections are looked at where there are many."""
+CONNECTIONS_CHECK_S: Final = 1.0
+"""Interval at which connections are checked against the limit."""
 CONSOLE_ACTION_TIMEOUT_S: Final = 30.0
-"""An action of the console is answered after this, done or not; it continues."""
-IT_GOES_ON: Final = "it has begun and takes long, or the catalog takes no writes now; it goes on"
-OUTLIVES_LATER: Final = "it is so, and outlives the master once the catalog takes writes again"
+"""Timeout of a console action's response; the action continues."""
+CONTINUES: Final = "the action is not complete yet: it takes long, or the catalog takes no writes now; it continues"
+DURABLE_LATER: Final = "the change is in force, and becomes durable once the catalog takes writes again"
 
 
 class ControlService(ControlServicer):
-    """Implements kvstore.v1.Control. A call's metadata says which partition it is about (protocol/partitions.py)."""
+    """Implements kvstore.v1.Control. The partition of a call is in its metadata (protocol/partitions.py)."""
 
     def __init__(self, master: MasterParts, status: MasterStatus, callers: Callers, sessions: PeerSessions) -> None:
         self._reactor = master.reactor
-        self._standings = [partition.standing for partition in status.partitions]
+        self._role_managers = [partition.role_manager for partition in status.partitions]
         self._status = status
         self._callers = callers
         self._sessions = sessions
         self._timeout_s = master.settings.control_timeout_s
         self._action_timeout_s = CONSOLE_ACTION_TIMEOUT_S
-        """For what is done with all blocks of a namespace."""
+        """For actions on all blocks of a namespace."""
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
-        said = request
-        info = NodeInfo(said.name, said.instance, said.version, said.host_id, said.unix, said.tcp, said.http, said.takes_traces)
+        body = request
+        info = NodeInfo(body.name, body.instance, body.version, body.host_id, body.unix, body.tcp, body.http, body.takes_traces)
         description = Description(request.topology, request.transfer)
         seen = LastMaster(request.seen_catalog, request.seen_master_epoch)
 
         def register() -> pb.RegisterReply:
             _check_name(self._callers.identify(context), request.name)
-            leading = self._standing(context).leading()
-            return leading.register(
+            leader = self._role_manager(context).leader()
+            return leader.register(
                 info, request.tiers, seen, description, request.quotas_version, request.retired_version, node_id=request.node_id
             )
 
@@ -105,14 +104,14 @@ class ControlService(ControlServicer):
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
         def status() -> pb.StatusReply:
-            partition = from_metadata(context.invocation_metadata(), len(self._standings))
+            partition = from_metadata(context.invocation_metadata(), len(self._role_managers))
             return as_seen_by(self._callers.identify(context), self._status.of(self._status.partitions[partition]))
 
         return self._in_loop(context, status)
 
     def Topologies(self, request: pb.TopologiesRequest, context: grpc.ServicerContext) -> Iterator[pb.NodeTopology]:  # noqa: N802
         def found() -> list[pb.NodeTopology]:
-            members = self._standing(context).answering().directory.members
+            members = self._role_manager(context).readable_leader().directory.members
             nodes = [node for node in members if request.node in ("", node.info.name)]
             if request.node and not nodes:
                 known = ", ".join(sorted(node.info.name for node in members)) or "none"
@@ -123,53 +122,55 @@ class ControlService(ControlServicer):
         yield from self._in_loop(context, found)
 
     def Forget(self, request: pb.ForgetRequest, context: grpc.ServicerContext) -> pb.ForgetReply:  # noqa: N802
-        """Answered when it is durable: a master that restarts has forgotten the node too."""
+        """Responds once it is durable: a restarted master has forgotten the node too."""
         by = self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().forget(request.node, by))
-        self._wait(context, durable, f"node {request.node!r} is forgotten for good once the catalog takes writes again")
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().forget(request.node, by))
+        self._wait(context, durable, f"node {request.node!r} is forgotten durably once the catalog takes writes again")
         return pb.ForgetReply()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:  # noqa: N802
-        """Answered when it is durable; how far it is shows in the node's status."""
+        """Responds once it is durable; the node's status has the progress."""
         to, by = "" if request.cancel else request.to or TO_PEERS, self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().drain(request.node, to, by))
-        self._wait(context, durable, OUTLIVES_LATER)
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().drain(request.node, to, by))
+        self._wait(context, durable, DURABLE_LATER)
         return pb.DrainReply()
 
     def SetQuota(self, request: pb.SetQuotaRequest, context: grpc.ServicerContext) -> pb.SetQuotaReply:  # noqa: N802
-        """Answered when it is durable."""
+        """Responds once it is durable."""
         by = self._callers.actor(context)
 
         def begin() -> "Future[None]":
             if twice := sorted(set(request.limits) & set(request.unlimited)):
                 raise InvalidArgument(f"{', '.join(twice)}: either a limit or none")
-            return self._standing(context).leading().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)}, by)
+            return (
+                self._role_manager(context).leader().set_quota(request.tenant, {**request.limits, **dict.fromkeys(request.unlimited)}, by)
+            )
 
-        self._wait(context, self._in_loop(context, begin), OUTLIVES_LATER)
+        self._wait(context, self._in_loop(context, begin), DURABLE_LATER)
         return pb.SetQuotaReply()
 
     def ClearQuota(self, request: pb.ClearQuotaRequest, context: grpc.ServicerContext) -> pb.ClearQuotaReply:  # noqa: N802
-        """Answered when it is durable."""
+        """Responds once it is durable."""
         by = self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().clear_quota(request.tenant, request.names, by))
-        self._wait(context, durable, OUTLIVES_LATER)
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().clear_quota(request.tenant, request.names, by))
+        self._wait(context, durable, DURABLE_LATER)
         return pb.ClearQuotaReply()
 
     def ListKeys(self, request: pb.ListKeysRequest, context: grpc.ServicerContext) -> Iterator[pb.ListKeysReply]:  # noqa: N802
-        """A slice of the directory at a time: the loop serves others in between."""
+        """Reads the directory in slices, so that the loop serves other requests in between."""
 
         def begin() -> tuple[LeaderRole, Iterator[list[tuple[bytes, int, str]]]]:
             if self._check_tenant(context, request).kind is IdentityKind.OPERATOR and not request.tenant:
                 raise InvalidArgument("an operator has no keys: name the tenant whose keys to list (--tenant NAME)")
-            leading = self._standing(context).answering()
-            return leading, leading.directory.queries.list_keys(
+            leader = self._role_manager(context).readable_leader()
+            return leader, leader.directory.queries.list_keys(
                 request.tenant, None if request.any_namespace else request.namespace, slice_rows=LIST_ROWS
             )
 
-        leading, slices = self._in_loop(context, begin)
+        leader, slices = self._in_loop(context, begin)
 
         def proceed() -> list[tuple[bytes, int, str]] | None:
-            if self._standing(context).answering() is not leading:
+            if self._role_manager(context).readable_leader() is not leader:
                 raise Unavailable("this master has lost the catalog and won it again meanwhile: list once more")
             return next(slices, None)
 
@@ -186,66 +187,66 @@ class ControlService(ControlServicer):
                     return
 
     def Contents(self, request: pb.ContentsRequest, context: grpc.ServicerContext) -> pb.ContentsReply:  # noqa: N802
-        """A slice of the directory at a time, too; an operator is told of all tenants."""
+        """Reads the directory in slices; an operator gets all tenants."""
         identity = self._in_loop(context, lambda: self._check_tenant(context, request))
         tenant = None if identity.operates else request.tenant
         ask = functools.partial(self._in_loop, context)
-        return contents(ask, self._standings, tenant, request, now_ns=self._reactor.now_ns)
+        return contents(ask, self._role_managers, tenant, request, now_ns=self._reactor.now_ns)
 
     def ReportWeights(self, request: pb.WeightsReport, context: grpc.ServicerContext) -> pb.WeightsReply:  # noqa: N802
-        """Answered at once: what it changes is durable soon."""
+        """Responds at once; the change is durable soon."""
 
         def report() -> None:
             identity = self._callers.identify(context)
             if not identity.is_tenant(request.tenant):
                 raise Denied(f"{identity} may not report weights of tenant {request.tenant!r}: it needs a token of that tenant")
-            self._standing(context).leading().report_weights(request)
+            self._role_manager(context).leader().report_weights(request)
 
         self._in_loop(context, report)
         return pb.WeightsReply(report_interval_s=REPORT_S)
 
     def Weights(self, request: pb.WeightsRequest, context: grpc.ServicerContext) -> Iterator[pb.WeightsTable]:  # noqa: N802
-        """An operator is told of all tenants."""
+        """An operator gets all tenants."""
 
         def table() -> list[pb.WeightsTable]:
             tenant = None if self._check_tenant(context, request).operates else request.tenant
-            return table_messages(self._standing(context).answering().directory.weights, tenant, self._reactor.now_ns())
+            return table_messages(self._role_manager(context).readable_leader().directory.weights, tenant, self._reactor.now_ns())
 
         yield from self._in_loop(context, table)
 
     def RetireWeights(self, request: pb.RetireWeightsRequest, context: grpc.ServicerContext) -> pb.RetireWeightsReply:  # noqa: N802
-        """Answered when it is durable."""
+        """Responds once it is durable."""
         by = self._callers.actor(context)
         begin = self._in_loop(
-            context, lambda: self._standing(context).leading().retire_weights(request.tenant, request.base, request.version, by)
+            context, lambda: self._role_manager(context).leader().retire_weights(request.tenant, request.base, request.version, by)
         )
-        return pb.RetireWeightsReply(versions=self._wait(context, begin, OUTLIVES_LATER))
+        return pb.RetireWeightsReply(versions=self._wait(context, begin, DURABLE_LATER))
 
     def PinNamespace(self, request: pb.PinNamespaceRequest, context: grpc.ServicerContext) -> pb.PinNamespaceReply:  # noqa: N802
-        """Answered when it is durable."""
+        """Responds once it is durable."""
         tenant, namespace, pinned, by = request.tenant, request.namespace, request.pinned, self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().pin_all(tenant, namespace, by, pinned=pinned))
-        return pb.PinNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().pin_all(tenant, namespace, by, pinned=pinned))
+        return pb.PinNamespaceReply(blocks=self._wait(context, durable, CONTINUES, self._action_timeout_s))
 
     def RemoveNamespace(self, request: pb.RemoveNamespaceRequest, context: grpc.ServicerContext) -> pb.RemoveNamespaceReply:  # noqa: N802
-        """Answered when it is durable."""
+        """Responds once it is durable."""
         by = self._callers.actor(context)
-        durable = self._in_loop(context, lambda: self._standing(context).leading().remove_all(request.tenant, request.namespace, by))
-        return pb.RemoveNamespaceReply(blocks=self._wait(context, durable, IT_GOES_ON, self._action_timeout_s))
+        durable = self._in_loop(context, lambda: self._role_manager(context).leader().remove_all(request.tenant, request.namespace, by))
+        return pb.RemoveNamespaceReply(blocks=self._wait(context, durable, CONTINUES, self._action_timeout_s))
 
     def Audit(self, request: pb.AuditRequest, context: grpc.ServicerContext) -> Iterator[pb.AuditEntries]:  # noqa: N802
-        """Of the whole cluster, as the catalog of partition 0 has it."""
-        entries = self._in_loop(context, lambda: self._standings[0].audit().after(request.after))
+        """Entries of the whole cluster, from the catalog of partition 0."""
+        entries = self._in_loop(context, lambda: self._role_managers[0].audit().after(request.after))
         for begin in range(0, len(entries), AUDIT_ENTRIES):
             yield pb.AuditEntries(entries=entries[begin : begin + AUDIT_ENTRIES])
 
     def RecordAudit(self, request: pb.AuditEntries, context: grpc.ServicerContext) -> pb.RecordAuditReply:  # noqa: N802
-        """Answered at once; durable soon."""
-        if not self._in_loop(context, lambda: self._standings[0].leading().record_audit(request.entries)):
+        """Responds at once; the entries are durable soon."""
+        if not self._in_loop(context, lambda: self._role_managers[0].leader().record_audit(request.entries)):
             abort(context, Unavailable("this master owns the catalog no longer"))
         return pb.RecordAuditReply()
 
-    def PeerSessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
+    def Sessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
         yield from self._in_loop(context, lambda: self._sessions.tables(self._status.name))
 
     def EndSession(self, request: pb.EndSessionRequest, context: grpc.ServicerContext) -> pb.EndSessionReply:  # noqa: N802
@@ -257,24 +258,24 @@ class ControlService(ControlServicer):
         yield from token_tables(list(self._callers.tokens()))
 
     def SlowRequests(self, request: pb.SlowRequestsRequest, context: grpc.ServicerContext) -> pb.SlowRequestsReply:  # noqa: N802
-        """Of this master, and, at the owner of partition 0, of the nodes."""
+        """Slow requests of this master; at the owner of partition 0 also those of the nodes."""
         return pb.SlowRequestsReply(requests=self._in_loop(context, self._status.slow_requests))
 
-    def _standing(self, context: grpc.ServicerContext) -> RoleManager:
-        """Of the partition that a call is about. Raises InvalidArgument."""
-        return self._standings[from_metadata(context.invocation_metadata(), len(self._standings))]
+    def _role_manager(self, context: grpc.ServicerContext) -> RoleManager:
+        """The role manager of the call's partition. Raises InvalidArgument."""
+        return self._role_managers[from_metadata(context.invocation_metadata(), len(self._role_managers))]
 
     def _check_tenant(
         self, context: grpc.ServicerContext, request: "pb.ListKeysRequest | pb.ContentsRequest | pb.WeightsRequest"
     ) -> Identity:
-        """Who asks. Raises Denied for whoever is neither this tenant nor an operator."""
+        """Return the caller's identity. Raises Denied unless it is this tenant or an operator."""
         identity = self._callers.identify(context)
         if not (identity.operates or identity.is_tenant(request.tenant)):
-            raise Denied(f"{identity} may not list what tenant {request.tenant!r} has: it needs a token of that tenant or of [admins]")
+            raise Denied(f"{identity} may not list the blocks of tenant {request.tenant!r}: use a token of that tenant or of [admins]")
         return identity
 
     def _wait(self, context: grpc.ServicerContext, durable: "Future[T]", otherwise: str, timeout_s: float | None = None) -> T:
-        """What comes of it, once that is durable. Ends the call with its error, or with `otherwise` when that takes too long."""
+        """Return the result once durable. Aborts the call with its error, or with `otherwise` at the timeout."""
         try:
             return durable.result(timeout_s or self._timeout_s)
         except TimeoutError:
@@ -287,25 +288,25 @@ class ControlService(ControlServicer):
 
 
 def _check_name(identity: Identity, name: str) -> None:
-    """Raises Denied unless this node may speak as the one of this name."""
+    """Raises Denied unless this identity may act as the node `name`."""
     if not identity.goes_by(name):
-        raise Denied(f"{identity} may not speak as node {name!r}: its token is of that name only")
+        raise Denied(f"{identity} may not register as node {name!r}: use a token with that node's name")
 
 
 class ControlServer:
-    """The gRPC server around it and around the scheduler. Owns its threads and its port."""
+    """gRPC server of the control plane and the scheduler. Owns its threads and its port."""
 
     def __init__(
         self, service: ControlService, scheduler: SchedulerServicer, callers: Callers, address: Address, settings: MasterSettings
     ) -> None:
-        """Of `max_connections`, `max_strangers` and half of them at most may be of those who have not shown who they are. Raises
-        ConfigError when the address cannot be had, InvalidArgument for a method without a rule."""
+        """Unauthenticated connections are limited to `max_strangers`, and half of `max_connections`. Raises
+        ConfigError if it cannot listen on the address, InvalidArgument for a method without a permission."""
         check_complete(RPCS, METHODS)
         self._server = grpc.server(
-            ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="control-door"),
+            ThreadPoolExecutor(AUTHENTICATION_THREADS, thread_name_prefix="control-door"),
             interceptors=[callers],
             options=[
-                ("grpc.so_reuseport", 0),  # two masters of one port would each get half of the calls: a port in use is an error
+                ("grpc.so_reuseport", 0),  # a port in use must be an error: two masters would share its calls
                 ("grpc.max_allowed_incoming_connections", settings.max_connections),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
                 ("grpc.server_handshake_timeout_ms", int(settings.hello_timeout_s * 1000)),
@@ -322,45 +323,45 @@ class ControlServer:
         names = (*OURS, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
-            # gRPC's core prints a line of its own before it says no.
+            # gRPC's core prints a line of its own before it fails.
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             socket.create_server((address.host, address.port), family=family).close()
             self.port = add_port(self._server, str(address), callers.tls)
         except (OSError, RuntimeError):
-            raise ConfigError(f"cannot listen on {address} for the control plane: the port is in use or not this machine's") from None
+            raise ConfigError(f"cannot listen on {address} for the control plane: its port is in use or its host is another's") from None
         most = min(settings.max_strangers, max(1, settings.max_connections // 2))
         self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=settings.max_connections)
-        callers.on_known = self._unauthenticated.authenticated
+        callers.on_authenticated = self._unauthenticated.authenticated
         self._is_over = threading.Event()
-        self._looking = threading.Thread(target=self._look, name="control-connections", daemon=True)
+        self._connection_checker = threading.Thread(target=self._check_connections, name="control-connections", daemon=True)
 
     def start(self) -> None:
         self._server.start()
-        self._looking.start()
+        self._connection_checker.start()
 
-    def _look(self) -> None:
-        """For those who hold connections and do not say who they are; in a thread of its own, for where there are many it takes a while."""
-        while not self._is_over.wait(STRANGERS_INTERVAL_S):
+    def _check_connections(self) -> None:
+        """Limit unauthenticated connections; in a thread of its own, since checking many takes a while."""
+        while not self._is_over.wait(CONNECTIONS_CHECK_S):
             try:
                 self._unauthenticated.enforce()
             except OSError as error:  # out of descriptors, say
-                log.warning("cannot look who is connected to the control plane: %s", error)
+                log.warning("cannot list the control plane's connections: %s", error)
 
     def ready(self, *, is_ready: bool) -> None:
-        """The master as a whole owns its catalog, or is fit to take it over. May be called from any thread."""
+        """Set the health of the master as a whole: it owns its catalog, or could take it over. Thread-safe."""
         self._health.set("", is_serving=is_ready)
 
     def serving(self, *, is_owner: bool) -> None:
-        """Only the catalog's owner serves what is asked of a cluster. May be called from any thread."""
+        """Set the health of the services: only the catalog's owner serves them. Thread-safe."""
         for name in OURS:
             self._health.set(name, is_serving=is_owner)
 
     def expire(self) -> None:
-        """Now and then: end the calls whose peers say or take nothing. May be called from any thread."""
+        """Cancel the calls whose peers neither send nor receive. Thread-safe."""
         self._executor.expire()
 
     def stop(self, grace_s: float) -> None:
-        """Let calls under way end within `grace_s`."""
+        """Stop the server; calls under way have `grace_s` to end."""
         self._is_over.set()
         self._server.stop(grace_s).wait(grace_s + 1)
         self._executor.close()

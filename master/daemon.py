@@ -1,13 +1,12 @@
-"""kvstore-master: settings in, one master out, until a signal.
+"""Entry point of kvstore-master: loads the settings, starts one master and serves until a signal.
 
-Standard output carries one JSON line when it is there:
+Standard output has one JSON line when the master is ready:
     {"event": "ready", "listen": ..., "unix": ..., "control": ..., "http": ..., "console": ..., "pid": ..., "role": ...}
-and one at each change of its role or of the owner from then on; the owner's address is "" for nobody:
+and one at each later change of its role or of the owner, whose address is "" for none:
     {"event": ROLE, "owner": HOST:PORT, "epoch": ...}
-and where the key space has several partitions "partition": the number of the one that this is about; "role" of the first line is that of
-partition 0. A role is "owner", "following" or "cut off" (leadership/role_manager.py). Logs go to standard error. Exit code 2: the
-settings cannot be met; 1: the catalog cannot be followed.
-"""
+With several partitions this line has "partition", the number of the partition; the first line's "role" is that of
+partition 0. A role is "owner", "following" or "cut off" (leadership/role_manager.py). Logs go to standard error.
+Exit code 2: the settings are invalid; 1: the catalog cannot be followed."""
 
 import logging
 import os
@@ -19,7 +18,7 @@ import click
 
 from kvstore.master.config import MasterSettings
 from kvstore.master.master import Master
-from kvstore.master.status import told_of
+from kvstore.master.status import role_in
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
@@ -36,7 +35,7 @@ log = logging.getLogger("kvstore.master")
 @click.version_option(package_name=DISTRIBUTION)
 @options(MasterSettings)
 def main(config: str | None, **flags: Any) -> None:
-    """Run a master: it keeps the directory of blocks, and knows the nodes."""
+    """Run a master: it keeps the directory of blocks and the membership of nodes."""
     begin_logging()
     try:
         allow_many_descriptors()
@@ -57,7 +56,7 @@ def main(config: str | None, **flags: Any) -> None:
     on_hangup(lambda: master.reactor.call_soon(master.reread_files))
     if places.console:
         log.info("the console is at %s", places.console)
-    say("ready", {**asdict(places), "pid": os.getpid(), "role": told_of(master.partitions[0]).role})
+    say("ready", {**asdict(places), "pid": os.getpid(), "role": role_in(master.partitions[0]).role})
     are_several = len(master.partitions) > 1
     master.on_role = lambda told: say(
         told.role, {"owner": told.owner, "epoch": told.epoch} | ({"partition": told.partition} if are_several else {})

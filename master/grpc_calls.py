@@ -1,4 +1,4 @@
-"""gRPC calls of the control plane: carried into the loop, and ended with a typed error. It knows no service."""
+"""Helpers of the gRPC services: run a call in the loop, and end it with a typed error."""
 
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def in_loop(reactor: Reactor, context: grpc.ServicerContext, function: Callable[[], T], *, timeout_s: float) -> T:
-    """The result of `function`, run in the loop's thread. Ends the call with its typed error."""
+    """Return the result of `function`, run in the loop's thread. Aborts the call with its typed error."""
     try:
         return reactor.call(function, deadline_s=timeout_s)
     except KVStoreError as error:

@@ -1,8 +1,7 @@
-"""The other masters of a cluster, asked over their control planes: by the keys that they have given in the catalog.
+"""Client of the other masters' control planes, with the keys that they published in the catalog.
 
-Who calls waits, so it is never the loop's thread. One that has gone, or was started again elsewhere, is known as such as soon as the
-catalog says so; until then a question to it ends by its deadline.
-"""
+Calls block, so they are never made in the loop's thread. A master that has stopped or moved is known as soon as the
+catalog reports it; until then calls to it end at their deadline."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,37 +21,38 @@ from kvstore.security.tls.certificates import Certificates, Pems
 from kvstore.security.tls.grpc_credentials import open_channel
 
 RECONNECT_MS: Final = 1000
-"""At most, between tries of a connection that is wanted: one that was started again is soon seen again."""
+"""Maximum reconnection back-off: a restarted master is reachable again soon."""
 
 
 class PeerMasters:
-    """See the module. Thread-safe."""
+    """Calls to other masters. Thread-safe."""
 
     def __init__(self, known: Callable[[], Mapping[str, PeerMaster]], *, tls: Certificates | None, peer_timeout_s: float) -> None:
-        """`known`: those that live, by the address of their frames. Nobody is asked yet."""
+        """`known` returns the live masters by frames address. Nothing is connected yet."""
         self.known = known
         self._tls = tls
         self._options = [*grpc_options(peer_timeout_s), ("grpc.max_reconnect_backoff_ms", RECONNECT_MS)]
         self._channels: dict[str, tuple[Pems | None, grpc.Channel]] = {}
-        """By the place of the control plane."""
+        """By control plane address."""
         self._lock = threading.Lock()
 
-    def ask(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER) -> Any:
-        """What the master at `address` answers to a call of its control plane about a partition; of one that answers with a stream, all of
-        it in a list. `actor` is who asks for it, for the audit trail. Raises Unavailable, and what it answers with."""
+    def call(self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER) -> Any:
+        """Call the control plane of the master at `address`, about a partition, and return the response; a stream as
+        a list. `actor` is recorded in the audit trail. Raises Unavailable, and the response's error."""
         return self.begin(address, method, request, partition=partition, timeout_s=timeout_s, actor=actor)()
 
     def begin(
         self, address: str, method: str, request: Any, *, partition: int = 0, timeout_s: float, actor: Actor = THIS_MASTER
     ) -> Callable[[], Any]:
-        """As `ask`, which the call of what is returned waits for: several can be asked at once. Raises Unavailable."""
-        fellow = self.known().get(address)
-        if fellow is None or not fellow.contact.control:
-            raise Unavailable("the catalog does not say how it is asked: it has ended, or its entry is damaged")
-        call: Any = getattr(self._stub(fellow.contact.control), method)
-        shown = ((MASTER_KEY, fellow.contact.key), *on_behalf_of(actor), *as_metadata(partition))
+        """Start a call as `call`; the returned function waits for its response. So several can be made in parallel.
+        Raises Unavailable."""
+        peer_master = self.known().get(address)
+        if peer_master is None or not peer_master.contact.control:
+            raise Unavailable("the catalog has no contact of this master: it has stopped, or its entry is damaged")
+        call: Any = getattr(self._stub(peer_master.contact.control), method)
+        metadata = ((MASTER_KEY, peer_master.contact.key), *on_behalf_of(actor), *as_metadata(partition))
         is_stream = isinstance(call, grpc.UnaryStreamMultiCallable)
-        under_way = (call if is_stream else call.future)(request, timeout=timeout_s, metadata=shown)
+        under_way = (call if is_stream else call.future)(request, timeout=timeout_s, metadata=metadata)
 
         def answer() -> Any:
             try:
@@ -65,7 +65,7 @@ class PeerMasters:
         return answer
 
     def close(self) -> None:
-        """Ends the questions under way; there may be others."""
+        """Cancel the calls under way. Later calls open new channels."""
         with self._lock:
             for _pems, channel in self._channels.values():
                 channel.close()
@@ -74,12 +74,12 @@ class PeerMasters:
     def _stub(self, place: str) -> ControlStub:
         """Raises Unavailable."""
         if self._tls is not None and self._tls.serves and not self._tls.connects:
-            raise Unavailable("masters ask one another by TLS, for which this one needs tls_ca")
+            raise Unavailable("calls between masters use TLS: set tls_ca at this master")
         pems = self._tls.pems() if self._tls is not None else None
         with self._lock:
-            kept = {fellow.contact.control for fellow in self.known().values()}
+            kept = {peer_master.contact.control for peer_master in self.known().values()}
             for other, (made_with, channel) in list(self._channels.items()):
-                if other not in kept or made_with != pems:  # a connection made anew shows the certificate that its channel was made with
+                if other not in kept or made_with != pems:  # a channel reconnects with the certificate that it was made with
                     channel.close()
                     del self._channels[other]
             if place not in self._channels:

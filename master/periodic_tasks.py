@@ -1,8 +1,6 @@
-"""What a running master does again and again: let its roles go on, tell health checks whether it is ready, give partitions up that are
-another master's share, look at files that may have changed.
+"""Periodic work of a running master: roles, health, rebalancing of partitions, changed files.
 
-Nothing here is begun by a request, and nothing of it waits.
-"""
+No task is started by a request, and none blocks."""
 
 import logging
 from typing import Final
@@ -15,13 +13,13 @@ from kvstore.master.sessions import PermissionFiles
 from kvstore.master.status import MasterStatus
 from kvstore.telemetry.logs import named
 
-TICK_S: Final = 0.1
+PERIOD_S: Final = 0.1
 
 log = logging.getLogger("kvstore.master")
 
 
 class MasterPeriodicTasks:
-    """See the module. All of it is done in the reactor's loop."""
+    """Tasks that run at intervals in the reactor's loop."""
 
     def __init__(
         self, master: MasterParts, status: MasterStatus, sharing: PartitionAssigner, files: PermissionFiles, control: ControlServer
@@ -29,28 +27,28 @@ class MasterPeriodicTasks:
         self._reactor, self._quotas, self._trail = master.reactor, master.quotas, master.trail
         self._partitions = status.partitions
         self._status = status
-        self._sharing = sharing
+        self._assigner = sharing
         self._files = files
         self._control = control
         self._is_ready = False
 
     def start(self, *, check_interval_s: float) -> None:
-        """The files are looked at so often."""
-        self._reactor.every(TICK_S, self._tick)
-        self._reactor.every(check_interval_s, self._files.look_at_credentials)
-        self._reactor.every(check_interval_s, self._files.look_at_quotas)
+        """Start the tasks; files are checked at `check_interval_s`."""
+        self._reactor.every(PERIOD_S, self._run_due)
+        self._reactor.every(check_interval_s, self._files.check_credentials)
+        self._reactor.every(check_interval_s, self._files.check_quotas)
 
-    def tell_ready(self) -> None:
-        """Health by gRPC says whether it is."""
+    def update_readiness(self) -> None:
+        """Update gRPC's health with the readiness."""
         is_ready = not self._status.unready()
         if is_ready is not self._is_ready:
             self._is_ready = is_ready
             self._control.ready(is_ready=is_ready)
 
-    def _tick(self) -> None:
+    def _run_due(self) -> None:
         for partition in self._partitions:
-            partition.standing.tick()
-        self.tell_ready()
+            partition.role_manager.run_due()
+        self.update_readiness()
         self._control.expire()
         self._trail.run_due(self._reactor.now_ns())
         if len(self._partitions) > 1:
@@ -58,15 +56,15 @@ class MasterPeriodicTasks:
             self._share()
 
     def _share(self) -> None:
-        """Give a partition up that is another master's share."""
-        owned = {partition.index for partition in self._partitions if partition.standing.role is MasterRole.OWNER}
-        given = self._sharing.give_up(self._partitions[0].catalog.living, owned, self._reactor.now_ns())
+        """Give up a partition that is another master's share."""
+        owned = {partition.index for partition in self._partitions if partition.role_manager.role is MasterRole.OWNER}
+        given = self._assigner.give_up(self._partitions[0].catalog.live_masters, owned, self._reactor.now_ns())
         if given is not None:
-            log.info("partition %d is another master's share: it is given up", given, extra=named("partition_given_up", partition=given))
+            log.info("partition %d is another master's share: giving it up", given, extra=named("partition_given_up", partition=given))
             self._partitions[given].catalog.give_up()
 
     def _follow_quotas(self) -> None:
-        """Who owns another partition goes by what operators have set, too, which the first one's catalog has."""
-        quotas = self._partitions[0].standing.operator_quotas()
+        """Apply the operators' quotas, which partition 0's catalog has, if another master owns it."""
+        quotas = self._partitions[0].role_manager.operator_quotas()
         if quotas is not None:
             self._quotas.overlay(quotas)

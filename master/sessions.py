@@ -1,7 +1,7 @@
-"""Sessions of known peers: listed and ended by operators, and ended when the files that let them in change.
+"""Sessions of authenticated peers, for operators, and the files of tokens, certificates and quotas.
 
-The files say who may do what at a master, and how much. They are read again when they change, or at SIGHUP, without a restart. A bad file
-changes nothing, but for the log. The loop is the only caller."""
+Files are read again when they change, or at SIGHUP, without a restart. An invalid file is logged and changes
+nothing. Sessions whose token is no longer valid are closed. The loop is the only caller."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ MAX_TABLE: Final = 1000
 
 
 class PeerSessions:
-    """Of peers that have introduced themselves."""
+    """Sessions of authenticated clients and nodes."""
 
     def __init__(self, server: Server, reactor: Reactor, trail: AuditTrail) -> None:
         self._server = server
@@ -35,13 +35,13 @@ class PeerSessions:
         self._trail = trail
 
     def tables(self, master: str) -> list[pb.SessionTable]:
-        """All of them, the newest last. `master` is this master's name."""
+        """Return all sessions, the newest last. `master` is this master's name."""
         now_ns = self._reactor.now_ns()
         rows = [_row(session, now_ns, master) for session in sorted(self._known(), key=lambda one: one.number)]
         return [pb.SessionTable(sessions=rows[begin : begin + MAX_TABLE]) for begin in range(0, len(rows), MAX_TABLE)]
 
     def end(self, number: int, by: Actor) -> None:
-        """Close a connection. Raises InvalidArgument: there is none of that number."""
+        """Close a session. Raises InvalidArgument for an unknown number."""
         session = next((one for one in self._known() if one.number == number), None)
         if session is None:
             error = InvalidArgument(f"there is no session {number}: `kvstore sessions` lists those that are open")
@@ -55,7 +55,7 @@ class PeerSessions:
 
 
 def _row(session: Session, now_ns: int, master: str) -> pb.SessionStatus:
-    identity, name = _who(session)
+    identity, name = _identity_and_name(session)
     return pb.SessionStatus(
         id=session.number,
         kind=kind_of(identity),
@@ -69,19 +69,19 @@ def _row(session: Session, now_ns: int, master: str) -> pb.SessionStatus:
     )
 
 
-def _who(session: Session) -> tuple[Identity, str]:
-    """Identity of the peer, and its tenant or the node's name."""
+def _identity_and_name(session: Session) -> tuple[Identity, str]:
+    """Return the peer's identity, and its tenant or node name."""
     peer: ClientPeer | NodePeer = session.context
     return peer.identity, peer.tenant if isinstance(peer, ClientPeer) else peer.name
 
 
 def _shown(session: Session) -> str:
-    identity, name = _who(session)
+    identity, name = _identity_and_name(session)
     return f"{kind_of(identity)} {name or '(none)'} at {session.peer()}"
 
 
 def token_tables(identities: Sequence[Identity]) -> list[pb.TokenTable]:
-    """Tokens by kind and name, without what would open anything."""
+    """Return tokens by kind and name, without secrets."""
     ordered = sorted(identities, key=lambda one: (kind_of(one), one.name, one.credential))
     rows = [
         pb.TokenStatus(
@@ -103,15 +103,21 @@ log = logging.getLogger("kvstore.master")
 
 
 class PermissionFiles:
-    """Of tokens, certificates and quotas. The master's loop is the only caller."""
+    """Files of tokens, certificates and quotas. The master's loop is the only caller."""
 
     def __init__(
-        self, guard: Authenticator, quotas: QuotasInForce, tls: Certificates | None, server: Server, trail: AuditTrail, reactor: Reactor
+        self,
+        authenticator: Authenticator,
+        quotas: QuotasInForce,
+        tls: Certificates | None,
+        server: Server,
+        trail: AuditTrail,
+        reactor: Reactor,
     ) -> None:
-        """The sessions are `server`'s. `trail` gets what a changed file changes, in the thread of `reactor`."""
+        """`server` has the sessions. `trail` records the changes, in the thread of `reactor`."""
         self._trail = trail
         self._reactor = reactor
-        self._guard = guard
+        self._authenticator = authenticator
         self._quotas = quotas
         self._tls = tls
         self._server = server
@@ -119,17 +125,17 @@ class PermissionFiles:
             tls.on_changed = self._certificates_changed
 
     def reread(self) -> None:
-        """All of them, whatever became of them."""
+        """Read all files, changed or not."""
         self._reread_credentials()
         self._reread_quotas()
 
     def _certificates_changed(self, error: ConfigError | None) -> None:
-        """In any thread."""
+        """Thread-safe."""
         change = Change(READER, "certificates_reload", "tls_ca, tls_cert, tls_key, tls_revoked")
         self._reactor.call_soon(lambda: self._trail.failed(change, error) if error is not None else self._trail.done(change))
 
-    def look_at_quotas(self) -> None:
-        """Now and then: the file may have changed."""
+    def check_quotas(self) -> None:
+        """Read the quotas file again if it has changed."""
         if self._quotas.has_changed():
             self._reread_quotas()
 
@@ -145,43 +151,43 @@ class PermissionFiles:
             names = [*(["default"] if former.default != now.default else []), *named]
             self._trail.done(replace(change, detail=f"changed: {shortened(names)}"))
 
-    def look_at_credentials(self) -> None:
-        """Now and then: the file may have changed, and tokens come to their end."""
-        if self._guard.has_changed():
+    def check_credentials(self) -> None:
+        """Read the tokens file again if it has changed, and close sessions with expired tokens."""
+        if self._authenticator.has_changed():
             self._reread_credentials()
         else:
-            self._look_at_sessions()
+            self._check_sessions()
 
     def _reread_credentials(self) -> None:
-        """Certificates are looked at with the next connection."""
+        """New connections use the new certificates."""
         if self._tls is not None:
             self._tls.reload()
         change = Change(READER, "tokens_reload", "tokens file")
-        former = self._guard.identities()
+        former = self._authenticator.identities()
         try:
-            self._guard.reread()
+            self._authenticator.reread()
         except ConfigError as error:
             self._trail.failed(change, error)
         else:
-            now = self._guard.identities()
+            now = self._authenticator.identities()
             if former != now:
                 gone, come = sorted(map(str, former - now)), sorted(map(str, now - former))
                 detail = f"added: {shortened(come)}; removed: {shortened(gone)}"
                 self._trail.done(replace(change, old=f"{len(former)} tokens", new=f"{len(now)} tokens", detail=detail))
-        self._look_at_sessions()
+        self._check_sessions()
 
-    def _look_at_sessions(self) -> None:
-        """End those whose token is gone, or has come to its end."""
-        if self._guard.lets_everybody_in:
+    def _check_sessions(self) -> None:
+        """Close sessions whose token was removed or has expired."""
+        if self._authenticator.lets_everybody_in:
             return
         for session in list(self._server.sessions):
             peer = session.context
-            if isinstance(peer, ClientPeer | NodePeer) and not self._guard.holds(peer.identity):
-                log.info("%s is hung up on: its token is valid no more", peer.identity)
-                session.close("its token is valid no more")
+            if isinstance(peer, ClientPeer | NodePeer) and not self._authenticator.holds(peer.identity):
+                log.info("closing a session of %s: its token is no longer valid", peer.identity)
+                session.close("its token is no longer valid")
 
 
 def shortened(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and the number of the others."""
     more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
     return (", ".join(names[:MAX_NAMED]) or "none") + more

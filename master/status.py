@@ -1,7 +1,6 @@
-"""What a master tells of itself: its role and owner in each partition, why it is not fit to serve, its metrics, its status for who asks.
+"""State of a master for display: roles, readiness, metrics and status.
 
-It changes nothing and asks nobody: all of it is read from the parts as they are now.
-"""
+Read-only, and without calls to other processes."""
 
 import resource
 import socket
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.master.catalogs.interface import CatalogOwner
 from kvstore.master.leadership.partition import Partition
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.measures import MasterMetrics
+from kvstore.master.metrics import MasterMetrics
 from kvstore.master.server.owner_parts import MasterParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
 
 
 MAX_SLOW: Final = 256
-"""Slow requests told at once."""
+"""Slow requests in one response."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRole:
-    """This master's role in a partition, and the owner's address ("" for nobody) and epoch (0)."""
+    """This master's role in a partition, and the owner's address ("" for none) and epoch (0)."""
 
     role: MasterRole
     owner: str
@@ -46,21 +45,21 @@ class PartitionRole:
     partition: int = 0
 
 
-def told_of(partition: Partition) -> PartitionRole:
-    """The role that this master has there now."""
+def role_in(partition: Partition) -> PartitionRole:
+    """Return this master's current role in a partition."""
     owner = partition.owner()
-    return PartitionRole(partition.standing.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
+    return PartitionRole(partition.role_manager.role, *((owner.address, owner.epoch) if owner is not None else ("", 0)), partition.index)
 
 
 class MasterStatus:
-    """See the module. The master's loop is the only caller."""
+    """Status and metrics of one master. The master's loop is the only caller."""
 
     def __init__(
         self,
         master: MasterParts,
         partitions: Sequence[Partition],
         server: Server,
-        measures: MasterMetrics,
+        metrics: MasterMetrics,
         tracing: "Tracing | None",
         *,
         name: str,
@@ -68,10 +67,10 @@ class MasterStatus:
     ) -> None:
         """`name` is the master's; `http` serves its health and metrics."""
         settings = self._settings = master.settings
-        self._guard, self._trail, self._wall_s = master.guard, master.trail, master.wall_s
+        self._authenticator, self._trail, self._wall_s = master.authenticator, master.trail, master.wall_s
         self.partitions = partitions
         self._server = server
-        self._measures = measures
+        self._metrics = metrics
         self._tracing = tracing
         self.name = name
         self._http = http
@@ -79,64 +78,64 @@ class MasterStatus:
         self._started_ns = time.monotonic_ns()
 
     def unready(self) -> list[str]:
-        """Why it neither owns the catalog nor is fit to take it over, a line a reason."""
+        """Return the reasons that it neither owns the catalog nor could take it over."""
         return list(dict.fromkeys(reason for partition in self.partitions for reason in self._unready(partition)))
 
     def _unready(self, partition: Partition) -> list[str]:
-        told, health = told_of(partition), self._health(partition)
+        state, health = role_in(partition), self._health(partition)
         which = f"partition {partition.index} of " if len(self.partitions) > 1 else ""
-        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if told.role is MasterRole.CUT_OFF else []
-        reasons += [] if told.owner else [f"nobody owns {which}the catalog, as far as this master knows"]
+        reasons = [f"this master is cut off from {which}its catalog, which another one may own"] if state.role is MasterRole.CUT_OFF else []
+        reasons += [] if state.owner else [f"no master owns {which}the catalog, as far as this one knows"]
         return reasons + ([f"catalog: {health}"] if health != "ok" else [])
 
     def _health(self, partition: Partition) -> str:
-        """Of its catalog. The first partition's looks after the place of all."""
+        """Health of its catalog. The first partition's catalog checks the storage of all."""
         return self.partitions[0].catalog.outage or partition.catalog.health
 
     def readings(self) -> Readings:
-        """What its metrics tell now."""
-        told = self._measures.read(
+        """Return its current metrics."""
+        readings = self._metrics.read(
             self.name,
             [partition.catalog.written for partition in self.partitions],
-            epoch=max(told_of(partition).epoch for partition in self.partitions),
+            epoch=max(role_in(partition).epoch for partition in self.partitions),
             is_ready=not self.unready(),
             is_healthy=all(self._health(partition) == "ok" for partition in self.partitions),
             connections=len(self._server.sessions),
-            records=sum(partition.standing.records() for partition in self.partitions),
+            records=sum(partition.role_manager.records() for partition in self.partitions),
             trace_spans=spans_told(self._tracing),
         )
-        told["kvstore_master_audit_entries"] = self._trail.counts()
-        told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
-        told["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
-        owned = [partition.standing.leading() for partition in self.partitions if partition.standing.role is MasterRole.OWNER]
-        return {**told, **self._measures.of_owner(owned)} if owned else told
+        readings["kvstore_master_audit_entries"] = self._trail.counts()
+        readings["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
+        readings["kvstore_master_token_valid_seconds"] = self._tokens_left_s(self._wall_s())
+        owned = [partition.role_manager.leader() for partition in self.partitions if partition.role_manager.role is MasterRole.OWNER]
+        return {**readings, **self._metrics.of_owner(owned)} if owned else readings
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
-        """Seconds until tokens end, by kind and name; of several of a name until the first one does."""
-        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.first_to_end())}
+        """Seconds until tokens expire, by kind and name; the first of several with one name."""
+        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._authenticator.first_to_end())}
 
     def _endings(self, now_s: float) -> Iterator[pb.Ending]:
-        """Certificates and tokens that end within ENDS_SOON_S."""
+        """Certificates and tokens that expire within ENDS_SOON_S."""
         certificates = {f"certificate {setting}": left_s for (setting,), left_s in self._ends.left_s(now_s).items()}
         tokens = {f"token of {kind} {name}".rstrip(): left_s for (kind, name), left_s in self._tokens_left_s(now_s).items()}
         return (pb.Ending(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
 
     def nodes(self) -> list[str]:
-        """Names of the nodes that are alive, where this master owns the catalog."""
+        """Return the names of the live nodes, where this master owns a partition."""
         replies = [self.of(partition) for partition in self.partitions]
         return sorted({node.name for reply in replies for node in reply.nodes if node.state == "alive"})
 
     def slow_requests(self) -> list[pb.SlowRequest]:
-        """At this master, and at the nodes where it owns partition 0; the slowest first."""
-        standing = self.partitions[0].standing
-        found = slow_messages(self._measures.requests.slowest, self.name)
-        if standing.role is MasterRole.OWNER:
-            found += standing.leading().slow_requests()
+        """Return the slowest requests of this master, and of the nodes if it owns partition 0; the slowest first."""
+        role_manager = self.partitions[0].role_manager
+        found = slow_messages(self._metrics.requests.slowest, self.name)
+        if role_manager.role is MasterRole.OWNER:
+            found += role_manager.leader().slow_requests()
         return sorted(found, key=lambda one: -one.duration_us)[:MAX_SLOW]
 
     def of(self, partition: Partition) -> pb.StatusReply:
-        """What the control plane answers of a partition; of its nodes and blocks too where this master knows them."""
-        owner, role = partition.owner(), partition.standing.role
+        """Return the status of a partition, with nodes and blocks if this master has them."""
+        owner, role = partition.owner(), partition.role_manager.role
         reply = pb.StatusReply(
             version=VERSION,
             uptime_s=(time.monotonic_ns() - self._started_ns) / 1e9,
@@ -149,19 +148,19 @@ class MasterStatus:
             role=role,
             owner=_as_message(owner) if owner is not None else None,
             owners=[_as_message(each.owner()) for each in self.partitions],
-            records=partition.standing.records(),
+            records=partition.role_manager.records(),
             http=self._http.told(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
-            counters=self._measures.requests.told(),
+            counters=self._metrics.requests.told(),
         )
-        reply.counters["credentials_refused"] = self._guard.refused
+        reply.counters["credentials_refused"] = self._authenticator.refused
         reply.endings.extend(self._endings(self._wall_s()))
         if role is not MasterRole.FOLLOWING:
-            partition.standing.answering().show(reply)
+            partition.role_manager.readable_leader().show(reply)
         return reply
 
 
 def _as_message(owner: CatalogOwner | None) -> pb.CatalogOwner:
-    """Without a name where nobody owns it."""
+    """Return an empty message if there is no owner."""
     return pb.CatalogOwner(name=owner.name, address=owner.address, epoch=owner.epoch) if owner is not None else pb.CatalogOwner()
 
 
@@ -171,7 +170,7 @@ def _rss_bytes() -> int:
 
 
 def add_segments(server: HttpServer, nodes: Callable[[], Sequence[str]]) -> None:
-    """`nodes` returns the names; it is called in a thread, and may be a call of the master's loop."""
+    """Add the route of node names. `nodes` returns them; it is called in a thread and may block."""
 
     def add(server: HttpServer) -> None:
         from aiohttp import web

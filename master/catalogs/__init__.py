@@ -1,1 +1,1 @@
-"""What must survive the master: the interface, and catalogs in etcd, LMDB and memory."""
+"""Durable records of the directory: the catalog interface, and catalogs in etcd, LMDB and memory."""

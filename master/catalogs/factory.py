@@ -1,10 +1,10 @@
-"""From a catalog's address, as in `--catalog`, to the catalog. Nothing is opened or reached here, but named files are read.
+"""Parser of catalog addresses, as in `--catalog`. It opens and connects to nothing, but reads the files that an address
+names.
 
-memory:
-lmdb:PATH
-etcd://HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]
-etcds://... the same, with the master's own tls_ca, tls_cert and tls_key where no others are named
-"""
+    memory:
+    lmdb:PATH
+    etcd://HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE]
+    etcds://... the same over TLS, by default with the master's own tls_ca, tls_cert and tls_key"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -40,12 +40,11 @@ def make_catalog(
     quota_bytes: int = 2 << 30,
     tls: TlsSettings | None = None,
 ) -> Catalog:
-    """The catalog of `partition` of so many in the place that `url` names, not yet opened. Raises ConfigError, which tells the three forms
-    where the form is wrong.
+    """Return the catalog of `partition` at `url`, not yet opened. Raises ConfigError; for a wrong form it lists the
+    valid ones.
 
-    The rest is for etcd: how long an owner may be silent, how much of its history is kept, and the quota it was started with. A password
-    is named by its file, since a command line can be read by every user of the machine.
-    """
+    The other parameters are etcd's: the owner's lease, the history kept, and the quota it was started with. A
+    password is read from a file, since every user of the machine can read a command line."""
     scheme, _colon, rest = url.partition(":")
     if url == f"{MemoryCatalog.scheme}:":
         return MemoryCatalog()
@@ -61,7 +60,7 @@ def make_catalog(
 def _etcd(
     rest: str, files: Mapping[str, str] | None, lease_ttl_s: float, bounds: tuple[float, int], which: tuple[int, int]
 ) -> "EtcdCatalog":
-    # Here, since etcd's messages take a master that has another catalog a sixth of its start.
+    # Imported here: etcd's messages take a sixth of a master's start, which other catalogs do not need.
     from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
     from kvstore.master.catalogs.etcd.maintenance import MaintenanceLimits
 
@@ -110,7 +109,7 @@ def _access(query: str, own_files: Mapping[str, str] | None) -> "EtcdAccess":
 
 
 def _own_files(tls: TlsSettings) -> dict[str, str]:
-    """The master's own, by the names of etcd's settings."""
+    """Return the master's TLS files, by the names of etcd's settings."""
     found = {"ca": tls.tls_ca, "cert": tls.tls_cert, "key": tls.tls_key}
     return {name: file for name, file in found.items() if file}
 

@@ -1,4 +1,5 @@
-"""How long to wait before the next try: bounded exponential with jitter, so that peers which failed together do not return together."""
+"""Group commit of a catalog: one thread writes queued batches together, with retries, and does background work in
+between."""
 
 import logging
 import random
@@ -17,9 +18,8 @@ from kvstore.telemetry.metrics.histogram import Histogram
 class Backoff:
     """Delays that double from `first_s` to at most `longest_s`, each scaled by 0.5 to 1.0 at random.
 
-    `jitter` gives numbers in [0, 1). Not thread-safe: one loop of tries owns it.
-    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("equal jitter").
-    """
+    `jitter` returns numbers in [0, 1). Not thread-safe: one retry loop owns it. Source: "Exponential Backoff And
+    Jitter", AWS Architecture Blog, 2015 ("equal jitter")."""
 
     def __init__(self, *, first_s: float, longest_s: float, jitter: Callable[[], float] = random.random) -> None:
         self._first_s = first_s
@@ -28,13 +28,13 @@ class Backoff:
         self._ceiling_s = first_s
 
     def next_s(self) -> float:
-        """The delay before the next try, in seconds."""
+        """Return the delay before the next attempt, in seconds."""
         delay_s = self._ceiling_s * (0.5 + 0.5 * self._jitter())
         self._ceiling_s = min(self._ceiling_s * 2, self._longest_s)
         return delay_s
 
     def reset(self) -> None:
-        """A try succeeded: the next failure starts from `first_s` again."""
+        """Start from `first_s` again, after a success."""
         self._ceiling_s = self._first_s
 
 
@@ -44,33 +44,32 @@ MAX_KEY_BYTES = 400
 MAX_VALUE_BYTES = 64 * 1024
 MAX_TENANT_BYTES = 128
 MAX_TEXT_BYTES = 255
-"""Of a block's key, its parent's, and its namespace."""
+"""Of a block's key, its parent's key, and its namespace."""
 MAX_HOLDERS = 65_535
 MAX_GROUP_OPS = 16_384
 MAX_GROUP_BYTES = 64 * 1024 * 1024
-"""A group takes no further batch past either limit, so that what queued up during an outage is neither one transaction of
-gigabytes nor one wait of minutes. A single batch larger than the limits is a group of its own."""
+"""A group takes no further batch past either limit. Otherwise the queue of an outage would be one transaction of
+gigabytes and a wait of minutes. A single larger batch is a group of its own."""
 LAST_TRY_S = 1.0
-"""What `close` grants a write under way before it is interrupted."""
+"""Time that `close` gives a write under way before it interrupts it."""
 SLOW_COMMIT_S = 1.0
-"""What is under way for longer than this is told of: an etcd that is well takes some 10 ms."""
+"""`health` reports a commit that takes longer. A healthy etcd takes some 10 ms."""
 
 Owned = TypeVar("Owned")
-"""What a catalog knows of one time of ownership, from an election to its end."""
+"""A catalog's state of one ownership, from an election to its end."""
 _Batch = tuple[Sequence[Change], Done, Owned | None]
 
 
 class GroupCommit(Generic[Owned]):
-    """A queue of batches and the thread that writes them. Everything but `start` and `close` may be called from any thread.
+    """Queue of batches and the thread that writes them. Thread-safe, but for `start` and `close`.
 
-    `write(changes, owned)` returns once all of them are durable; `owned` is what `admit` was given when they
-    came. It raises StaleEpoch when this master does not own the catalog any more: this and every later batch fails with it until the
-    next `admit`, and `on_stale` is told. Whatever else it raises means "not known to be durable": the same changes are tried again after
-    a back-off, so writing twice must be harmless. `interrupt`, called from another thread, makes a write under way fail soon.
-
-    `background(owned)` is a step of other work in the same thread, and says whether there is more: done while nothing is queued, and after
-    a group for half as long as that took, so that commits never wait long for it and it never waits for them for ever.
-    """
+    - `write(changes, owned)` returns once all changes are durable; `owned` is the value of `admit` when they were
+      submitted. StaleEpoch from it means that this master no longer owns the catalog: all batches fail with it until
+      the next `admit`, and `on_stale` is called. After any other error the same changes are retried with back-off, so
+      `write` must be idempotent.
+    - `interrupt`, called from another thread, makes a write under way fail soon.
+    - `background(owned)` does one step of other work in this thread, and returns True if more is left. It runs while
+      the queue is empty, and after each group for half that group's time: neither starves the other."""
 
     def __init__(
         self,
@@ -93,9 +92,9 @@ class GroupCommit(Generic[Owned]):
         self._closed: Closed | None = None
         self._owned: Owned | None = None
         self._refusal = StaleEpoch("this master does not own the catalog")
-        self._trouble: str | None = None
+        self._outage: str | None = None
         self._began_s: float | None = None
-        """When the group under way was taken up."""
+        """Start of the group under way."""
         self._durations = Histogram()
         self._thread: threading.Thread | None = None
 
@@ -104,25 +103,24 @@ class GroupCommit(Generic[Owned]):
         self._thread.start()
 
     def admit(self, owned: Owned) -> None:
-        """This master owns the catalog: batches that come from now on are written. `owned` is not equal to what was given before."""
+        """Write the batches submitted from now on: this master owns the catalog. `owned` must differ from former
+        values."""
         with self._wake:
             self._owned = owned
             self._has_more = True
             self._wake.notify()
 
     def refuse(self, why: KVStoreError) -> None:
-        """It owns it no longer: what waits, and what comes until the next `admit`, fails with StaleEpoch.
-
-        One write may be under way still.
-        """
+        """Fail queued and later batches with StaleEpoch, until the next `admit`. One write may still be under way."""
         with self._wake:
             self._owned = None
             self._refusal = why if isinstance(why, StaleEpoch) else StaleEpoch(str(why))
-            self._trouble = None
+            self._outage = None
             self._wake.notify()
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
-        """Queue a batch; see Catalog.commit. Raises InvalidArgument when a change is over the limits; nothing is queued then."""
+        """Queue a batch; see Catalog.commit. Raises InvalidArgument for a change over the limits; then nothing is
+        queued."""
         check_changes(changes)
         with self._wake:
             closed = self._closing
@@ -130,27 +128,28 @@ class GroupCommit(Generic[Owned]):
                 self._queue.append((changes, done, self._owned))
                 self._wake.notify()
         if closed:
-            _tell(done, Closed("the catalog is closed"))
+            _call_done(done, Closed("the catalog is closed"))
 
     @property
     def is_admitted(self) -> bool:
-        """This master owns the catalog, as far as is known here."""
+        """True between `admit` and `refuse`."""
         return self._owned is not None
 
     @property
     def health(self) -> str:
         began_s = self._began_s
-        if self._trouble is None:
+        if self._outage is None:
             took_s = 0.0 if began_s is None else time.monotonic() - began_s
             return "ok" if took_s < SLOW_COMMIT_S else f"a commit has been under way for {took_s:.1f} s ({len(self._queue)} wait behind it)"
-        return f"{self._trouble} ({len(self._queue)} commits wait behind it)"
+        return f"{self._outage} ({len(self._queue)} commits wait behind it)"
 
     def written(self, size_bytes: int) -> CommitStats:
-        """`size_bytes` is what the place takes."""
+        """Return the statistics. `size_bytes` is the size of the catalog's storage."""
         return CommitStats(self._durations.counts(), len(self._queue), size_bytes)
 
     def close(self) -> None:
-        """Take no more batches, try once more what waits, fail the rest with Closed, and join the thread. A second call is a no-op."""
+        """Accept no more batches, try once more to write the queue, fail the rest with Closed, and join the thread.
+        Idempotent."""
         with self._wake:
             if self._closing:
                 return
@@ -174,13 +173,13 @@ class GroupCommit(Generic[Owned]):
                 self._began_s = None
                 self._durations.record(round((time.monotonic() - began_s) * 1e9))
                 for _changes, done, _owned in group:
-                    _tell(done, error)
+                    _call_done(done, error)
             elif self._closing:
                 return
             self._work(time.monotonic() + (time.monotonic() - began_s) / 2)
 
     def _work(self, until_s: float) -> None:
-        """A step of the background's work, and more until then."""
+        """Do background steps, at least one, until `until_s`."""
         owned, self._has_more = self._owned, True
         while self._has_more and owned is not None and not self._closing:
             try:
@@ -202,7 +201,8 @@ class GroupCommit(Generic[Owned]):
             self._on_stale(fenced)
 
     def _take_group(self) -> list[_Batch[Owned]]:
-        """The oldest batches of one time of ownership, up to the limits of a group; none once closed and drained, or for other work."""
+        """Return the oldest batches of one ownership, up to a group's limits. Empty if closed and drained, or for
+        background work."""
         group: list[_Batch[Owned]] = []
         op_count = size_bytes = 0
         with self._wake:
@@ -220,7 +220,7 @@ class GroupCommit(Generic[Owned]):
         return group
 
     def _commit(self, changes: Sequence[Change], owned: Owned | None) -> KVStoreError | None:
-        """Write until it succeeds, or until there is a reason never to; the reason."""
+        """Write, with retries. Return None, or the reason that the changes can never be written."""
         while self._closed is None:
             if owned is None or owned is not self._owned:
                 return self._refusal
@@ -238,24 +238,25 @@ class GroupCommit(Generic[Owned]):
         return self._closed
 
     def _pause(self, owned: Owned) -> None:
-        """Wait for the next try. A try that failed during `close` was the last one."""
+        """Wait for the next attempt. During `close` the failed attempt was the last one."""
         with self._wake:
             if self._closing:
-                self._closed = Closed(f"the catalog was closed while it could not be written: {self._trouble}")
+                self._closed = Closed(f"the catalog was closed while it could not be written: {self._outage}")
             else:
                 self._wake.wait_for(lambda: self._closing or owned is not self._owned, self._backoff.next_s())
 
-    def _note(self, trouble: str | None) -> None:
-        """Keep what `health` tells; an operator's log gets the changes only, not every try."""
-        before, self._trouble = self._trouble, trouble
-        if trouble is not None and before is None:
-            LOG.warning("catalog: %s", trouble)
-        elif trouble is None and before is not None:
+    def _note(self, problem: str | None) -> None:
+        """Record the outage that `health` reports; log only its begin and end."""
+        before, self._outage = self._outage, problem
+        if problem is not None and before is None:
+            LOG.warning("catalog: %s", problem)
+        elif problem is None and before is not None:
             LOG.warning("catalog: takes writes again")
 
 
 def check_changes(changes: Sequence[Change]) -> None:
-    """Raise InvalidArgument for what is outside the limits of a change: once queued, it would be refused for ever and block the rest."""
+    """Raise InvalidArgument for a change over the limits. Once queued, it would be refused for ever and block the
+    queue."""
     for change in changes:
         if isinstance(change, Op):
             _check_op(change)
@@ -292,8 +293,8 @@ def _check_texts(name: str, shortest: int, longest: int, texts: Sequence[bytes])
         raise InvalidArgument(f"{name} is {shortest} to {longest} bytes long, not {min(lengths)} to {max(lengths)}")
 
 
-def _tell(done: Done, error: KVStoreError | None) -> None:
-    """Call `done`; one that breaks its promise must not stop the commits of everybody else."""
+def _call_done(done: Done, error: KVStoreError | None) -> None:
+    """Call `done`. An exception from it must not stop other commits."""
     try:
         done(error)
     except Exception:
@@ -301,7 +302,7 @@ def _tell(done: Done, error: KVStoreError | None) -> None:
 
 
 class Committer:
-    """The commits of one epoch. Not thread-safe: the loop is the only caller."""
+    """Commits of one epoch, with callbacks in the loop. Not thread-safe: the loop is the only caller."""
 
     def __init__(self, reactor: Reactor, catalog: Catalog) -> None:
         self._reactor = reactor
@@ -309,25 +310,25 @@ class Committer:
         self._is_over = False
 
     def commit(self, changes: Sequence[Change], then: Callable[[], None] = lambda: None) -> None:
-        """Call `then` in the loop when `changes`, and all that was committed before, are durable; never if they cannot be any more.
+        """Call `then` in the loop once `changes`, and all earlier commits, are durable; never if they cannot become
+        durable.
 
-        No changes are committed too: `then` keeps its place in the order. Does nothing after `end`.
-        """
+        An empty commit keeps the order of `then`. Does nothing after `end`."""
         if self._is_over:
             return
         loop_thread = threading.get_ident()
 
         def done(error: KVStoreError | None) -> None:
             if threading.get_ident() == loop_thread:
-                self._committed(error, then)  # the memory catalog answers at once
+                self._committed(error, then)  # the memory catalog calls `done` within `commit`
             else:
                 self._reactor.call_soon(lambda: self._committed(error, then))
 
         self._catalog.commit(changes, done)
 
     def end(self) -> None:
-        """The epoch is over: nothing is committed any more, and nobody is told of what is under way. What is left of the epoch would else
-        be written under a later one, should this master be elected again."""
+        """End the epoch: commit no more, and drop pending callbacks. Otherwise changes of this epoch could be
+        written in a later one, after a re-election."""
         self._is_over = True
 
     def _committed(self, error: KVStoreError | None, then: Callable[[], None]) -> None:

@@ -1,13 +1,12 @@
-"""The catalog: where the directory's records survive the master, and by which masters agree on who owns them.
+"""Interface of a catalog: durable storage of a partition's records, and election of the master that owns them.
 
-A durable map of records with group commit, an owner at a time, and followers; one for each partition of the key space. Every master that
-opens a catalog follows it: it is given all records there are, then every change, in order, and is elected when nobody else owns it. The
-owner's epoch is larger than that of every earlier owner; a former owner's writes fail from its end on with StaleEpoch.
+A catalog is a durable map with group commit, one owner at a time, and followers. Every master that opens it follows it:
+it receives all records, then every change in order. A follower is elected when no master owns the catalog. Each owner's
+epoch is larger than all earlier ones; writes of a former owner fail with StaleEpoch.
 
-    memory:   one process, elected at once; keeps nothing
-    lmdb:     one process at a time; a second one is refused at `open`
-    etcd:     many masters; the owner holds a key under a lease, which etcd ends when the owner is not heard from
-"""
+    memory:   one process, elected at once; nothing is durable
+    lmdb:     one process at a time; `open` refuses a second one
+    etcd:     many masters; the owner holds a key under a lease, which expires when it is not renewed"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,22 +17,21 @@ from kvstore.protocol.errors import ConfigError, KVStoreError
 from kvstore.telemetry.metrics.histogram import Histogram, HistogramSnapshot
 
 IDENTITY_BYTES: Final = 8
-"""Random bytes of an identity, in hexadecimal digits: two catalogs of one cluster are as good as never the same."""
+"""Random bytes of an identity, written in hexadecimal digits."""
 
 
 class Op(NamedTuple):
-    """Set the small record `key` (1 to 400 bytes of any content) to `value` (up to 64 KiB), or delete it when `value` is None."""
+    """Set the small record `key` (1 to 400 bytes) to `value` (up to 64 KiB), or delete it if `value` is None."""
 
     key: bytes
     value: bytes | None
 
 
 class BlockPuts(NamedTuple):
-    """Set the records of these blocks of one tenant, columns of one length. What had a record under a key is replaced.
+    """Set the records of blocks of one tenant, in columns of one length. Existing records are replaced.
 
-    Keys are 1 to 255 bytes long and each named once, tenants up to 128 bytes, namespaces and parents up to 255; sizes, checksums and
-    generations are below 2**64, holders below 2**32 and at most 65,535.
-    """
+    Keys are 1 to 255 bytes long and distinct, tenants up to 128 bytes, namespaces and parents up to 255. Sizes,
+    checksums and generations are below 2**64, holders below 2**32 and at most 65,535."""
 
     tenant: str
     keys: Sequence[bytes]
@@ -48,7 +46,7 @@ class BlockPuts(NamedTuple):
 
 
 class BlockDeletes(NamedTuple):
-    """Delete the records of these blocks of one tenant; one that has none is no error."""
+    """Delete the records of blocks of one tenant; missing ones are ignored."""
 
     tenant: str
     keys: Sequence[bytes]
@@ -58,14 +56,14 @@ Change = Op | BlockPuts | BlockDeletes
 
 
 class Candidate(NamedTuple):
-    """A master that would own the catalog: its name, and where clients and nodes reach it (frames, HOST:PORT)."""
+    """A master that campaigns for the catalog: its name, and its frames address (HOST:PORT) for clients and nodes."""
 
     name: str
     address: str
 
 
 class MasterContact(NamedTuple):
-    """How a master is asked by its fellows: where its control plane is (HOST:PORT), and the key that it asks them for
+    """Contact for other masters: control plane address (HOST:PORT), and the key that they present
     (security/authenticator.py)."""
 
     control: str = ""
@@ -73,14 +71,14 @@ class MasterContact(NamedTuple):
 
 
 class PeerMaster(NamedTuple):
-    """Another master of the cluster that lives."""
+    """Another live master of the cluster."""
 
     name: str
     contact: MasterContact
 
 
 class CatalogOwner(NamedTuple):
-    """Who owns the catalog: a Candidate, and the epoch it was elected with."""
+    """The catalog's owner: a Candidate and its epoch."""
 
     name: str
     address: str
@@ -88,49 +86,49 @@ class CatalogOwner(NamedTuple):
 
 
 Done = Callable[[KVStoreError | None], None]
-"""Called exactly once a commit: None when its changes are durable, StaleEpoch when this master does not own the catalog, or not any more,
-Closed when the catalog was closed first. May be called in the catalog's own thread, or before `commit` returns: it must only hand over."""
+"""Completion callback of a commit, called exactly once: None when the changes are durable, StaleEpoch when this
+master does not own the catalog, Closed when the catalog was closed first. It may run in the catalog's thread, or
+before `commit` returns: it must not block."""
 
 
 class Follower(Protocol):
-    """What a catalog tells the master that follows it. Called in the catalog's own thread, one call at a time, in order; a call may block
-    (the catalog waits with what comes next), and must not call the catalog back."""
+    """Receiver of a catalog's records and elections. Called in the catalog's thread, one call at a time, in order.
+
+    A call may block, which delays the next; it must not call the catalog back."""
 
     def begin(self) -> None:
-        """All records follow, from nothing: forget what was taken so far. At the start, and when what was missed is not to be had."""
+        """Drop all records: a full listing follows. Called at the start, and when changes were missed."""
 
     def take(self, changes: Sequence[Change]) -> None:
-        """In their order; deletions of what is not there do nothing."""
+        """Apply changes in order; deletions of absent records do nothing."""
 
     def owned_by(self, owner: CatalogOwner | None) -> None:
-        """Somebody else (or nobody) owns the catalog from now on. Also said once after the first listing."""
+        """Another master, or none, owns the catalog from now on. Also called once after the first listing."""
 
     def elected(self, epoch: int) -> None:
-        """This master owns the catalog from now on, and has been given all that any owner before it made durable."""
+        """This master owns the catalog from now on, and has received all durable changes of former owners."""
 
     def deposed(self, why: KVStoreError) -> None:
-        """It owns it no longer: another took over, or its lease could not be kept for so long that another may have. Or it cannot be
-        elected, since the catalog is damaged (Corrupt).
+        """This master lost the catalog: its lease expired or another took over. Or it cannot be elected, since the
+        catalog is damaged (Corrupt).
 
-        Every commit under way or to come fails with StaleEpoch until it is elected again. What follows is begin(), take()... anew.
-        """
+        All commits fail with StaleEpoch until it is elected again. Next, `begin` and a new listing follow."""
 
 
 class CommitStats(NamedTuple):
-    """How long groups of commits took until they were durable, how many batches wait now, and how many bytes the place takes, 0 where that
-    is not known."""
+    """Durations of group commits, batches queued now, and bytes of storage (0: unknown)."""
 
     durations: HistogramSnapshot
     waiting: int = 0
     size_bytes: int = 0
 
 
-NO_FELLOWS: Final[Mapping[str, PeerMaster]] = MappingProxyType({})
+NO_PEERS: Final[Mapping[str, PeerMaster]] = MappingProxyType({})
 NOTHING_WRITTEN: Final = CommitStats(Histogram().counts())
 
 
 def check_partitions(place: str, made_of: int, wanted: int) -> None:
-    """Raises ConfigError where the catalog at `place` was made for another number of partitions than are wanted."""
+    """Raise ConfigError if the catalog at `place` has another number of partitions."""
     if made_of != wanted:
         raise ConfigError(
             f"{place}: the catalog was made for a key space of {made_of} partitions, and the setting `partitions` is {wanted}: "
@@ -139,82 +137,80 @@ def check_partitions(place: str, made_of: int, wanted: int) -> None:
 
 
 class Catalog(ABC):
-    """See the module. `commit` may be called from one thread while `health` is read from any."""
+    """Durable records of one partition, see the module. `commit` is called by one thread; `health` may be read by
+    any."""
 
     scheme: ClassVar[str]
     wait_s: Callable[[], float] = staticmethod(lambda: 0.0)
-    """How long to leave the catalog to other masters when nobody owns it; asked in the catalog's own thread. To be set before `follow`."""
+    """Seconds to leave the election to other masters. Called in the catalog's thread; set before `follow`."""
     contact: MasterContact = MasterContact()
-    """How this master is asked, for the others. To be set before `follow`."""
+    """Contact for other masters; set before `follow`."""
 
     @property
-    def living(self) -> frozenset[str]:
-        """Addresses of the masters that live, where several share the partitions out; none while that is not known, and of a catalog that
-        is not the first partition's."""
+    def live_masters(self) -> frozenset[str]:
+        """Addresses of the live masters, for sharing out partitions. Empty while unknown, and in catalogs of other
+        than the first partition."""
         return frozenset()
 
     @property
-    def fellows(self) -> Mapping[str, PeerMaster]:
-        """The other masters that live, by the address of their frames, as far as is known; none where there can be no other, and of a
-        catalog that is not the first partition's. Any thread may ask."""
-        return NO_FELLOWS
+    def peer_masters(self) -> Mapping[str, PeerMaster]:
+        """The other live masters by frames address, as last known. Empty in catalogs of other than the first
+        partition, and where only one master is possible. Thread-safe."""
+        return NO_PEERS
 
     def give_up(self) -> None:
-        """Own it no longer, for another master that lives: as if another had taken over. Nothing where there can be no other."""
+        """Give up the ownership, as if another master had taken over. Does nothing where only one master is
+        possible."""
 
     @abstractmethod
     def open(self, *, deadline_s: float) -> None:
-        """Reach the place; the identity is known from here on. Call once, first.
+        """Open the storage and read the identity. Call once, first.
 
-        Raises CatalogUnavailable (not reachable within `deadline_s`), ConfigError (the place cannot be a catalog).
-        """
+        Raises CatalogUnavailable (not reachable within `deadline_s`), ConfigError (the storage cannot be a catalog)."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What tells this catalog from every other, once it is open: made at random with the catalog, kept in it, and gone with it.
+        """Random id of this catalog, made and stored with it; known after `open`.
 
-        Epochs are compared within one catalog only: those of another say nothing.
-        """
+        Epochs are comparable within one catalog only."""
 
     @property
     def shards(self) -> int:
-        """Into how many parts the blocks' records are cut, once it is open; one owner owns all of them."""
+        """Number of shards of the block records; known after `open`. One owner owns all of them."""
         return 1
 
     @abstractmethod
     def follow(self, me: Candidate, follower: Follower) -> None:
-        """Tell `follower` of records and owners from now on, in a thread of its own, and stand for election. Call once after `open`."""
+        """Notify `follower` of records and owners, in a thread of the catalog, and campaign. Call once after `open`."""
 
     @abstractmethod
     def commit(self, changes: Sequence[Change], done: Done) -> None:
-        """Make `changes` durable together with whatever else is waiting (group commit), then call `done`.
+        """Make `changes` durable together with other queued batches (group commit), then call `done`.
 
-        Batches of one catalog take effect in the order of their calls, so a later change of a key wins; within a batch too. A
-        batch may become durable in parts if the process dies. While the place is unreachable the batch waits and is tried
-        again with back-off: it does not fail for that reason (callers have deadlines of their own) while this master owns the catalog,
-        and `health` tells. Raises InvalidArgument for a change over the limits: nothing of the batch is taken then.
-        """
+        Batches of a catalog take effect in the order of their calls, as changes within a batch do. A process that
+        dies may leave a batch durable in part. While the storage is unreachable, and this master owns the catalog,
+        the batch is retried with back-off and does not fail: callers have deadlines, and `health` reports the
+        outage. Raises InvalidArgument for a change over the limits; then nothing of the batch is taken."""
 
     @property
     @abstractmethod
     def health(self) -> str:
-        """`ok`, or one line that says what is wrong, for `status`."""
+        """`ok`, or one line about what is wrong, for `status`."""
 
     @property
     def outage(self) -> str:
-        """One sentence while the place of all partitions serves nobody, else ""."""
+        """One sentence while the storage of all partitions serves no requests, else ""."""
         return ""
 
     @property
     def written(self) -> "CommitStats":
-        """What was written so far, and what waits."""
+        """Statistics of commits."""
         return NOTHING_WRITTEN
 
     @abstractmethod
     def close(self) -> None:
-        """Stop taking commits; those waiting get one last try within a second, then `done(Closed)`. A second close is a no-op.
+        """Take no more commits; queued ones get one last attempt within a second, then `done(Closed)`. Idempotent.
 
-        The owner gives its ownership up at once (etcd: its lease is revoked), so that a standby need not wait for it to end. The follower
-        is told nothing any more.
-        """
+        The owner gives up its ownership at once (etcd: revokes its lease), so that a standby need not wait for its
+        end. The follower gets no more calls."""

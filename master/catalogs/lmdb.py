@@ -1,9 +1,9 @@
 """The catalog `lmdb:PATH`: a folder with one LMDB environment, for a master on one machine.
 
-Every group is one LMDB transaction, synced before it is acknowledged. `PATH/owner.lock` is held with flock, so a second master is
-refused and a killed one leaves no trace. `meta` holds `format`, `shards`, `partitions`, `identity` and `epoch`; `values` holds segments of
-blocks and small records, by the keys that segments/log.py names. Partitions but the first have a folder each, PATH/partition-N.
-"""
+Every group is one LMDB transaction, synced before it is acknowledged. `PATH/owner.lock` is held with flock: a second
+master is refused, and a killed one leaves no lock behind. `meta` holds `format`, `shards`, `partitions`, `identity`
+and `epoch`; `values` holds segments of blocks and small records, by the keys of segments/log.py. Partitions but the
+first have a folder each, PATH/partition-N."""
 
 import fcntl
 import logging
@@ -26,17 +26,17 @@ from kvstore.protocol.errors import CatalogUnavailable, ConfigError, Corrupt
 from kvstore.protocol.partitions import SHARDS
 
 FORMAT = b"1"
-"""Layout of the environment. An environment of another format is refused."""
+"""Layout of the environment. Another format is refused."""
 MAP_BYTES = 16 * 1024**3
-"""The map's first size. Address space only, the file grows with its content: room for some 200 million blocks."""
+"""Initial map size. Only address space: the file grows with its content. Enough for some 200 million blocks."""
 MAX_READERS = 126
-"""Transactions that read at once, LMDB's own default. Far above what a master's threads have."""
+"""Concurrent read transactions, LMDB's default; a master has far fewer threads."""
 TABLE_BYTES = 64 * (2 + MAX_READERS)
-"""Of `lock.mdb`: what LMDB makes of it for so many readers."""
+"""Size of `lock.mdb` for MAX_READERS."""
 FOLLOWER_GRACE_S = 1.0
-"""How long `close` waits for a call of the follower that is under way."""
+"""Time that `close` waits for the follower's call under way."""
 MEMORY_PAUSE_S = 1.0
-"""Before the catalog is read anew which there was no memory for."""
+"""Delay before the catalog is read again after a MemoryError."""
 
 log = logging.getLogger("kvstore.master")
 
@@ -57,13 +57,13 @@ class _Ownership:
 
 
 class LmdbCatalog(Catalog):
-    """See Catalog. The writer is one thread of its own, the reader another, which ends with the election."""
+    """A catalog in one LMDB environment. One thread commits, another lists the records and ends with the election."""
 
     scheme: ClassVar[str] = "lmdb"
 
     def __init__(self, folder: Path, *, partitions: int = 1, map_bytes: int = MAP_BYTES, backoff: Backoff | None = None) -> None:
-        """`folder` is created if its parent exists. A full map doubles `map_bytes` by itself. The catalog is of one of so many
-        `partitions`."""
+        """`folder` is created if its parent exists. A full map is doubled automatically. `partitions` is the
+        cluster's number."""
         self._folder = folder
         self._partitions = partitions
         self._map_bytes = map_bytes
@@ -79,7 +79,7 @@ class LmdbCatalog(Catalog):
         )
 
     def open(self, *, deadline_s: float) -> None:
-        """See Catalog. Does not wait: a folder that another master has open is refused at once with CatalogUnavailable."""
+        """See Catalog. Does not wait: raises CatalogUnavailable at once if another master has the folder open."""
         try:
             self._folder.mkdir(exist_ok=True)
             self._lock_fd = os.open(self._folder / "owner.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -108,8 +108,8 @@ class LmdbCatalog(Catalog):
         return self._identity
 
     def follow(self, me: Candidate, follower: Follower) -> None:
-        """Nobody else can have the folder open: the election follows the listing."""
-        self._following = threading.Thread(target=self._tell, args=(follower,), name="catalog-follow", daemon=True)
+        """See Catalog. No other master can have the folder open: the election follows the listing."""
+        self._following = threading.Thread(target=self._notify, args=(follower,), name="catalog-follow", daemon=True)
         self._following.start()
 
     def commit(self, changes: Sequence[Change], done: Done) -> None:
@@ -169,16 +169,16 @@ class LmdbCatalog(Catalog):
             transaction.put(b"epoch", b"%d" % epoch)
         return epoch
 
-    def _tell(self, follower: Follower) -> None:
+    def _notify(self, follower: Follower) -> None:
         while not self._closing.is_set():
             try:
-                self._tell_once(follower)
+                self._notify_once(follower)
                 return
             except MemoryError:
-                log.warning("lmdb:%s: there was no memory to read it: it is tried again", self._folder)
+                log.warning("lmdb:%s: not enough memory to read it: retrying", self._folder)
                 self._closing.wait(MEMORY_PAUSE_S)
 
-    def _tell_once(self, follower: Follower) -> None:
+    def _notify_once(self, follower: Follower) -> None:
         segments = SegmentLog(self._shards)
         try:
             follower.begin()
@@ -211,7 +211,7 @@ class LmdbCatalog(Catalog):
         self.write(owned.log.append(changes))
 
     def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
-        """See Place. Not for the catalog's callers."""
+        """See CatalogRecords. Not for the catalog's callers."""
         found: list[tuple[bytes, bytes]] = []
         environment = self._opened()
         with _disk_errors(self._folder), environment.lmdb.begin(db=environment.values) as transaction, transaction.cursor() as cursor:
@@ -223,14 +223,14 @@ class LmdbCatalog(Catalog):
         return found
 
     def write(self, values: Mapping[bytes, bytes | None]) -> None:
-        """See Place. Not for the catalog's callers."""
+        """See CatalogRecords. Not for the catalog's callers."""
         environment = self._opened()
         with _disk_errors(self._folder):
             try:
                 while not _applied(environment, values):
                     self._grow_map(environment)
             except lmdb.PanicError:
-                # A meta page could not be written. LMDB refuses this environment from now on; a fresh one finds the last good page.
+                # A meta page could not be written: this environment is unusable; a new one finds the last good page.
                 self._close_environment()
                 raise
 
@@ -240,11 +240,11 @@ class LmdbCatalog(Catalog):
         return self._environment
 
     def _grow_map(self, environment: _Environment) -> None:
-        # LMDB moves the map: a transaction of this process that is open meanwhile would read freed memory. The listing is over by then.
+        # LMDB moves the map: an open transaction would read freed memory. The listing is over by then.
         try:
             environment.lmdb.set_mapsize(2 * self._map_bytes)
         except lmdb.Error:
-            self._close_environment()  # for want of address space: LMDB has given up the former map by then, and with it the environment
+            self._close_environment()  # no address space: LMDB has unmapped the former map, and the environment is unusable
             raise
         self._map_bytes *= 2
 
@@ -264,14 +264,14 @@ class _ClosingError(Exception):
 
 
 def _preallocate(path: Path) -> None:
-    """Give LMDB's table of readers all its blocks before LMDB has it, which maps it writable and sparse: on a full disk its first page is a
-    SIGBUS."""
+    """Allocate all blocks of LMDB's reader table. LMDB maps it writable and sparse: on a full disk its first page
+    would be a SIGBUS."""
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as table:
         os.posix_fallocate(table.fileno(), 0, max(os.fstat(table.fileno()).st_size, TABLE_BYTES))
 
 
 def _applied(environment: _Environment, values: Mapping[bytes, bytes | None]) -> bool:
-    """Write the values in one synced transaction; False when the map is full and nothing was written."""
+    """Write the values in one synced transaction; return False if the map is full and nothing was written."""
     try:
         with environment.lmdb.begin(db=environment.values, write=True) as transaction:
             for key, value in values.items():
@@ -286,7 +286,7 @@ def _applied(environment: _Environment, values: Mapping[bytes, bytes | None]) ->
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Translate what the disk refuses; the transaction under way was rolled back."""
+    """Translate LMDB errors to CatalogUnavailable; the transaction under way was rolled back."""
     try:
         yield
     except lmdb.Error as error:
@@ -294,7 +294,8 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _why_no_folder(folder: Path, error: OSError) -> str:
-    """Why the folder cannot be made or opened, and what to do. A parent is not made: it may be a disk that is not mounted."""
+    """Return why the folder cannot be made or opened, and what to do. A parent is not made: it may be an unmounted
+    disk."""
     if not folder.parent.exists():
         return f"its parent {folder.parent} does not exist: mkdir -p {folder.parent}, or name another folder"
     if not folder.is_dir() and folder.exists():

@@ -1,7 +1,6 @@
-"""The catalog `memory:`: it keeps nothing, since nobody could read it back. For tests, demos and clusters whose blocks may be forgotten.
+"""The catalog `memory:`, which stores nothing: for tests, demos and clusters whose blocks may be lost.
 
-A master that restarts learns from its nodes' inventories what they still hold; pins and the numbers of nodes are forgotten.
-"""
+A master that restarts learns the blocks from its nodes' inventories; pins and node numbers are lost."""
 
 import secrets
 import threading
@@ -15,7 +14,8 @@ from kvstore.protocol.errors import Closed, KVStoreError, StaleEpoch
 
 
 class MemoryCatalog(Catalog):
-    """See Catalog. Calls `done` before `commit` returns. One thread at a time may call it."""
+    """A catalog that accepts commits and stores nothing. Calls `done` before `commit` returns. One thread at a time
+    may call it."""
 
     scheme: ClassVar[str] = "memory"
 
@@ -31,9 +31,10 @@ class MemoryCatalog(Catalog):
         return self._identity
 
     def follow(self, me: Candidate, follower: Follower) -> None:
-        """There are no records, and nobody else: the election is at once. The epoch is the wall clock's time, for operators to tell masters
-        apart by. Nodes do so by the identity: nothing of an earlier owner is kept, so each has a catalog of its own, and a clock set back
-        between two of them harms nobody."""
+        """See Catalog. The election is immediate: no records and no other masters exist.
+
+        The epoch is the wall clock's time, which only operators compare. Nodes compare identities, and each start
+        has a new one: a clock that is set back does no harm."""
         epoch = time.time_ns()
 
         def elect() -> None:

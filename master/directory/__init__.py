@@ -1,1 +1,1 @@
-"""Which nodes hold which block: rows, holders, members, reservations, removals, replicas. Sans-I/O."""
+"""Directory of which nodes hold which block: rows, holders, members, reservations, removals, replicas. Sans-I/O."""

@@ -1,8 +1,8 @@
 """Audit trail of the cluster: the newest entries, as records of the catalog. Sans-I/O.
 
-Two rings: changes, and what anybody may cause (refused and repeated requests). So a flood of refused logins evicts no change.
-Record keys are b"a", the ring's letter and the entry's number (u64, big-endian); the value is a kvstore.v1.AuditEntry.
-"""
+Two rings: one for changes, one for refused and repeated requests. So a flood of refused logins evicts no change.
+Record keys are b"a", the ring's letter and the entry's number (u64, big-endian); the value is a
+kvstore.v1.AuditEntry."""
 
 import struct
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _LIMITS: Final = {CHANGES: MAX_CHANGES, OTHERS: MAX_OTHERS}
 
 
 class AuditLog:
-    """See the module. Not thread-safe."""
+    """Two bounded rings of entries, numbered together. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rings: dict[bytes, dict[int, pb.AuditEntry]] = {CHANGES: {}, OTHERS: {}}
@@ -35,7 +35,7 @@ class AuditLog:
         """Number of the newest entry, or 0."""
 
     def add(self, entry: pb.AuditEntry) -> list[Op]:
-        """Append an entry under the next number. Operations that make it durable and delete what it displaces."""
+        """Append an entry under the next number; return the operations that store it and delete the displaced ones."""
         entry.number = self.last = self.last + 1
         letter = OTHERS if entry.count else CHANGES
         ring = self._rings[letter]
@@ -48,7 +48,7 @@ class AuditLog:
         return ops
 
     def take(self, key: bytes, value: bytes | None) -> None:
-        """A record of the catalog, or its deletion (None). Raises Corrupt."""
+        """Apply a record of the catalog, or its deletion (None). Raises Corrupt."""
         letter, number = _read_key(key)
         ring = self._rings[letter]
         if value is None:
@@ -63,7 +63,7 @@ class AuditLog:
         self.last = max(self.last, number)
 
     def after(self, number: int) -> list[pb.AuditEntry]:
-        """Entries with a higher number, oldest first."""
+        """Return the entries with a higher number, oldest first."""
         return sorted(self._newer(number), key=lambda entry: entry.number)
 
     def _newer(self, number: int) -> Iterator[pb.AuditEntry]:
@@ -74,12 +74,12 @@ class AuditLog:
 
 
 def is_audit(key: bytes) -> bool:
-    """Whether a record's key is one of the audit trail."""
+    """Return True if a record's key is one of the audit trail."""
     return key[:1] == PREFIX
 
 
 def clip(text: str) -> str:
-    """The text within MAX_TEXT_BYTES, printable and valid UTF-8."""
+    """Return the text cut to MAX_TEXT_BYTES, printable and valid UTF-8."""
     shown = "".join(one if one.isprintable() else "\ufffd" for one in text)
     return shown.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
 

@@ -1,4 +1,4 @@
-"""How long what a directory keeps is believed, and how much of it there may be at most: plain values, made of the master's settings."""
+"""Times and limits of a directory: plain values, made from the master's settings."""
 
 from dataclasses import dataclass, field
 
@@ -8,8 +8,9 @@ from kvstore.master.directory.writes.record_policy import ALL
 
 @dataclass(frozen=True, slots=True)
 class DirectoryTiming:
-    """Seconds a reservation lasts, a silent node is believed, a new node warms up, a dead node's blocks are remembered, a measured rate
-    counts, and the replicas of a dead node are waited for before others are made."""
+    """Times in seconds: lifetime of reservations, silence until a node is dead, ramp-up of a new node, delay until a
+    dead node's blocks are forgotten, lifetime of measured rates, and delay until a dead node's replicas are copied
+    again."""
 
     reserve_ttl_s: float = 30.0
     node_ttl_s: float = 10.0
@@ -21,8 +22,8 @@ class DirectoryTiming:
 
 @dataclass(frozen=True, slots=True)
 class HotCopyLimits:
-    """How reads of a hot block are spread: over `copies` nodes besides its own at most (0: not at all), one for each `reads_per_s` by
-    which hosts without a copy read it."""
+    """Limits of hot copies: up to `copies` further nodes (0: none), one for each `reads_per_s` by hosts without a
+    copy."""
 
     copies: int = 0
     reads_per_s: float = 100.0
@@ -30,9 +31,8 @@ class HotCopyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryLimits:
-    """How long things last. Nodes that may live, dead ones that are known, removals kept for them one by one, puts granted and not yet
-    published, what drains have under way, the share of its capacity that a node keeps free where others spill to it (0: nothing is
-    spilled), and how reads of hot blocks are spread."""
+    """Times and limits: live nodes, known dead nodes, tombstones, reservations, copies under way, the share of
+    capacity that is kept free for spilled blocks (0: no spilling), and hot copies."""
 
     timing: DirectoryTiming = field(default_factory=DirectoryTiming)
     nodes: int = 1024
@@ -43,4 +43,4 @@ class DirectoryLimits:
     spill_free_share: float = 0.0
     spread: HotCopyLimits = field(default_factory=HotCopyLimits)
     recorded: str = ALL
-    """Which blocks have a record: see record_policy.py."""
+    """Blocks that have a record: see record_policy.py."""

@@ -1,10 +1,10 @@
-"""The directory: which nodes hold which block, who may write, who is alive. The master without its sockets and its catalog.
+"""The directory: which nodes hold which block, reservations and membership. The master without its sockets and its
+catalog.
 
-Sans-I/O and one thread: `now_ns` (monotonic) is passed in, catalog operations and commands to nodes are returned. It puts its parts
-together, and is where nodes come and go and puts are granted. What is asked goes to `queries`, removes and pins to `removing` and
-`pins`, copies to `replication`; what nodes report goes through block_events.py. Reads are fenced at the node, so a wrong holder here
-costs a miss and never a wrong byte.
-"""
+Sans-I/O and one thread: `now_ns` (monotonic) is passed in; catalog operations and commands to nodes are returned.
+This class owns the parts, and handles registration and reservations. Lookups go to `queries`, removals and pins to
+`removing` and `pins`, copies to `replication`; node reports go through block_events.py. Reads are fenced at the
+node: a stale holder costs a miss and never returns wrong bytes."""
 
 import random
 from array import array
@@ -52,14 +52,15 @@ from kvstore.security.quotas.quota import RESERVATIONS
 
 NS_PER_S: Final = 1_000_000_000
 _MAY_PUT: Final = bytes((GRANTED, BUSY, PRESENT)).ljust(256, b"\0")
-"""By what is known of a block (NOBODY, HINTED, NAMED): whether somebody may put it."""
+"""By a block's presence (ABSENT, HINTED, CONFIRMED): the status of a reservation."""
 GENERATIONS_AHEAD: Final = 1 << 40
-"""Allowed at a time: months of puts, so that an owner writes this down once or twice. As wall clock they are 18 minutes."""
+"""Generations allowed by one record: months of puts, so that an owner writes it once or twice. As wall clock they
+are 18 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryCounts:
-    """Blocks that can be read now, puts granted and not yet published, pinned keys."""
+    """Readable blocks, open reservations, pinned keys."""
 
     blocks: int
     reserved: int
@@ -67,7 +68,7 @@ class DirectoryCounts:
 
 
 class Directory:
-    """See the module. Every method belongs to one thread."""
+    """State of one partition at its owner. Not thread-safe: the master's loop is the only caller."""
 
     def __init__(
         self,
@@ -80,11 +81,11 @@ class Directory:
         rng: random.Random,
         share_of: Callable[[str, int], TenantShare | None] = unshared,
     ) -> None:
-        """The directory of `followed`, which is its own from now on. No node lives until it registers.
+        """Take over `followed`, which must not be used afterwards. No node is live until it registers.
 
-        `wall_ns` is the wall clock. Generations and registrations start above it and above all that a former owner may have granted, whose
-        clock may have been ahead: so none is repeated. Takes a time that does not grow with the blocks. Raises Corrupt.
-        """
+        `wall_ns` is the wall clock. Generations and registrations start above it and above all that former owners
+        granted, whose clocks may have been ahead: none is repeated. Takes constant time in the number of blocks.
+        Raises Corrupt."""
         self._timing = limits.timing
         self._rng = rng
         self._share_of = share_of
@@ -99,18 +100,18 @@ class Directory:
         self.members = Membership(
             wall_ns=granted, node_ttl_ns=_ns(self._timing.node_ttl_s), max_live=limits.nodes, max_absent=limits.absent_nodes
         )
-        self.recording = RecordPolicy(self._rows, limits.recorded)
-        parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.recording, master_epoch)
-        self._publishing = BlockEventWriter(parts, self._reservations)
+        self.record_policy = RecordPolicy(self._rows, limits.recorded)
+        parts = self._parts = DirectoryParts(self._rows, self._tenants, self.members, self.record_policy, master_epoch)
+        self._events = BlockEventWriter(parts, self._reservations)
         self.replication = ReplicaPlanner(parts)
-        self.draining = NodeDrains(parts, self.replication, limits.pace)
+        self.drains = NodeDrains(parts, self.replication, limits.pace)
         self.targets = ReplicaTargets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
         guests: OrderedDict[tuple[str, bytes], SpilledBlock] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
-        self.last_copies = LastReplicas(parts, guests, hot)
-        self.spilling = SpilledBlocks(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
-        self.heat = BlockHeat()
-        self.hot_copies = HotCopies(parts, self.replication, self.heat, hot, limits.pace, spread=limits.spread, rng=rng)
+        self.last_replicas = LastReplicas(parts, guests, hot)
+        self.spiller = SpilledBlocks(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
+        self.block_heat = BlockHeat()
+        self.hot_copies = HotCopies(parts, self.replication, self.block_heat, hot, limits.pace, spread=limits.spread, rng=rng)
         self._removals = RemovedKeys(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
         self.audit = followed.audit
@@ -119,17 +120,15 @@ class Directory:
         """Of all partitions, at the owner of the first."""
         self.last_reads = LastReads()
         self.queries = DirectoryQueries(self._rows, self._tenants)
-        self.claiming = PutClaims(parts, self._reservations)
+        self.claims = PutClaims(parts, self._reservations)
         self.pins = Pins(parts, self.queries, share_of=share_of, wall_ns=wall_ns, now_ns=now_ns)
-        self.removing = BlockRemover(
-            parts, self.queries, self._reservations, self._publishing, self.replication, self.targets, self._removals
-        )
-        self._sweep_row = 0
+        self.removing = BlockRemover(parts, self.queries, self._reservations, self._events, self.replication, self.targets, self._removals)
+        self._scan_row = 0
         self._remember(followed, now_ns)
 
     def _remember(self, followed: FollowedRecords, now_ns: int) -> None:
-        if followed.strangers is not None:
-            self.members.remember_strangers(followed.strangers)
+        if followed.unknown_nodes is not None:
+            self.members.load_unknown_nodes(followed.unknown_nodes)
         for record in followed.each(NodeRecord):
             self.members.remember(record, now_ns)
         for node in self.members:
@@ -142,15 +141,16 @@ class Directory:
             self.members.set_stopped(stopped.name)
         for node_id in self._rows.sets.node_ids():
             if self.members.get(node_id) is None:
-                self._publishing.write_off(node_id)  # forgotten; the blocks' records do not know
-        self._set_live()  # who only followed had others' nodes taken to be alive, for questions
+                self._events.write_off(node_id)  # a forgotten node that blocks' records still name
+        self._set_live()  # a follower takes the owner's nodes as live, for queries
 
     def columns(self) -> tuple[Rows, Tenants]:
-        """What contents.py copies."""
+        """Return the tables that contents.py copies."""
         return self._rows, self._tenants
 
     def grants_ahead(self) -> list[Op]:
-        """What allows the next generations; before the first of them it must be durable, later on nobody waits for it."""
+        """Return operations that allow further generations, if needed. The first must be durable before a grant;
+        later ones need no wait."""
         last = self._reservations.last_generation
         if last + GENERATIONS_AHEAD // 2 < self._granted_generation:
             return []
@@ -160,52 +160,52 @@ class Directory:
     def register(
         self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[NodeMember, list[Op]]:
-        """The node under its new registration, and catalog operations that need no waiting for. See Membership.register."""
+        """Register a node; return it, and operations that need no wait. See Membership.register."""
         known = self.members.named(info.name)
         was_stopping = known is not None and known.is_stopping
         same_process = known is not None and known.info.instance == info.instance
         former = known.description if known else NO_DESCRIPTION
         node, is_new = self.members.register(info, tiers, now_ns, description, node_id=node_id)
-        self._publishing.registered(node, same_process=same_process)
-        self.replication.left(node.node_id)
+        self._events.registered(node, same_process=same_process)
+        self.replication.end_orders_of_node(node.node_id)
         node.known_blocks = self._rows.sets.blocks_at(node.node_id)
         self._set_live()
-        ops = [records.put_node(info.name, node.node_id, node.floor)] if is_new else []
+        ops = [records.put_node(info.name, node.node_id, node.removal_horizon)] if is_new else []
         if was_stopping:
             ops.append(records.delete_stopped(info.name))
         return node, ops + records.put_description(info.name, description, former)
 
     def forget(self, name: str) -> tuple[NodeMember, list[Op]]:
-        """The dead node `name` is known no more: it, and operations. Call `floors_written` when they are durable.
+        """Forget the dead node `name`; return it, and operations. Call `horizons_written` once they are durable.
 
-        Should it ever return, it is a new node, and must drop what it had. Raises InvalidArgument: no node has the name, or it is alive.
-        """
+        If it returns it is a new node, and must drop its blocks. Raises InvalidArgument: no such node, or it is
+        alive."""
         node, ops = self._removals.forget(name, self._reservations.last_generation)
-        self._publishing.write_off(node.node_id)
+        self._events.write_off(node.node_id)
         if node.drain:
             ops.append(records.delete_drain(name))
         if node.is_stopping:
             ops.append(records.delete_stopped(name))
         return node, ops + records.put_description(name, NO_DESCRIPTION, node.description)
 
-    def floors_written(self) -> list[Op]:
-        """What a `forget`, or a remove that `raises_floors`, wrote is durable; operations nobody waits for."""
-        return self._removals.floors_written()
+    def horizons_written(self) -> list[Op]:
+        """A `forget`, or a removal that `raises_horizons`, is durable; return operations that need no wait."""
+        return self._removals.horizons_written()
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> list[Op]:
-        """See Membership.describe; catalog operations that need no waiting for."""
+        """See Membership.describe; return catalog operations that need no wait."""
         node, former = self.members.describe(node_id, epoch, topology=topology, transfer=transfer)
         return records.put_description(node.info.name, node.description, former)
 
-    def slowed(self, node_id: int, epoch: int, slow: Sequence[pb.SlowRequest]) -> None:
-        """The slowest requests at the node, in place of those that it told of before. Raises StaleEpoch, InvalidArgument."""
+    def set_slow_requests(self, node_id: int, epoch: int, slow: Sequence[pb.SlowRequest]) -> None:
+        """Replace the node's slowest requests. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(slow) > MAX_SLOW:
-            raise InvalidArgument(f"a node tells of {len(slow)} slow requests: at most {MAX_SLOW}")
+            raise InvalidArgument(f"a node reported {len(slow)} slow requests: at most {MAX_SLOW} are allowed")
         node.slow = slow
 
     def stopping(self, node_id: int, epoch: int) -> list[Op]:
-        """See Membership.stopping; catalog operations that need no waiting for."""
+        """See Membership.stopping; return catalog operations that need no wait."""
         return [records.put_stopped(self.members.stopping(node_id, epoch).info.name)]
 
     def heartbeat(
@@ -221,57 +221,60 @@ class Directory:
         """Raises StaleEpoch: the node must register again."""
         self.members.heartbeat(node_id, epoch, tiers, counters, now_ns, tenants=tenants)
 
-    def measured(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
-        """At which rates the node received from others: all that it tells now. Raises StaleEpoch, InvalidArgument; nothing has changed."""
+    def set_rates(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
+        """Replace the rates at which the node received from others. Raises StaleEpoch, InvalidArgument; nothing has
+        changed then."""
         node = self.members.check(node_id, epoch)
         node.rates = NodeRates(rates, ttl_ns=int(self._timing.measured_rate_ttl_s * NS_PER_S), now_ns=now_ns)
 
-    def carried(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
-        """What the NICs of the node's host have carried. Raises StaleEpoch, InvalidArgument."""
+    def set_links(self, node_id: int, epoch: int, links: Sequence[pb.LinkFlow]) -> None:
+        """Replace the counters of the NICs of the node's host. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if len(links) > MAX_LINKS:
-            raise InvalidArgument(f"a node tells of {len(links)} NICs: at most {MAX_LINKS}")
+            raise InvalidArgument(f"a node reported {len(links)} NICs: at most {MAX_LINKS} are allowed")
         node.links = links
 
     def disconnected(self, node_id: int, epoch: int, now_ns: int) -> bool:
-        """The node's link broke: its blocks are out of reach until it registers again. Whether it died of that."""
+        """The node's connection broke: its blocks are unreadable until it registers again. Return True if it counts
+        as dead now."""
         has_died = self.members.disconnected(node_id, epoch, now_ns)
         if has_died:
-            self.replication.left(node_id)
+            self.replication.end_orders_of_node(node_id)
             self._set_live()
         return has_died
 
-    def tick(self, now_ns: int) -> list[NodeMember]:
-        """Let time pass: reservations, silent nodes, nodes dead for long, empty tenants. The nodes that died of silence."""
+    def run_due(self, now_ns: int) -> list[NodeMember]:
+        """Expire reservations, silent nodes, long-dead nodes and empty tenants. Return the nodes that died of
+        silence."""
         self._reservations.expire(self._tenants, now_ns)
         self.replication.expire(now_ns)
         silent = self.members.expire(now_ns)
         for node in silent:
-            self.replication.left(node.node_id)
+            self.replication.end_orders_of_node(node.node_id)
         if silent:
             self._set_live()
         for node in self.members.write_off(now_ns, _ns(self._timing.forget_node_s)):
-            self._publishing.write_off(node.node_id)
+            self._events.write_off(node.node_id)
         self._tenants.forget_empty()
         return silent
 
-    def sweep(self, max_rows: int) -> list[Change]:
-        """Look at the next `max_rows` rows and delete the blocks whose holders are all forgotten; operations nobody waits for.
+    def delete_unheld(self, max_rows: int) -> list[Change]:
+        """Check the next `max_rows` rows and delete blocks whose holders are all forgotten; return operations that need
+        no wait.
 
-        Removals are forgotten too, once every node that is known has told its inventory.
-        """
+        Also drops tombstones once every known node has sent its inventory."""
         ops: list[Change] = [*self._removals.settle()]
         empty = self._rows.sets.empty
         if not empty:
             return ops
-        begin = self._sweep_row if self._sweep_row < len(self._rows) else 0
-        self._sweep_row = begin + max_rows
-        if empty.isdisjoint(self._rows.holders[begin : self._sweep_row]):
+        begin = self._scan_row if self._scan_row < len(self._rows) else 0
+        self._scan_row = begin + max_rows
+        if empty.isdisjoint(self._rows.holders[begin : self._scan_row]):
             return ops
-        end = min(self._sweep_row, len(self._rows))
+        end = min(self._scan_row, len(self._rows))
         for row in range(begin, end):
             if self._rows.holders[row] in empty:
-                ops += self._bury(row)
+                ops += self._delete_row(row)
         return ops
 
     def reserve(
@@ -284,16 +287,15 @@ class Directory:
         avoid: int = 0,
         now_ns: int,
     ) -> ReserveReply:
-        """Who may write, and where. The second of a repeated key is BUSY, and so is a block that no inventory has named yet: PRESENT is a
-        promise, and a node may have lost the block while its link was broken.
+        """Reserve keys for a put, and choose their nodes. A repeated key is BUSY, as is a block that no inventory has
+        confirmed: PRESENT is a promise, and a node may have lost the block while it was disconnected.
 
-        Raises InvalidArgument (a size out of range, or too large for every node), Unavailable (no node), Full (too many stand
-        reserved already) or QuotaExceeded (too many of the tenant do); nothing was reserved.
-        """
+        Raises InvalidArgument (size out of range, or too large for every node), Unavailable (no node), Full (too
+        many reservations) or QuotaExceeded (too many of the tenant); nothing was reserved then."""
         if keys and not 1 <= min(sizes) <= max(sizes) <= MAX_VALUE_BYTES:
             raise InvalidArgument(f"a value is 1 to {MAX_VALUE_BYTES} bytes long")
-        owner = self._tenants.asked(tenant)
-        statuses = bytearray(self.queries.standing(tenant, keys).translate(_MAY_PUT))
+        owner = self._tenants.lookup(tenant)
+        statuses = bytearray(self.queries.presence(tenant, keys).translate(_MAY_PUT))
         wanted: dict[bytes, int] = {}
         live = self._rows.sets.live_nodes
         for index, key in enumerate(keys):
@@ -314,62 +316,62 @@ class Directory:
         return ReserveReply(bytes(statuses), nodes, generations)
 
     def cancel(self, tenant: str, keys: Sequence[bytes], generations: Sequence[int]) -> None:
-        """These reservations are over; those of other generations stay."""
+        """End these reservations; those of other generations stay."""
         for key, generation in zip(keys, generations, strict=True):
-            self._reservations.end(self._tenants.asked(tenant), key, generation)
+            self._reservations.end(self._tenants.lookup(tenant), key, generation)
 
     def plan_publish(self, node_id: int, message: Publish) -> PublishPlan:
-        """See Publishing.plan. Give the plan's operations to the catalog, and the plan to `apply` once they are durable."""
-        return self._publishing.plan(node_id, message)
+        """See BlockEventWriter.plan. Commit the plan's operations to the catalog, then call `apply` with the plan."""
+        return self._events.plan(node_id, message)
 
     def compare(self, node_id: int, epoch: int) -> DigestComparison:
-        """Of the node's inventory, which it has begun under this registration. Raises StaleEpoch, InvalidArgument."""
+        """Begin the comparison of the node's inventory under this registration. Raises StaleEpoch, InvalidArgument."""
         node = self.members.check(node_id, epoch)
         if node.state != SYNCING:
-            raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has ended")
+            raise InvalidArgument(f"node {node_id} compares an inventory that it has not begun, or has completed")
         return DigestComparison(self._parts, node)
 
-    def paid(self, plan: PublishPlan) -> None:
-        """See Publishing.paid."""
-        self._publishing.paid(plan)
+    def drops_acknowledged(self, plan: PublishPlan) -> None:
+        """See BlockEventWriter.drops_acknowledged."""
+        self._events.drops_acknowledged(plan)
 
     def apply(self, plan: PublishPlan) -> PublishEffects:
-        """See Publishing.apply."""
-        return self._publishing.apply(plan)
+        """See BlockEventWriter.apply."""
+        return self._events.apply(plan)
 
     def blocks_at(self, node_id: int) -> int:
-        """Blocks thought to be at the node."""
+        """Return the number of blocks that list the node as a holder."""
         return self._rows.sets.blocks_at(node_id)
 
     def counts(self) -> DirectoryCounts:
         reserved, pinned = sum(len(tenant.reserved) for tenant in self._tenants), sum(len(tenant.pins) for tenant in self._tenants)
         return DirectoryCounts(self._rows.sets.live_blocks(), reserved, pinned)
 
-    def given(self) -> dict[str, tuple[int, int]]:
-        """Of each tenant that has any: its pins and reservations."""
+    def grants_by_tenant(self) -> dict[str, tuple[int, int]]:
+        """Return the pins and reservations of each tenant that has any."""
         return {tenant.name: (len(tenant.pins), len(tenant.reserved)) for tenant in self._tenants if tenant.pins or tenant.reserved}
 
     def check_integrity(self) -> None:
         """Assert that all parts agree. For tests; O(rows)."""
         self._rows.check_integrity()
-        self._publishing.check_integrity()
+        self._events.check_integrity()
         self._reservations.check_integrity(self._tenants)
         assert self._rows.sets.live_nodes == {node.node_id for node in self.members.live()}
         self._removals.check_integrity()
         self.pins.check_integrity()
         self.replication.check_integrity()
         self.hot_copies.check_integrity()
-        self.recording.check_integrity()
+        self.record_policy.check_integrity()
 
     def _set_live(self) -> None:
         self._rows.sets.set_live(node.node_id for node in self.members.live())
 
-    def _bury(self, row: int) -> list[Change]:
+    def _delete_row(self, row: int) -> list[Change]:
         key = self._rows.keys[row]
         tenant = self._tenants.at(self._rows.tenant_indexes[row])
-        self.recording.leaves(tenant, key)
+        self.record_policy.before_removal(tenant, key)
         self._rows.remove(row)
-        ops = self.recording.ops(tenant, key)
+        ops = self.record_policy.ops(tenant, key)
         return ops if tenant.targets.pop(key, None) is None else [*ops, records.delete_target(tenant.prefix, key)]
 
     def _grant(
@@ -384,7 +386,7 @@ class Directory:
         now_ns: int,
         share: TenantShare | None,
     ) -> None:
-        """Place and reserve the `wanted` keys (key to index) and fill their columns."""
+        """Place and reserve the `wanted` keys (key to index), and fill their columns."""
         wanted_sizes = [sizes[index] for index in wanted.values()]
         slow_start_ns = _ns(self._timing.slow_start_s)
         placed = place(wanted_sizes, candidates, local_node=local_node, slow_start_ns=slow_start_ns, rng=self._rng, now_ns=now_ns)

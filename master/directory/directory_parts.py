@@ -1,4 +1,4 @@
-"""Tables that all parts of one directory work on. Values."""
+"""Tables that all parts of one directory share."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from kvstore.master.directory.writes.record_policy import RecordPolicy
 
 @dataclass(frozen=True, slots=True)
 class DirectoryParts:
-    """Blocks, tenants and nodes of one directory, which blocks have a record, and the epoch that its commands carry."""
+    """Blocks, tenants and nodes of one directory, its record policy, and the epoch of its commands."""
 
     rows: Rows
     tenants: Tenants
     members: Membership
-    recording: RecordPolicy
+    record_policy: RecordPolicy
     master_epoch: int

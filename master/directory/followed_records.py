@@ -1,9 +1,8 @@
-"""The directory's records as a catalog tells of them, kept so that a directory stands on them at once. Sans-I/O.
+"""Records of a catalog as a follower has them, from which a directory starts at once. Sans-I/O.
 
-A master that stands by takes in each change as it comes. When it is elected, the rows of the blocks are there already, held by hints, and
-only what is small is made anew from its records: nodes, their descriptions, pins that end, quotas. So to take over
-takes no longer for ten million blocks than for ten.
-"""
+A follower applies each change as it is made. At its election the block rows exist already, with hints as holders;
+only small state is built from its records: nodes, descriptions, pins with an end, quotas. So a failover takes no
+longer for ten million blocks than for ten."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -19,13 +18,13 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
-    GuestsRecord,
     NodeRecord,
     PinRecord,
     QuotaRecord,
     RemovedRecord,
     StoppedRecord,
     TargetRecord,
+    UnknownNodesRecord,
 )
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
 from kvstore.security.quotas.limits import NamedLimits
@@ -33,30 +32,31 @@ from kvstore.security.quotas.limits import NamedLimits
 R = TypeVar("R")
 
 KEPT: Final = (NodeRecord, DrainRecord, StoppedRecord, PinRecord, QuotaRecord, WeightsRecord, NamespaceRecord)
-"""Kept as they are until a directory stands on them; of pins those that have an end, by the wall clock: others are in Tenant.pins."""
+"""Records stored as they are until a directory is built. Of pins only those with an end, in wall clock; the others
+are in Tenant.pins."""
 
 
 class FollowedRecords:
-    """The records of one catalog. `Directory` takes it over, and it must not be used after that. Not thread-safe."""
+    """The records of one catalog. `Directory` takes it over; it must not be used after that. Not thread-safe."""
 
     def __init__(self) -> None:
         self.tenants = Tenants()
         self.rows = Rows(self.tenants)
-        self.strangers: GuestsRecord | None = None
+        self.unknown_nodes: UnknownNodesRecord | None = None
         self.last_generation = 0
-        """No version that was ever recorded or removed is newer."""
+        """Upper bound of all recorded and removed versions."""
         self.granted_generation = 0
-        """No owner has granted a newer one."""
+        """Upper bound of all granted generations."""
         self.audit = AuditLog()
         self._kept: dict[type[object], dict[bytes, Any]] = {kind: {} for kind in KEPT}
         """By the record's key."""
         self._limits: Mapping[str, NamedLimits] | None = None
-        """What operators have set; None: that has changed."""
+        """Limits set by operators; None after a change."""
         self._parts: dict[str, dict[bytes, DescriptionPart]] = {}
-        """Of the description of each node."""
+        """Parts of the description of each node."""
 
     def take(self, changes: Sequence[Change]) -> None:
-        """Take in changes, in their order. Raises Corrupt for a record that is none."""
+        """Apply changes in order. Raises Corrupt for an invalid record."""
         for change in changes:
             if isinstance(change, BlockPuts):
                 if change.keys:
@@ -71,30 +71,30 @@ class FollowedRecords:
             else:
                 self._put(change.key, change.value)
 
-    def tick(self) -> None:
-        """Let time pass: tenants that have nothing any more are forgotten."""
+    def run_due(self) -> None:
+        """Forget tenants without state."""
         self.tenants.forget_empty()
 
     def blocks(self) -> int:
-        """Blocks that have a record."""
+        """Return the number of blocks with a record."""
         return self.rows.sets.held_blocks()
 
     def each(self, kind: type[R]) -> Iterator[R]:
-        """Records of a kind of KEPT; of pins those that have an end."""
+        """Iterate over the records of a kind in KEPT; of pins those with an end."""
         return iter(self._kept[kind].values())
 
     def operator_quotas(self) -> Mapping[str, NamedLimits]:
-        """What operators have set of tenants' limits, by tenant; another mapping after each change."""
+        """Return the limits set by operators, by tenant; a new mapping after each change."""
         if self._limits is None:
             self._limits = {record.tenant: record.limits for record in self.each(QuotaRecord)}
         return self._limits
 
     def description(self, name: str) -> Description:
-        """What the node `name` said last. Raises Corrupt for a description of another release."""
+        """Return the last description of the node `name`. Raises Corrupt for one of another release."""
         return records.join_description(tuple(self._parts.get(name, {}).values()))
 
     def _delete_blocks(self, change: BlockDeletes) -> None:
-        rows = self.tenants.asked(change.tenant).rows
+        rows = self.tenants.lookup(change.tenant).rows
         for key in change.keys:
             row = rows.get(key)
             if row != NO_ROW:
@@ -112,8 +112,8 @@ class FollowedRecords:
             self._limits = None if isinstance(record, QuotaRecord) else self._limits
         elif isinstance(record, DescriptionPart):
             self._parts.setdefault(record.name, {})[key] = record
-        elif isinstance(record, GuestsRecord):
-            self.strangers = record
+        elif isinstance(record, UnknownNodesRecord):
+            self.unknown_nodes = record
         elif isinstance(record, GrantedRecord):
             self.granted_generation = record.generation
         elif isinstance(record, TargetRecord):
@@ -130,7 +130,7 @@ class FollowedRecords:
         kind = records.KINDS.get(key[:1])
         if kind in (PinRecord, TargetRecord, RemovedRecord):
             tenant, block = records.block_of(key)
-            owner = self.tenants.asked(tenant)
+            owner = self.tenants.lookup(tenant)
             (owner.pins if kind is PinRecord else owner.targets if kind is TargetRecord else owner.removed).pop(block, None)
         elif kind is DescriptionPart:
             name = records.described_by(key)

@@ -1,25 +1,24 @@
-"""The catalog's records: what of the directory outlives the master. Pure; it decides nothing.
+"""Format of the catalog's records: the durable part of the directory. Pure.
 
-Blocks are columns (BlockPuts, BlockDeletes), whose form is the catalog's. The small records are bytes:
+Blocks are columns (BlockPuts, BlockDeletes) in the catalog's own format. The small records are bytes:
 
     key                                             value
-    b"n" + node name                                <u32 node id>, and <u64 generation> while the node must drop what it has up to it
-    b"f"                                            <u64 generation, u32 node id>: an unknown node must drop what it has up to this
-                                                    generation, and no node gets this id or one below it
+    b"n" + node name                                <u32 node id>, and <u64 generation>, the node's removal horizon, while it has one
+    b"f"                                            <u64 generation, u32 node id>: removal horizon of unknown nodes; ids up to this one
+                                                    are used
     b"d" + u8 part + node name                      a part of <u8 version, u64 xxh3 of the rest, u32 topology bytes>, topology, transfer
-    b"e"                                            <u64 generation>: up to it generations may have been granted, by any owner
-    b"s" + node name                                empty: the node's process ended in an orderly way, and has not come back
-    b"g" + node name                                "peers" or "nvme": the node is drained, and what only it has goes there
+    b"e"                                            <u64 generation>: upper bound of all granted generations
+    b"s" + node name                                empty: the node's process ended in order, and has not returned
+    b"g" + node name                                "peers" or "nvme": the node is drained, to this destination
     b"p" + u8 tenant length + tenant + block key    empty: the block is pinned; or <u64 ms>: until then, by the wall clock
-    b"t" + u8 tenant length + tenant + block key    <u8>: at so many nodes the block is to be
-    b"r" + u8 tenant length + tenant + block key    <u64 generation>: this version and all before it were removed
-    b"q" + tenant                                   <u8 field of TenantQuota, u64 limit> of each limit that an operator has set
+    b"t" + u8 tenant length + tenant + block key    <u8>: the block's replica target
+    b"r" + u8 tenant length + tenant + block key    <u64 generation>: tombstone of this version and all before it
+    b"q" + tenant                                   <u8 field of TenantQuota, u64 limit> for each limit that an operator has set
     b"w" and b"i"                                   weights_records.py
     b"a"                                            audit_log.py
 
-Tier masks are not kept: a node's inventory names them after a restart. Holders are hints for the same reason. All integers are
-little-endian; the version is raised when the form changes, and a record of another version is refused, not guessed at.
-"""
+Tier masks are not stored: a node's inventory has them after a restart. Holders are hints for the same reason. All
+integers are little-endian. A change of the format raises the version; records of another version are refused."""
 
 import struct
 from collections.abc import Sequence
@@ -36,29 +35,30 @@ from kvstore.security.quotas.quota import NAMES
 
 VERSION: Final = 1
 MAX_TENANT_BYTES: Final = 128
-"""The catalog's limit; with a key of 255 bytes a small record's key stays below its limit of 400, too."""
+"""The catalog's limit; with a key of 255 bytes a small record's key stays below its limit of 400."""
 MAX_NAME_BYTES: Final = 255
 MAX_DESCRIPTION_BYTES: Final = 256 << 10
-"""Of a node's topology, and of what it says of its transfer engine."""
+"""Of a node's topology, and of its transfer engine's description."""
 PART_BYTES: Final = 60 << 10
-"""A description goes into records of this size: a catalog's values are at most 64 KiB."""
+"""A description is split into records of this size: a catalog's values are at most 64 KiB."""
 
 TO_PEERS, TO_NVME = "peers", "nvme"
 DRAINS: Final = (TO_PEERS, TO_NVME)
-"""Where what only a drained node has goes: to nodes that stay, or to its own NVMe, with which it comes back."""
+"""Destination of a drained node's blocks: nodes that stay, or its own NVMe, with which it returns."""
 
 _ID: Final = struct.Struct("<I")
 _NODE: Final = struct.Struct("<IQ")
 _GENERATION: Final = struct.Struct("<Q")
 _UNTIL: Final = struct.Struct("<Q")
-_STRANGERS: Final = struct.Struct("<QI")
+_UNKNOWN_NODES: Final = struct.Struct("<QI")
 _DESCRIPTION: Final = struct.Struct("<BQI")
 _LIMIT: Final = struct.Struct("<BQ")
 _NO_LIMIT: Final = (1 << 64) - 1
 
 
 class Version(NamedTuple):
-    """One put of a block: its bytes' size and checksum, the put's generation, its namespace and parent key (b"" for none)."""
+    """One put of a block: size and checksum of its bytes, the put's generation, its namespace and parent key (b""
+    for none)."""
 
     size: int
     checksum: int
@@ -69,31 +69,32 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """`floor`: the node must drop what it has up to this generation; 0 for nothing."""
+    """A node. It must drop blocks up to `removal_horizon`; 0 for none."""
 
     name: str
     node_id: int
-    floor: int = 0
+    removal_horizon: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class GuestsRecord:
-    """What holds for nodes that are not known: their floor. `last_node_id` was given to a node, which may have been forgotten."""
+class UnknownNodesRecord:
+    """State for unknown nodes: their removal horizon, and the highest node id ever used, possibly by a forgotten
+    node."""
 
-    floor: int
+    removal_horizon: int
     last_node_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedRecord:
-    """Generations up to `generation` may have been granted, whether their blocks were published or not."""
+    """Generations up to `generation` may have been granted, published or not."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRecord:
-    """The node `name` is to be stopped; `to` is one of DRAINS."""
+    """The node `name` is drained; `to` is one of DRAINS."""
 
     name: str
     to: str
@@ -101,13 +102,13 @@ class DrainRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoppedRecord:
-    """The process of node `name` ended in an orderly way."""
+    """The process of node `name` ended in order."""
 
     name: str
 
 
 class Description(NamedTuple):
-    """What a node says of itself that others need to reach it: both are opaque to the master."""
+    """A node's description of its topology and transfer engine, for its peers: both are opaque to the master."""
 
     topology: bytes = b""
     transfer: bytes = b""
@@ -118,7 +119,7 @@ NO_DESCRIPTION: Final = Description()
 
 @dataclass(frozen=True, slots=True)
 class DescriptionPart:
-    """A part of the description of the node `name`; `join_description` puts them together."""
+    """A part of the description of the node `name`; `join_description` joins them."""
 
     name: str
     part: int
@@ -127,7 +128,7 @@ class DescriptionPart:
 
 @dataclass(frozen=True, slots=True)
 class PinRecord:
-    """`until_ms`: by the wall clock; 0 for a pin without an end."""
+    """A pin. `until_ms` is its end by the wall clock; 0 for none."""
 
     tenant: str
     key: bytes
@@ -136,7 +137,7 @@ class PinRecord:
 
 @dataclass(frozen=True, slots=True)
 class TargetRecord:
-    """The block is to be at `count` nodes."""
+    """A block's replica target."""
 
     tenant: str
     key: bytes
@@ -145,6 +146,8 @@ class TargetRecord:
 
 @dataclass(frozen=True, slots=True)
 class RemovedRecord:
+    """Tombstone of a removed block, up to `generation`."""
+
     tenant: str
     key: bytes
     generation: int
@@ -152,24 +155,24 @@ class RemovedRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRecord:
-    """What operators have set of the tenant's limits; at least one."""
+    """Limits of the tenant that operators have set; at least one."""
 
     tenant: str
     limits: NamedLimits
 
 
 def check_tenant(tenant: str) -> None:
-    """Raises InvalidArgument for a tenant over MAX_TENANT_BYTES, or one that is no text."""
+    """Raise InvalidArgument for a tenant over MAX_TENANT_BYTES, or one that is not valid text."""
     try:
         size = len(tenant.encode())
     except UnicodeEncodeError:
-        raise InvalidArgument(f"a tenant's name is text, which {tenant!r} is not") from None
+        raise InvalidArgument(f"the tenant's name {tenant!r} is not valid Unicode text") from None
     if size > MAX_TENANT_BYTES:
         raise InvalidArgument(f"a tenant's name is at most {MAX_TENANT_BYTES} bytes long, not {size}")
 
 
 def tenant_prefix(tenant: str) -> bytes:
-    """What a tenant's record keys start with, after the kind's letter."""
+    """Return the prefix of a tenant's record keys, after the kind's letter."""
     name = tenant.encode()
     return bytes((len(name),)) + name
 
@@ -183,17 +186,17 @@ def delete_block(tenant: str, key: bytes) -> BlockDeletes:
     return BlockDeletes(tenant, (key,))
 
 
-def put_node(name: str, node_id: int, floor: int) -> Op:
-    """One record, so that a node is never known without its floor."""
-    return Op(b"n" + name.encode(), _NODE.pack(node_id, floor) if floor else _ID.pack(node_id))
+def put_node(name: str, node_id: int, removal_horizon: int) -> Op:
+    """One record, so that a node is never known without its removal horizon."""
+    return Op(b"n" + name.encode(), _NODE.pack(node_id, removal_horizon) if removal_horizon else _ID.pack(node_id))
 
 
 def delete_node(name: str) -> Op:
     return Op(b"n" + name.encode(), None)
 
 
-def put_strangers(floor: int, last_node_id: int) -> Op:
-    return Op(b"f", _STRANGERS.pack(floor, last_node_id))
+def put_unknown_nodes(removal_horizon: int, last_node_id: int) -> Op:
+    return Op(b"f", _UNKNOWN_NODES.pack(removal_horizon, last_node_id))
 
 
 def put_granted(generation: int) -> Op:
@@ -201,7 +204,7 @@ def put_granted(generation: int) -> Op:
 
 
 def put_description(name: str, description: Description, former: Description) -> list[Op]:
-    """What makes `description` durable in place of `former`."""
+    """Return the operations that replace `former` by `description`."""
     if description == former:
         return []
     parts = _parts(description)
@@ -210,10 +213,10 @@ def put_description(name: str, description: Description, former: Description) ->
 
 
 def join_description(parts: Sequence[DescriptionPart]) -> Description:
-    """The description of which these are the parts, in any order. Raises Corrupt for one of another release.
+    """Return the description made of these parts, in any order. Raises Corrupt for one of another release.
 
-    One whose parts do not fit together is empty: the master died while it was written, and its node will tell it again.
-    """
+    If the parts do not fit together it is empty: the master died while it was written, and its node will send it
+    again."""
     in_order = sorted(parts, key=lambda part: part.part)
     data = b"".join(part.data for part in in_order)
     if len(data) < _DESCRIPTION.size or in_order[0].part:
@@ -273,12 +276,12 @@ def delete_target(prefix: bytes, key: bytes) -> Op:
 
 
 def removed(prefix: bytes, key: bytes, generation: int | None) -> Op:
-    """Remember a removal, or forget it (None)."""
+    """Add a tombstone, or delete it (None)."""
     return Op(b"r" + prefix + key, None if generation is None else _GENERATION.pack(generation))
 
 
 def put_quota(tenant: str, limits: NamedLimits) -> Op:
-    """See QuotaRecord; `limits` has one at least."""
+    """See QuotaRecord; `limits` has at least one."""
     packed = [_LIMIT.pack(1 + NAMES.index(name), _NO_LIMIT if limit is None else limit) for name, limit in limits.items()]
     return Op(b"q" + tenant.encode(), b"".join(packed))
 
@@ -288,14 +291,14 @@ def delete_quota(tenant: str) -> Op:
 
 
 def _limits(value: bytes) -> NamedLimits:
-    """Limits of a later release, which this one does not know, are not held to: so does security/quotas/limits.py."""
+    """Limits of later releases are ignored, as in security/quotas/limits.py."""
     found = [(field, limit) for field, limit in _LIMIT.iter_unpack(value) if 1 <= field <= len(NAMES)]
     return {NAMES[field - 1]: None if limit == _NO_LIMIT else limit for field, limit in found}
 
 
 Record = (
     NodeRecord
-    | GuestsRecord
+    | UnknownNodesRecord
     | GrantedRecord
     | DescriptionPart
     | DrainRecord
@@ -310,15 +313,14 @@ Record = (
 
 
 def decode(key: bytes, value: bytes) -> Record:
-    """The record of one small catalog entry.
+    """Return the record of one small catalog entry.
 
-    Raises Corrupt when it is not one: the catalog belongs to something else, to another release, or is damaged.
-    """
+    Raises Corrupt if it is none: the catalog belongs to something else, to another release, or is damaged."""
     try:
         if key[:1] == b"n":
             return NodeRecord(key[1:].decode(), *(_ID.unpack(value) if len(value) == _ID.size else _NODE.unpack(value)))
         if key == b"f":
-            return GuestsRecord(*_STRANGERS.unpack(value))
+            return UnknownNodesRecord(*_UNKNOWN_NODES.unpack(value))
         if key == b"e":
             return GrantedRecord(*_GENERATION.unpack(value))
         if key[:1] == b"d":
@@ -345,15 +347,15 @@ def decode(key: bytes, value: bytes) -> Record:
 
 
 KINDS: Final[dict[bytes, type[Record]]] = {b"d": DescriptionPart, b"p": PinRecord, b"t": TargetRecord, b"r": RemovedRecord}
-"""Records that are kept with their node or block, and so are looked for by what their key says, by the first byte of that."""
+"""Records that are stored with their node or block, by the first byte of their keys."""
 
 
 def described_by(key: bytes) -> str:
-    """The node of which the record of this key, a DescriptionPart, tells."""
+    """Return the node of a DescriptionPart's key."""
     return key[2:].decode()
 
 
 def block_of(key: bytes) -> tuple[str, bytes]:
-    """Tenant and key of the block of which the record of this key, a PinRecord or RemovedRecord, tells."""
+    """Return tenant and key of the block of a PinRecord's, TargetRecord's or RemovedRecord's key."""
     split = 2 + key[1]
     return key[2:split].decode(), key[split:]

@@ -1,11 +1,11 @@
-"""Table of weight versions: which engines use which, and whose blocks nodes evict first. Sans-I/O; `now_ns` is passed in.
+"""Table of weight versions: which engines use which, and whose blocks nodes evict first. Sans-I/O; `now_ns` is passed
+in.
 
-An engine reports what it uses; a report that is not repeated within LEASE_S ends the use. Named versions and the version of the files are
-durable, private ones (made in memory, without a name) are not. A version is retired
+Engines report the versions that they use; a use ends LEASE_S after its last report. Named versions, and that of the
+files, are durable; private ones (made in memory, without a name) are not. A version is retired in two cases:
 
-- while no live engine uses it and another version of the same weights came into use after it, or
-- from an operator's word until an engine begins to use it.
-"""
+- No live engine uses it, and a later version of the same weights came into use.
+- An operator retired it, and no engine has begun to use it since."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,25 +23,25 @@ LEASE_S: Final = 30.0
 REPORT_S: Final = 10.0
 """Interval of reports: two may be lost."""
 RECORD_S: Final = 600.0
-"""How often the last use of a version in use is made durable."""
-LOOK_S: Final = 60.0
-"""How often versions that nobody used for long are looked for."""
+"""Interval at which the last use of a version in use is stored."""
+SCAN_S: Final = 60.0
+"""Interval at which long unused versions are searched."""
 FORGET_S: Final = 30 * 86_400.0
-"""A version that nobody uses is forgotten after this; its blocks are evicted like any others from then on."""
+"""An unused version is forgotten after this; its blocks are evicted like others from then on."""
 MAX_VERSIONS: Final = 4096
 MAX_OF_TENANT: Final = 512
-"""Versions in the table. Above either limit the one that was used least recently is forgotten."""
+"""Versions in the table. Above either limit the least recently used one is forgotten."""
 MAX_NAMESPACES: Final = 4096
 MAX_OF_REPORT: Final = 256
 """Namespaces in one report: shards times groups of layers times adapters."""
 MAX_ENGINES: Final = 4096
 MAX_USERS: Final = 16
-"""Names kept with a version."""
+"""Engine names stored with a version."""
 MAX_ENGINE_BYTES: Final = 128
 MAX_TEXT_BYTES: Final = 1024
 MAX_FORM_BYTES: Final = 8192
 PRIVATE: Final = "~private-"
-"""Begins versions that no other engine can name (engines/weights/identity.py)."""
+"""Prefix of versions that no other engine can name (engines/weights/identity.py)."""
 
 
 class ReportedNamespace(NamedTuple):
@@ -52,7 +52,7 @@ class ReportedNamespace(NamedTuple):
 
 
 class KnownNamespace(NamedTuple):
-    """A namespace in the table: the version whose blocks are in it, its model, and its form."""
+    """A namespace in the table: the version of its blocks, its model, and its canonical form."""
 
     version: WeightsVersion
     model: str
@@ -60,7 +60,7 @@ class KnownNamespace(NamedTuple):
 
 
 class RetiredNamespaces(NamedTuple):
-    """Namespaces of retired weights, as blocks name them, by tenant. `version` differs where they do; it is never 0."""
+    """Namespaces of retired weights by tenant, as in block records. `version` differs when they do; never 0."""
 
     version: int
     namespaces: Mapping[str, tuple[str, ...]]
@@ -74,7 +74,7 @@ _Reported = Mapping[bytes, KnownNamespace]
 
 @dataclass(slots=True)
 class VersionRow:
-    """A version in the table. `users` are live; `last_users` are the live ones, or those of the last use."""
+    """A version in the table. `users` are live engines; `last_users` are the live ones, or those of the last use."""
 
     began_ms: int
     used_ms: int
@@ -93,18 +93,19 @@ class _Engine:
 
 
 class WeightsTable:
-    """See the module. Not thread-safe."""
+    """Versions, their engines and namespaces. Not thread-safe."""
 
     def __init__(
         self, recorded: Iterable[WeightsRecord] = (), namespaces: Iterable[NamespaceRecord] = (), *, now_ns: int = 0, wall_ns: int = 0
     ) -> None:
-        """The table as its records have it. Engines that used a version count as live for one lease: they report to this master soon."""
+        """Load the table from its records. Engines in use count as live for one lease: they report to this master
+        soon."""
         self._wall_offset_ns = wall_ns - now_ns
         self.rows: dict[WeightsVersion, VersionRow] = {}
         self.namespaces: dict[tuple[str, bytes], KnownNamespace] = {}
         """By tenant and id."""
-        self._look_ns = now_ns
-        """When versions that nobody used for long are looked for next."""
+        self._scan_ns = now_ns
+        """Next search for long unused versions."""
         self._engines: dict[tuple[str, str], _Engine] = {}
         self._retired: set[WeightsVersion] = set()
         self.retired = NONE_RETIRED
@@ -127,16 +128,15 @@ class WeightsTable:
             self._engines[tenant, user] = _Engine(keys, now_ns + int(LEASE_S * 1e9))
 
     def report(self, tenant: str, engine: str, base: str, version: str, namespaces: Sequence[ReportedNamespace], now_ns: int) -> list[Op]:
-        """Record that the engine uses these weights, in place of what it used before; operations.
+        """Record that the engine uses these weights, and no others; return operations.
 
-        Raises InvalidArgument (a text or a form is too long, or no form of a namespace), Full (too many engines, or as many versions or
-        namespaces in use as the table holds); nothing has changed then.
-        """
+        Raises InvalidArgument (a text or form is too long, or invalid), Full (too many engines, or versions or
+        namespaces in use); nothing has changed then."""
         found = self._checked(tenant, engine, base, version, namespaces)
         known = self._engines.get((tenant, engine))
         if known is None and len(self._engines) >= MAX_ENGINES:
             raise Full(f"{MAX_ENGINES} engines report weights already")
-        ops = self._make_room(tenant, found)
+        ops = self._evict_for(tenant, found)
         now_ms, changed = self._ms(now_ns), known is None or known.keys != found.keys()
         for key, of_version in found.items():
             ops += self._use(key, engine, of_version, now_ms)
@@ -148,7 +148,7 @@ class WeightsTable:
         return ops
 
     def leave(self, tenant: str, engine: str) -> list[Op]:
-        """The engine uses nothing any more; operations. An engine that is not known is no error."""
+        """End the engine's use; return operations. An unknown engine is ignored."""
         known = self._engines.pop((tenant, engine), None)
         if known is None:
             return []
@@ -157,7 +157,8 @@ class WeightsTable:
         return ops
 
     def retire(self, tenant: str, base: str, version: str) -> tuple[int, list[Op]]:
-        """Retire a version with all of its adapters: number of rows, and operations. Raises InvalidArgument for one that is not known."""
+        """Retire a version with all its adapters; return the number of rows, and operations. Raises InvalidArgument
+        for an unknown version."""
         keys = [key for key in self.rows if (key.weights.tenant, key.weights.base, key.version) == (tenant, base, version)]
         if not keys:
             raise InvalidArgument(f"no engine of tenant {tenant!r} ever reported the weights {named(base, version)}: see kvstore weights")
@@ -167,12 +168,12 @@ class WeightsTable:
         return len(keys), [op for key in keys for op in self._recorded(key)]
 
     def expire(self, now_ns: int) -> list[Op]:
-        """End the use of engines that stopped reporting, and forget versions that nobody used for long; operations."""
+        """End the use of engines that stopped reporting, and forget long unused versions; return operations."""
         over = [place for place, engine in self._engines.items() if engine.until_ns <= now_ns]
         ops = [op for place in over for op in self._end_use(place[1], self._engines.pop(place).keys)]
         forgotten: list[WeightsVersion] = []
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + int(LOOK_S * 1e9)
+        if now_ns >= self._scan_ns:
+            self._scan_ns = now_ns + int(SCAN_S * 1e9)
             oldest_ms = self._ms(now_ns) - int(FORGET_S * 1000)
             forgotten = [key for key, row in self.rows.items() if not row.users and row.used_ms < oldest_ms]
         ops += [op for key in forgotten for op in self._forget(key)]
@@ -181,17 +182,18 @@ class WeightsTable:
         return ops
 
     def is_retired(self, key: WeightsVersion) -> bool:
-        """Whether blocks of the version are evicted first."""
+        """True if blocks of the version are evicted first."""
         return key in self._retired
 
     def used_age_s(self, row: VersionRow, now_ns: int) -> float:
-        """Seconds since the last report of it."""
+        """Seconds since its last report."""
         return max(0, self._ms(now_ns) - row.used_ms) / 1000
 
     def _checked(
         self, tenant: str, engine: str, base: str, version: str, namespaces: Sequence[ReportedNamespace]
     ) -> dict[WeightsVersion, dict[bytes, KnownNamespace]]:
-        """What is used, with its namespaces; forms that are known already are not read again. Raises InvalidArgument."""
+        """Return the reported versions with their namespaces. Known forms are not parsed again. Raises
+        InvalidArgument."""
         _check(engine, base, version, namespaces)
         found: dict[WeightsVersion, dict[bytes, KnownNamespace]] = {}
         if not namespaces:
@@ -242,7 +244,7 @@ class WeightsTable:
         return [form.put_weights(WeightsRecord(key, row.began_ms, row.used_ms, bool(row.users), row.is_retired, row.last_users))]
 
     def _keep(self, place: tuple[str, bytes], namespace: KnownNamespace) -> bool:
-        """Keep a namespace of a version. False: it is there already."""
+        """Store a namespace of a version. Return False if it is known."""
         if place in self.namespaces:
             return False
         self.namespaces[place] = namespace
@@ -250,14 +252,14 @@ class WeightsTable:
         return True
 
     def known(self, tenant: str, namespace: str) -> KnownNamespace | None:
-        """What is known of a namespace, as blocks name it; None for one that no engine reported."""
+        """Look up a namespace as it is in block records; None if no engine reported it."""
         try:
             return self.namespaces.get((tenant, bytes.fromhex(namespace)))
         except ValueError:
             return None
 
-    def _make_room(self, tenant: str, wanted: Mapping[WeightsVersion, _Reported]) -> list[Op]:
-        """Forget versions used least recently, as far as there is no room for those wanted. Raises Full, with nothing changed."""
+    def _evict_for(self, tenant: str, wanted: Mapping[WeightsVersion, _Reported]) -> list[Op]:
+        """Forget least recently used versions to fit `wanted`. Raises Full, with nothing changed."""
         versions = sum(key not in self.rows for key in wanted)
         namespaces = sum((tenant, id) not in self.namespaces for of_version in wanted.values() for id in of_version)
         if not versions and not namespaces:
@@ -267,7 +269,7 @@ class WeightsTable:
         all_of = _WeightsLimits(len(self.rows) + versions - MAX_VERSIONS, len(self.namespaces) + namespaces - MAX_NAMESPACES)
         chosen: list[WeightsVersion] = []
         unused = sorted((row.used_ms, key) for key, row in self.rows.items() if not row.users and key not in wanted)
-        for is_own in (True, False):  # another tenant's go only where its own do not suffice
+        for is_own in (True, False):  # other tenants' versions only if its own do not suffice
             for _used_ms, key in unused:
                 if (key.weights.tenant == tenant) is is_own and (all_of.is_lacking or (is_own and mine.is_lacking)):
                     chosen.append(key)
@@ -286,7 +288,7 @@ class WeightsTable:
         return [form.delete_weights(key), *(form.delete_namespace(tenant, id) for id in row.namespaces)]
 
     def _find_retired(self) -> None:
-        """Work out anew which namespaces are retired."""
+        """Recompute the retired namespaces."""
         newest: dict[Weights, int] = {}
         for key, row in self.rows.items():
             newest[key.weights] = max(newest.get(key.weights, 0), row.began_ms)
@@ -305,14 +307,14 @@ class WeightsTable:
         return (now_ns + self._wall_offset_ns) // 1_000_000
 
     def of(self, tenant: str | None) -> Iterator[tuple[WeightsVersion, VersionRow]]:
-        """Versions of a tenant, or of all (None), the one that came into use last first."""
+        """Return versions of a tenant, or of all (None), the latest to come into use first."""
         rows = sorted(self.rows.items(), key=lambda item: (-item[1].began_ms, item[0]))
         return ((key, row) for key, row in rows if tenant is None or key.weights.tenant == tenant)
 
 
 @dataclass(slots=True)
 class _WeightsLimits:
-    """How many versions and namespaces are too many; not more than 0: none."""
+    """Versions and namespaces above a limit; none if not positive."""
 
     versions: int
     namespaces: int
@@ -327,7 +329,7 @@ class _WeightsLimits:
 
 
 def is_private(version: str) -> bool:
-    """Whether the version has no name that another engine could use: it is kept in memory only."""
+    """Return True if no other engine can name the version: it is in memory only."""
     return version.startswith(PRIVATE)
 
 

@@ -6,8 +6,8 @@
     b"i" + u8 tenant length + tenant + id      the 16 bytes of the version of its blocks, <u32 length> model, <u32 length> the
                                                namespace's form: canonical, with a digest in place of the salt
 
-The 16 bytes are a hash of the version's five texts: together they are longer than a catalog's key may be. Texts are a u32 length and UTF-8.
-"""
+The 16 bytes are a hash of the version's five texts, which together exceed a catalog's key. Texts are a u32 length
+and UTF-8."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -24,7 +24,7 @@ _IN_USE, _RETIRED = 1, 2
 
 
 class Weights(NamedTuple):
-    """Weights whose versions are ordered among themselves: a base, an adapter ("": none) and a digest of the salt ("": none)."""
+    """Weights whose versions are ordered: a base, an adapter ("": none) and a digest of the salt ("": none)."""
 
     tenant: str
     base: str
@@ -41,8 +41,8 @@ class WeightsVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightsRecord:
-    """`began_ms` is when the version last came into use, `used_ms` when it was last reported, both by the wall clock. `users` use it where
-    it `is_in_use`, else they used it last."""
+    """A version of weights. `began_ms` is its last begin of use, `used_ms` its last report, by the wall clock.
+    `users` are the current ones if `is_in_use`, else the last."""
 
     key: WeightsVersion
     began_ms: int
@@ -54,7 +54,8 @@ class WeightsRecord:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRecord:
-    """`version` is the digest of the version whose blocks are in the namespace; `model` is in the form, too, which takes time to read."""
+    """A namespace of blocks. `version` is the digest of its version; `model` is stored beside the form, which is
+    slow to parse."""
 
     tenant: str
     id: bytes
@@ -115,7 +116,7 @@ def read_namespace(tenant: str, id: bytes, key: bytes, value: bytes) -> Namespac
 
 
 def digest(key: WeightsVersion) -> bytes:
-    """What a version's record is found by: 16 bytes."""
+    """Return the 16 bytes that a version's record is stored under."""
     writer = Writer()
     for text in (*key.weights, key.version):
         writer.text(text)

@@ -1,1 +1,1 @@
-"""Ownership of partitions: election, take-over, following, and what an owner runs."""
+"""Ownership of partitions: election, failover, followers, and the parts that an owner runs."""

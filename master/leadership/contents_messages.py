@@ -1,4 +1,4 @@
-"""What the directory holds, told in a message: copied in the loop a slice at a time, looked at in the caller's thread."""
+"""Contents of the directory as a message: copied in the loop in slices, evaluated in the caller's thread."""
 
 import functools
 from bisect import bisect_right
@@ -32,22 +32,22 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.partitions import split
 
 SLICE_ROWS: Final = 32_768
-"""Rows copied in one turn of the loop: half a millisecond. Of sets of holders as many: three milliseconds where there are that many."""
+"""Rows copied in one call into the loop: half a millisecond. As many holder sets: three milliseconds."""
 SLICE_KEYS: Final = 4096
-"""Keys that are looked for in one turn."""
+"""Keys looked up in one call into the loop."""
 MAX_NAMESPACES: Final = 1000
 MAX_USERS: Final = 8
-"""Engines named with a namespace: with all texts as long as they may be 1,000 namespaces are 3 MiB."""
+"""Engines named with a namespace: with the longest texts 1,000 namespaces are 3 MiB."""
 MAX_SEGMENTS: Final = 2000
 """A message of 200 kB."""
 
 
 CallInLoop = Callable[[Callable[[], Any]], Any]
-"""Has a function called in the loop's thread; its result."""
+"""Calls a function in the loop's thread and returns its result."""
 
 
 class PartitionContents(NamedTuple):
-    """What this master knows of the blocks of one partition."""
+    """Tables of one partition at this master."""
 
     rows: Rows
     tenants: Tenants
@@ -56,15 +56,17 @@ class PartitionContents(NamedTuple):
 
 def contents(
     in_loop: CallInLoop,
-    standings: Sequence[RoleManager],
+    role_managers: Sequence[RoleManager],
     tenant: str | None,
     request: pb.ContentsRequest,
     *,
     now_ns: Callable[[], int],
 ) -> pb.ContentsReply:
-    """Of `tenant`, or of all of them (None) with the tree of the request's own, in all partitions: those that others own as their records
-    are. `standings`, by partition, are looked at in the loop, where `now_ns` is called. Raises Unavailable."""
-    directory, found = in_loop(lambda: _known(standings))
+    """Return usage of `tenant`, or of all (None), and the prefix tree of the request's tenant and namespace, over all
+    partitions; those that others own from their records.
+
+    `role_managers`, by partition, are read in the loop, where `now_ns` is called. Raises Unavailable."""
+    directory, found = in_loop(lambda: _known(role_managers))
     parts = [_copied(in_loop, table) for table in found]
     columns, begins = (parts[0], [0]) if len(parts) == 1 else joined(parts, _links(in_loop, found, parts, request.tenant))
     used = usage(columns, tenant, limit=MAX_NAMESPACES)
@@ -95,10 +97,10 @@ def contents(
     )
 
 
-def _known(standings: Sequence[RoleManager]) -> tuple[Directory, list[PartitionContents]]:
-    directory = standings[0].answering().directory
-    live = [node.node_id for node in directory.members.live()] if len(standings) > 1 else []
-    return directory, [PartitionContents(*standing.columns(live), standing.queries(live)) for standing in standings]
+def _known(role_managers: Sequence[RoleManager]) -> tuple[Directory, list[PartitionContents]]:
+    directory = role_managers[0].readable_leader().directory
+    live = [node.node_id for node in directory.members.live()] if len(role_managers) > 1 else []
+    return directory, [PartitionContents(*role_manager.columns(live), role_manager.queries(live)) for role_manager in role_managers]
 
 
 def _copied(in_loop: CallInLoop, table: PartitionContents) -> ContentsColumns:
@@ -112,7 +114,8 @@ def _copied(in_loop: CallInLoop, table: PartitionContents) -> ContentsColumns:
 def _links(
     in_loop: CallInLoop, tables: Sequence[PartitionContents], parts: Sequence[ContentsColumns], tenant: str
 ) -> list[tuple[Indexes, Indexes]]:
-    """Of each partition the rows that stand for parents of other partitions, and which these are, by their places in all tables."""
+    """Return, for each partition, the rows that stand for parents in other partitions, and the rows of these in the
+    joined table."""
     begins = np.cumsum([0, *(len(part.sizes) for part in parts)])
     links = []
     for number, (table, part) in enumerate(zip(tables, parts, strict=True)):
@@ -136,7 +139,7 @@ def _elsewhere(
     begins: Any,
     parts: Sequence[ContentsColumns],
 ) -> Indexes:
-    """The places of the blocks that these rows of a table stand for; their own where they are nowhere."""
+    """Return the joined rows of the blocks that these rows stand for; their own for missing blocks."""
     found, keys = own.copy(), [table.rows.keys[row] for row in rows.tolist()]
     for number, places in split(keys, len(tables)).items():
         there = tables[number].queries.rows_of(tenant, [keys[at] for at in places])
@@ -155,14 +158,15 @@ def _reads(
     count: int,
     now_ns: Callable[[], int],
 ) -> Reads:
-    """Of each row, as far as nodes told; they are asked from now on. Rows that came after the `count` that were copied are left out."""
+    """Return reads a second by row, as nodes reported them, and request reports from now on. Rows after the `count`
+    copied ones are left out."""
 
     def hot() -> dict[bytes, float]:
-        directory.heat.want(now_ns())
-        return directory.heat.of(tenant, now_ns())
+        directory.block_heat.request_reports(now_ns())
+        return directory.block_heat.of(tenant, now_ns())
 
-    told = in_loop(hot)
-    keys, rates = list(told), np.fromiter(told.values(), np.float64, len(told))
+    reads_by_key = in_loop(hot)
+    keys, rates = list(reads_by_key), np.fromiter(reads_by_key.values(), np.float64, len(reads_by_key))
     reads: Reads = np.zeros(count)
     ends = [*begins[1:], count]
     for begin in range(0, len(keys), SLICE_KEYS):
@@ -175,7 +179,7 @@ def _reads(
 
 
 def _with_layouts(found: list[pb.NamespaceUsage], forms: list[bytes]) -> list[pb.NamespaceUsage]:
-    """Fill in `layout`, here and not in the loop: to read a thousand forms takes it tens of milliseconds."""
+    """Fill in `layout`, outside of the loop: parsing a thousand forms takes tens of milliseconds."""
     for one, form in zip(found, forms, strict=True):
         one.layout = _layout(form) if form else ""
     return found
@@ -189,8 +193,8 @@ def _layout(form: bytes) -> str:
 def _namespaces(
     directory: Directory, used: Sequence[BlockUsage], tenant: str | None, now_ns: int
 ) -> tuple[list[pb.NamespaceUsage], list[bytes]]:
-    """What namespaces hold, with what engines and nodes told of them; then those that hold nothing and that engines use. Beside each its
-    canonical form, b"" where none was reported."""
+    """Return the namespaces with blocks, then those without that engines use, with reports of engines and nodes.
+    Beside each its canonical form, b"" if none was reported."""
     table = directory.weights
     found = [pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, held=_held(one.held), pinned=one.pinned) for one in used]
     there = {(one.tenant, one.namespace) for one in used}
@@ -211,7 +215,7 @@ def _namespaces(
 
 
 def _explain(one: pb.NamespaceUsage, known: KnownNamespace | None, table: WeightsTable) -> None:
-    """Fill in what is known of the namespace's identity and of its engines."""
+    """Fill in the namespace's identity and engines."""
     if known is not None:
         key = known.version
         row = table.rows[key]

@@ -1,7 +1,6 @@
-"""A master while it owns a partition's catalog: the directory and all that serves it, put together for one epoch.
+"""The owner of a partition: its directory and all services on it, for one epoch.
 
-It is made when the master is elected and ended when it is deposed; nothing of it is used after that. The loop is the only caller.
-"""
+Made when the master is elected and ended when it is deposed; not used after that. The loop is the only caller."""
 
 import heapq
 import logging
@@ -40,28 +39,27 @@ from kvstore.security.quotas.quota import limits_shown
 from kvstore.telemetry.logs import named
 
 MAX_ABSENT_NODES: Final = 1024
-"""Dead nodes that are still known; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a take-over or a
-restart a node that has not registered yet counts as dead after `forget_node_s`."""
+"""Known dead nodes; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a failover or
+restart, a node that has not registered counts as dead after `forget_node_s`."""
 COPY_BLOCKS: Final = 4096
-"""Blocks of drained nodes that are on their way to others at once; as many again for replicas, for what is spilled, and for what is
-hot."""
+"""Blocks of drained nodes under way at once; as many again for replicas, for spilled blocks, and for hot blocks."""
 COPY_BYTES: Final = 256 << 20
-"""Bytes of these; a larger block goes alone."""
-SWEEP_ROWS: Final = 20_000
-"""Rows looked at in one slice of a sweep, ten slices a second."""
+"""Bytes of these; a larger block is copied alone."""
+SCAN_ROWS: Final = 20_000
+"""Rows checked in one slice of a sweep, ten slices a second."""
 
 T = TypeVar("T")
 Then = Callable[[T | KVStoreError], None]
-"""Gets the result of what was begun, or why there is none."""
+"""Completion callback: gets the result, or the error."""
 
 MAX_TENANTS: Final = 1000
-"""Told of in a status: those that have most."""
+"""Tenants in a status: those with most pins and reservations."""
 
 log = logging.getLogger("kvstore.master")
 
 
 class LastMaster(NamedTuple):
-    """The master that a node was registered with last: its catalog's identity ("": none yet) and its epoch."""
+    """Master of a node's last registration: its catalog's identity ("" for none) and its epoch."""
 
     catalog: str
     epoch: int
@@ -72,25 +70,25 @@ def _drain_shown(to: str) -> str:
 
 
 def _share(limit: int, count: int) -> int:
-    """What one of `count` partitions has of a limit of the cluster, rounded up: keys fall on them evenly."""
+    """Return one partition's share of a cluster-wide limit, rounded up: keys are spread evenly."""
     return -(-limit // count)
 
 
 class ClusterPosition(Protocol):
-    """The partition of an owner among the others of the cluster, which this master owns or follows."""
+    """The owner's partition among all partitions, which this master owns or follows."""
 
     @property
     def partition(self) -> int: ...
 
     def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
-        """Of a prompt, over all partitions."""
+        """Return the prefixes of a prompt, over all partitions."""
 
     def blocks_elsewhere(self, node_id: int) -> int:
-        """Blocks of the node in partitions but the first, which names nodes; 0 for other owners than that of the first."""
+        """Return the node's blocks in other partitions; 0 unless this is partition 0, which keeps the node table."""
 
 
 class LeaderRole:
-    """See the module."""
+    """Owner of one partition in one epoch. The loop is the only caller."""
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class LeaderRole:
         followed: FollowedRecords,
         wall_ns: int,
     ) -> None:
-        """The owner of the partition in epoch `epoch`, on the records that were `followed`. Raises Corrupt."""
+        """Take over the records of `followed`. Raises Corrupt."""
         reactor, settings, quotas, trail = master.reactor, master.settings, master.quotas, master.trail
         partition = place.partition
         self.epoch = epoch
@@ -117,7 +115,7 @@ class LeaderRole:
         self._quotas = quotas
         self._is_ended = False
         self._durable: set[Future[Any]] = set()
-        """Calls that wait for what they wrote."""
+        """Calls that wait for a commit."""
         limits = DirectoryLimits(
             timing=DirectoryTiming(
                 settings.reserve_ttl_s,
@@ -131,7 +129,7 @@ class LeaderRole:
             absent_nodes=MAX_ABSENT_NODES,
             kept_removals=_share(settings.max_kept_removals, count),
             reservations=_share(settings.max_reservations, count),
-            pace=CopyLimits(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SWEEP_ROWS),
+            pace=CopyLimits(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SCAN_ROWS),
             spill_free_share=settings.spill_free_share if settings.spill else 0.0,
             spread=HotCopyLimits(settings.hot_copies, settings.hot_reads_per_s),
             recorded=settings.records,
@@ -150,43 +148,45 @@ class LeaderRole:
         if self._is_first:
             quotas.overlay(self.directory.operator_quotas.tenants)
         self._committer = Committer(reactor, catalog)
-        self._arrivals = RecoveryBarrier(self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere)
+        self._recovery_barrier = RecoveryBarrier(
+            self.directory, reactor.now_ns() + int(settings.takeover_wait_s * 1e9), place.blocks_elsewhere
+        )
         self.frames = FramesService(
-            master, reachable, self.directory, self._committer, self._arrivals, master_epoch=epoch, newer=self.newer
+            master, reachable, self.directory, self._committer, self._recovery_barrier, master_epoch=epoch, newer=self.newer
         )
         self.frames.loads.hold_to(quotas.now)
         self.scheduling = ClusterScheduler(
             settings,
             self.directory,
-            replicate=self.frames.nodes.replicate if count == 1 else self.frames.seek,
+            replicate=self.frames.nodes.replicate if count == 1 else self.frames.prefetch,
             wall_ns=wall_ns,
             prefixes=place.prefixes if count > 1 else None,
         )
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Call `then` when it may serve: when what it is about to grant is durable."""
+        """Call `then` when the generations to be granted are durable: the owner may serve then."""
         self._committer.commit(self.directory.grants_ahead(), then)
 
     def end(self, why: KVStoreError) -> None:
-        """Nothing is written for this epoch any more, and who waits for that is told Unavailable."""
+        """Commit nothing more for this epoch, and fail waiting calls with Unavailable."""
         self._is_ended = True
         self._committer.end()
-        self._arrivals.end(str(why))
+        self._recovery_barrier.end(str(why))
         self.frames.heartbeats.end(why)
         for waiting in self._durable:
             waiting.set_exception(Unavailable(f"this master owns the catalog no longer: {why}"))
         self._durable.clear()
 
-    def linked_nodes(self) -> int:
-        """Nodes with a connection to this master."""
-        return len(self.frames.links)
+    def connected_nodes(self) -> int:
+        """Return the number of nodes with a connection to this master."""
+        return len(self.frames.connections)
 
-    def tick(self) -> None:
-        """Let time pass: nodes, instances and pins expire, and rows are swept."""
+    def run_due(self) -> None:
+        """Expire nodes, instances and pins, and sweep rows."""
         now_ns = self._reactor.now_ns()
-        for node in self.directory.tick(now_ns):
+        for node in self.directory.run_due(now_ns):
             log_end(node, f"it was silent for {self._settings.node_ttl_s:g} s")
-        for node in self.directory.members.surplus():
+        for node in self.directory.members.excess_dead():
             log.warning(
                 "node %s is forgotten: more than %d nodes are away",
                 node.info.name,
@@ -194,7 +194,7 @@ class LeaderRole:
                 extra=named("node_forgotten", node=node.info.name, why="too many are away"),
             )
             self._forget(node.info.name, lambda: None)
-        for name in self.scheduling.tick(now_ns):
+        for name in self.scheduling.run_due(now_ns):
             log.warning(
                 "instance %s is silent for %g s and gets no more requests",
                 name,
@@ -202,9 +202,9 @@ class LeaderRole:
                 extra=named("instance_died", instance=name),
             )
         self.frames.loads.hold_to(self._quotas.now)
-        self.frames.tick(now_ns)
+        self.frames.run_due(now_ns)
         self.frames.clients.expire_pins(now_ns)
-        changes = [*self.directory.sweep(SWEEP_ROWS), *self.directory.grants_ahead()]
+        changes = [*self.directory.delete_unheld(SCAN_ROWS), *self.directory.grants_ahead()]
         if self._is_first:
             changes += self.directory.weights.expire(now_ns)
         if changes:
@@ -221,16 +221,17 @@ class LeaderRole:
         *,
         node_id: int = 0,
     ) -> pb.RegisterReply:
-        """`node_id` is what partition 0 has given the node, 0 where that is asked. Raises StaleEpoch (the node has heard of a later owner),
-        InvalidArgument (it should have an id, or have none; another node has
-        it), and what Directory.register raises."""
+        """Register a node. `node_id` was assigned by partition 0; it is 0 at partition 0 itself.
+
+        Raises StaleEpoch (the node was registered with a later owner), InvalidArgument (`node_id` is missing,
+        unexpected or another node's), and what Directory.register raises."""
         tickets, now_ns = self.frames.tickets, self._reactor.now_ns()
         if bool(node_id) is self._is_first:
-            raise InvalidArgument("partition 0 gives nodes their ids, and they say them to the others")
+            raise InvalidArgument("partition 0 assigns node ids: register there without one, and with it at other partitions")
         if seen.catalog == self._catalog.identity and seen.epoch > self.epoch:
-            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} has heard one of epoch {seen.epoch}")
+            raise StaleEpoch(f"this master is of epoch {self.epoch}, but node {info.name!r} was registered at epoch {seen.epoch}")
         if node_id:
-            self._make_way(info, node_id, now_ns)
+            self._forget_conflicting(info, node_id, now_ns)
         node, changes = self.directory.register(info, list(tiers), now_ns, description, node_id=node_id)
         self._committer.commit(changes)
         log.info(
@@ -250,15 +251,15 @@ class LeaderRole:
             ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
             quotas=quotas,
             retired=retired,
-            spill_at_share=self.directory.spilling.at_share,
+            spill_at_share=self.directory.spiller.at_share,
             known_blocks=node.known_blocks,
-            floor=node.floor,
+            floor=node.removal_horizon,
             is_new=node.is_new,
         )
 
-    def _make_way(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
-        """The node is known by this id from now on: what was known of it by another, or of another node by this one, is forgotten, as
-        partition 0 has done. Raises InvalidArgument, where either lives as another process."""
+    def _forget_conflicting(self, info: NodeInfo, node_id: int, now_ns: int) -> None:
+        """Forget another node with this id, and this node's former id, as partition 0 has done. Raises
+        InvalidArgument if either is live in another process."""
         members = self.directory.members
         for known in (members.named(info.name), members.get(node_id)):
             if known is None or (known.info.name, known.node_id) == (info.name, node_id):
@@ -278,12 +279,12 @@ class LeaderRole:
         )
 
     def show(self, reply: pb.StatusReply) -> None:
-        """Fill in what an owner alone knows of the cluster."""
+        """Fill in the cluster's state, which only an owner has."""
         directory, now_ns, counts = self.directory, self._reactor.now_ns(), self.directory.counts()
         reply.epoch = self.epoch
         reply.blocks, reply.reserved, reply.pinned = counts.blocks, counts.reserved, counts.pinned
         reply.nodes.extend(
-            node_status(node, directory.blocks_at(node.node_id), directory.draining.progress(node), now_ns) for node in directory.members
+            node_status(node, directory.blocks_at(node.node_id), directory.drains.progress(node), now_ns) for node in directory.members
         )
         reply.counters.update(self.frames.counters)
         reply.quotas.CopyFrom(as_message(self._quotas.now, self._quotas.version))
@@ -292,14 +293,17 @@ class LeaderRole:
         reply.grants.extend(self._grants())
 
     def _grants(self) -> Iterator[pb.TenantGrants]:
-        """What tenants have of this master."""
-        loads, given = self.frames.loads, self.directory.given()
-        for tenant in heapq.nlargest(MAX_TENANTS, given.keys() | loads.tenants(), key=lambda name: sum(given.get(name, (0, 0)))):
-            (pins, reservations), (connections, requests) = given.get(tenant, (0, 0)), loads.of(tenant)
+        """Yield each tenant's pins, reservations, requests and connections."""
+        loads, grants_by_tenant = self.frames.loads, self.directory.grants_by_tenant()
+        for tenant in heapq.nlargest(
+            MAX_TENANTS, grants_by_tenant.keys() | loads.tenants(), key=lambda name: sum(grants_by_tenant.get(name, (0, 0)))
+        ):
+            (pins, reservations), (connections, requests) = grants_by_tenant.get(tenant, (0, 0)), loads.of(tenant)
             yield pb.TenantGrants(tenant=tenant, pins=pins, reservations=reservations, requests_in_flight=requests, connections=connections)
 
     def forget(self, name: str, by: Actor) -> "Future[None]":
-        """Forget a dead node: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
+        """Forget a dead node. The future is done when that is durable; Unavailable if the epoch ends. Raises
+        InvalidArgument."""
 
         def begin(then: Then[None]) -> None:
             self._forget(name, lambda: then(None))
@@ -307,7 +311,8 @@ class LeaderRole:
         return self._of_node(begin, Change(by, "forget", f"node {name}", self._known(name)))
 
     def drain(self, name: str, to: str, by: Actor) -> "Future[None]":
-        """See Drains.drain: done when that is durable; fails with Unavailable at the end. Raises InvalidArgument."""
+        """See DrainCommands.drain. The future is done when that is durable; Unavailable if the epoch ends. Raises
+        InvalidArgument."""
 
         def begin(then: Then[None]) -> None:
             self.frames.drains.drain(name, to, lambda: then(None))
@@ -316,17 +321,17 @@ class LeaderRole:
         return self._of_node(begin, Change(by, "drain", f"node {name}", _drain_shown(node.drain if node else ""), _drain_shown(to)))
 
     def _of_node(self, begin: Callable[[Then[None]], None], change: Change) -> "Future[None]":
-        """A change of a node, which an operator's call brings to partition 0 last: that one is recorded."""
+        """A change of a node. Operators' calls apply it to partition 0 last, which records it in the audit trail."""
         return self._audited(begin, change) if self._is_first else self._promise(begin)
 
     def _known(self, name: str) -> str:
-        """State and number of blocks of a node, for the audit trail."""
+        """Return state and number of blocks of a node, for the audit trail."""
         node = self.directory.members.named(name)
         return f"{node.state}, {self.directory.blocks_at(node.node_id):,} blocks" if node is not None else ""
 
     def set_quota(self, tenant: str, limits: NamedLimits, by: Actor) -> "Future[None]":
-        """See OperatorQuotas.set: in force at once, done when it is durable; fails with Unavailable at the end. Raises InvalidArgument,
-        Full."""
+        """See OperatorQuotas.set. In force at once; the future is done when it is durable, Unavailable if the epoch
+        ends. Raises InvalidArgument, Full."""
         return self._change_quota(tenant, limits, lambda: self.directory.operator_quotas.set(tenant, limits), Change(by, "quota_set"))
 
     def clear_quota(self, tenant: str, names: Collection[str], by: Actor) -> "Future[None]":
@@ -335,7 +340,7 @@ class LeaderRole:
         return self._change_quota(tenant, changed, lambda: self.directory.operator_quotas.clear(tenant, names), Change(by, "quota_clear"))
 
     def _change_quota(self, tenant: str, names: Collection[str], write: Callable[[], Sequence[Op]], change: Change) -> "Future[None]":
-        """`names`: limits that change."""
+        """`names` are the limits that change."""
 
         def begin(then: Then[None]) -> None:
             ops = write()
@@ -360,7 +365,7 @@ class LeaderRole:
             self._committer.commit(changes)
 
     def retire_weights(self, tenant: str, base: str, version: str, by: Actor) -> "Future[int]":
-        """See WeightsTable.retire: number of rows, once that is durable. Raises InvalidArgument."""
+        """See WeightsTable.retire. The future has the number of rows, once durable. Raises InvalidArgument."""
 
         def begin(then: Then[int]) -> None:
             count, changes = self.directory.weights.retire(tenant, base, version)
@@ -370,21 +375,23 @@ class LeaderRole:
         return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} versions"))
 
     def pin_all(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> "Future[int]":
-        """Pin the blocks of a namespace, or let them go: how many, once all nodes that are waited for have come and that is durable; fails
-        with Unavailable at the end, and with QuotaExceeded beyond the tenant's limit."""
+        """Pin or unpin the blocks of a namespace, once the recovery barrier has passed. The future has their number
+        once durable; Unavailable if the epoch ends, QuotaExceeded beyond the tenant's limit."""
 
         def begin(then: Then[int]) -> None:
             pin_all = self.frames.clients.pin_all
-            self._arrivals.once_all_came(lambda: pin_all(tenant, namespace, pinned=pinned, turns=self._turns(), then=then))
+            self._recovery_barrier.run_when_recovered(lambda: pin_all(tenant, namespace, pinned=pinned, slicer=self._slicer(), then=then))
 
         return self._of_blocks(begin, Change(by, "pin" if pinned else "unpin", self._space(tenant, namespace)))
 
     def remove_all(self, tenant: str, namespace: str, by: Actor) -> "Future[int]":
-        """Remove the blocks of a namespace that are not pinned: how many are gone, as `pin_all`."""
+        """Remove the unpinned blocks of a namespace. The future has the number of removed ones, as `pin_all`."""
 
         def begin(then: Then[int]) -> None:
             remove_all = self.frames.clients.remove_all
-            self._arrivals.once_all_came(lambda: remove_all(tenant, namespace, "*", is_forced=False, turns=self._turns(), then=then))
+            self._recovery_barrier.run_when_recovered(
+                lambda: remove_all(tenant, namespace, "*", is_forced=False, slicer=self._slicer(), then=then)
+            )
 
         return self._of_blocks(begin, Change(by, "remove", self._space(tenant, namespace)))
 
@@ -392,12 +399,12 @@ class LeaderRole:
         return self._audited(begin, change, lambda count: replace(change, detail=f"{count:,} blocks"))
 
     def _space(self, tenant: str, namespace: str) -> str:
-        """A namespace, for the audit trail. Each partition records its own part."""
+        """Return a namespace's description for the audit trail. Each partition records its own part."""
         part = f", partition {self._partition}" if self._count > 1 else ""
         return f"namespace {namespace or '(none)'} of tenant {tenant or '(none)'}{part}"
 
     def slow_requests(self) -> Iterator[pb.SlowRequest]:
-        """At nodes, as they told with their heartbeats; for partition 0."""
+        """Slow requests at nodes, from their heartbeats; for partition 0."""
         for node in self.directory.members:
             for slow in node.slow:
                 yield pb.SlowRequest(
@@ -410,16 +417,16 @@ class LeaderRole:
                 )
 
     def record_audit(self, entries: Sequence[pb.AuditEntry]) -> bool:
-        """Add entries to the audit trail of partition 0; durable soon. False: nothing is written for this epoch any more."""
+        """Add entries to the audit trail of partition 0; durable soon. Return False if the epoch has ended."""
         if not self._is_ended:
             self._committer.commit([op for entry in entries for op in self.directory.audit.add(entry)])
         return not self._is_ended
 
-    def _turns(self) -> TimeSlicer:
+    def _slicer(self) -> TimeSlicer:
         return TimeSlicer(self._reactor.call_soon, lambda: not self._is_ended)
 
     def _audited(self, begin: Callable[[Then[T]], None], change: Change, outcome: Callable[[T], Change] | None = None) -> "Future[T]":
-        """As `_promise`; the audit trail gets the change once its result is known. `outcome` completes it with that result."""
+        """As `_promise`; the audit trail gets the change with its result, which `outcome` adds to it."""
 
         def ended(done: "Future[T]") -> None:
             error = done.exception()
@@ -437,7 +444,7 @@ class LeaderRole:
         return promise
 
     def _promise(self, begin: Callable[[Then[T]], None]) -> "Future[T]":
-        """Done, or failed, when what `begin` is given is called."""
+        """Return a future that the callback given to `begin` completes."""
         durable: Future[T] = Future()
 
         def then(result: T | KVStoreError) -> None:
@@ -459,12 +466,12 @@ class LeaderRole:
 
     def _forget(self, name: str, then: Callable[[], None]) -> None:
         node, changes = self.directory.forget(name)
-        self.frames.links.hang_up(node.node_id)
+        self.frames.connections.forget(node.node_id)
         if self.frames.tickets is not None:
             self.frames.tickets.forget(node.node_id)
 
         def durable() -> None:
-            self._committer.commit(self.directory.floors_written())
+            self._committer.commit(self.directory.horizons_written())
             then()
 
         self._committer.commit(changes, durable)

@@ -1,8 +1,8 @@
-"""One partition of the key space at this master: its catalog, what this master is there, and who serves its frames.
+"""One partition of the key space at this master: its catalog, its role manager and its frame handler.
 
-A master has all partitions, each for itself: it owns some and follows the others. What a catalog tells its follower is carried from the
-catalog's thread to the loop, one call at a time, in order. That thread waits until the loop has taken a call in, so that the rest waits in
-the catalog and not in memory."""
+A master has all partitions: it owns some and follows the others. The catalog's notifications are passed from its
+thread to the loop, one at a time and in order. The catalog's thread waits for each, so that the backlog stays in the
+catalog and not in memory."""
 
 import functools
 import logging
@@ -26,11 +26,11 @@ log = logging.getLogger("kvstore.master")
 
 
 class EventLoopBridge:
-    """A catalog's Follower, which has another one called in the loop's thread. `close` belongs to that thread."""
+    """A catalog's Follower that calls another one in the loop's thread. `close` belongs to that thread."""
 
     def __init__(self, reactor: Reactor, follower: Follower, *, on_failure: Callable[[KVStoreError], None]) -> None:
-        """`on_failure` is called in the loop's thread when the follower does not take what it is told, such as a record that is damaged, or
-        any, there being no memory: else nobody would know that it lacks that. Nothing is carried over after that."""
+        """`on_failure` is called in the loop's thread if the follower fails, for example on a damaged record or
+        without memory. Nothing is passed on after that, since the follower misses a change."""
         self._reactor = reactor
         self._follower = follower
         self._on_failure = on_failure
@@ -54,7 +54,7 @@ class EventLoopBridge:
         self._carry(lambda: self._follower.deposed(why))
 
     def close(self) -> None:
-        """Carry nothing any more; a call that waits returns, so that the catalog's thread can be joined from the loop's."""
+        """Pass on nothing more. A waiting call returns, so that the loop can join the catalog's thread."""
         with self._lock:
             self._is_closed = True
             self._waiting.set()
@@ -69,7 +69,7 @@ class EventLoopBridge:
             except Exception as error:
                 self.close()
                 if not isinstance(error, KVStoreError):
-                    log.exception("what the catalog told was not taken")
+                    log.exception("a notification of the catalog failed")
                 self._on_failure(typed(error))
             finally:
                 done.set()
@@ -79,53 +79,53 @@ class EventLoopBridge:
                 return
             self._waiting = done
         self._reactor.call_soon(run)
-        done.wait()  # for as long as the loop takes; `close` ends it
+        done.wait()  # until the loop has run it, or `close`
 
 
 class PartitionHost(Protocol):
-    """The master that a partition is of. All is called in its loop."""
+    """The master of a partition. Called in its loop."""
 
     def lead(self, partition: "Partition", epoch: int, followed: FollowedRecords) -> LeaderRole:
-        """Make the owner of an epoch, on what was followed."""
+        """Make the owner of an epoch, on the followed records."""
 
     def changed(self, partition: "Partition") -> None:
-        """The role there has changed, or the owner that is followed."""
+        """The partition's role, or its owner, has changed."""
 
     def failed(self, error: KVStoreError) -> None:
         """The catalog cannot be followed."""
 
 
 class Partition:
-    """See the module."""
+    """One partition at this master. The loop is the only caller."""
 
     def __init__(self, index: int, catalog: Catalog, me: Candidate, master: MasterParts, host: PartitionHost) -> None:
         self.index = index
         self.catalog = catalog
         self._me = me
         what = "the catalog" if master.settings.partitions == 1 else f"partition {index} of the catalog"
-        self.standing = RoleManager(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
-        self._relay = EventLoopBridge(master.reactor, self.standing, on_failure=host.failed)
+        self.role_manager = RoleManager(me.address, functools.partial(host.lead, self), on_change=lambda: host.changed(self), what=what)
+        self._bridge = EventLoopBridge(master.reactor, self.role_manager, on_failure=host.failed)
         self._standby: StandbyFrames | None = None
         self.was_owner = False
 
-    def follow(self, reachable: MasterContactInfo, guard: Authenticator) -> None:
-        """Stand for election. While this master is not the owner, who comes is told who is, and how this one is reached."""
-        self._standby = StandbyFrames(lambda: self.standing.owner, reachable, guard)
-        self.catalog.follow(self._me, self._relay)
+    def follow(self, reachable: MasterContactInfo, authenticator: Authenticator) -> None:
+        """Follow the catalog and campaign. Until elected, clients and nodes are redirected to the owner."""
+        self._standby = StandbyFrames(lambda: self.role_manager.owner, reachable, authenticator)
+        self.catalog.follow(self._me, self._bridge)
 
     @property
     def handler(self) -> Handler:
-        """Who serves its frames now."""
+        """The current handler of its frames."""
         assert self._standby is not None
-        return self._standby if self.standing.role is MasterRole.FOLLOWING else self.standing.answering().frames
+        return self._standby if self.role_manager.role is MasterRole.FOLLOWING else self.role_manager.readable_leader().frames
 
     def owner(self) -> CatalogOwner | None:
-        """Who owns it, as far as this master knows."""
-        if self.standing.role is MasterRole.OWNER:
-            return CatalogOwner(*self._me, self.standing.leading().epoch)
-        return self.standing.owner
+        """The current owner, as far as this master knows."""
+        if self.role_manager.role is MasterRole.OWNER:
+            return CatalogOwner(*self._me, self.role_manager.leader().epoch)
+        return self.role_manager.owner
 
     def stop(self, why: KVStoreError) -> None:
-        """Nothing is taken from the catalog any more, and who waits for it is told."""
-        self._relay.close()
-        self.standing.close(why)
+        """Stop following the catalog, and fail waiting calls."""
+        self._bridge.close()
+        self.role_manager.close(why)

@@ -1,11 +1,12 @@
-"""How masters share the partitions of the key space out among themselves. Sans-I/O: who lives, and the time, are passed in.
+"""Assignment of partitions to masters. Sans-I/O: the live masters and the time are passed in.
 
-All compute the same from who lives: each partition has an order of masters by rendezvous hashing, and goes to the first in it that has not
-its even share yet. So few partitions move when a master comes or goes. Nobody takes a partition from another: whoever owns one that is
-another's share gives it up, one at a time, once the masters that live have been the same for a while.
+All masters compute the same assignment from the live ones. Each partition has an order of masters by rendezvous
+hashing, and is assigned to the first one that has less than its even share. So few partitions move when a master joins
+or dies. No master takes a partition from another: an owner gives up partitions that are others' share, one at a time,
+once the set of live masters is stable.
 
-Source: D. G. Thaler, C. V. Ravishankar, Using name-based mappings to increase hit rates, IEEE/ACM Transactions on Networking 6 (1998).
-"""
+Source: D. G. Thaler, C. V. Ravishankar, Using name-based mappings to increase hit rates, IEEE/ACM Transactions on
+Networking 6 (1998)."""
 
 from collections.abc import Collection, Set
 from dataclasses import dataclass
@@ -15,31 +16,32 @@ from typing import Final
 import xxhash
 
 MAX_PAUSE_NS: Final = 300_000_000_000
-"""Before a partition is given up again that came back, whoever it was given up for: doubles from `settle_s` to this."""
-MAX_TURNS: Final = 5
-"""After so many every master left stands for election."""
+"""Maximum delay before a partition that returned to this master is given up again; it doubles from `settle_s`."""
+MAX_STEPS: Final = 5
+"""Steps of `step_s` after which every remaining master campaigns."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceTiming:
-    """How long who lives, and what a master owns, must have been the same before anything moves for it, what is between two partitions that
-    a master gives up, and how long each master in a partition's order leaves it to the one before when nobody owns it."""
+    """Seconds: `settle_s` for which live masters and owned partitions must be stable before one moves; `pause_s`
+    between two that a master gives up; `step_s` by which each master in a partition's order waits for the one
+    before."""
 
     settle_s: float = 3.0
     pause_s: float = 1.0
-    turn_s: float = 0.2
+    step_s: float = 0.2
 
 
 @lru_cache(maxsize=64)
-def shares(living: frozenset[str], count: int) -> tuple[str, ...]:
-    """For each of `count` partitions whose share it is; of no masters nothing."""
-    if not living:
+def shares(live_masters: frozenset[str], count: int) -> tuple[str, ...]:
+    """Return the assigned master of each partition; empty without masters."""
+    if not live_masters:
         return ()
-    least, extra = divmod(count, len(living))
-    held = dict.fromkeys(living, 0)
+    least, extra = divmod(count, len(live_masters))
+    held = dict.fromkeys(live_masters, 0)
     found = []
     for partition in range(count):
-        for master in order(living, partition):
+        for master in order(live_masters, partition):
             if held[master] < least or (held[master] == least and extra):
                 extra -= held[master] == least
                 held[master] += 1
@@ -48,47 +50,47 @@ def shares(living: frozenset[str], count: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def order(living: Collection[str], partition: int) -> list[str]:
-    """The masters in the partition's order."""
-    return sorted(living, key=lambda master: (xxhash.xxh3_64_intdigest(f"{partition} {master}".encode()), master))
+def order(live_masters: Collection[str], partition: int) -> list[str]:
+    """Return the masters in the partition's order."""
+    return sorted(live_masters, key=lambda master: (xxhash.xxh3_64_intdigest(f"{partition} {master}".encode()), master))
 
 
 class PartitionAssigner:
-    """One master's part of it. `wait_s` may be called from any thread; the rest is for one."""
+    """One master's decisions about partitions. `wait_s` is thread-safe; the rest is for one thread."""
 
     def __init__(self, me: str, count: int, patience: RebalanceTiming) -> None:
         self._me = me
         self._count = count
         self._settle_ns, self._pause_ns = int(patience.settle_s * 1e9), int(patience.pause_s * 1e9)
-        self._turn_s = patience.turn_s
-        self._living: frozenset[str] = frozenset()
+        self._step_s = patience.step_s
+        self._live_masters: frozenset[str] = frozenset()
         self._since_ns = 0
-        """Since when these live."""
+        """Last change of the live masters."""
         self._next_ns = 0
         self._taken: dict[int, int] = {}
-        """Since when it owns what it owns."""
+        """Since when each partition is owned."""
         self._given: dict[int, tuple[int, int]] = {}
-        """By partition that was given up: until when it is not again, and the pause that this is."""
+        """By given up partition: earliest time to give it up again, and the current delay."""
 
-    def wait_s(self, living: frozenset[str], partition: int) -> float:
-        """How long to leave a partition that nobody owns to others."""
-        found = shares(living, self._count)
-        if not found or self._me not in living or found[partition] == self._me:
+    def wait_s(self, live_masters: frozenset[str], partition: int) -> float:
+        """Return how long to leave a partition without an owner to other masters."""
+        found = shares(live_masters, self._count)
+        if not found or self._me not in live_masters or found[partition] == self._me:
             return 0.0
-        turn = order(living - {found[partition]}, partition).index(self._me) + 1
-        return min(turn, MAX_TURNS) * self._turn_s
+        turn = order(live_masters - {found[partition]}, partition).index(self._me) + 1
+        return min(turn, MAX_STEPS) * self._step_s
 
-    def give_up(self, living: frozenset[str], owned: Set[int], now_ns: int) -> int | None:
-        """Which of the partitions that this master owns it is to give up now, for the one whose share it is."""
-        if living != self._living:
-            self._living, self._since_ns = living, now_ns
+    def give_up(self, live_masters: frozenset[str], owned: Set[int], now_ns: int) -> int | None:
+        """Return an owned partition to give up now, since it is another master's share; or None."""
+        if live_masters != self._live_masters:
+            self._live_masters, self._since_ns = live_masters, now_ns
         self._taken = {partition: self._taken.get(partition, now_ns) for partition in owned}
-        if self._me not in living or now_ns < max(self._since_ns + self._settle_ns, self._next_ns):
+        if self._me not in live_masters or now_ns < max(self._since_ns + self._settle_ns, self._next_ns):
             return None
-        found = shares(living, self._count)
+        found = shares(live_masters, self._count)
         for partition in sorted(owned):
             until_ns, pause_ns = self._given.get(partition, (0, self._settle_ns // 2))
-            is_settled = now_ns >= self._taken[partition] + self._settle_ns  # else it may be of one whose end is not known yet
+            is_settled = now_ns >= self._taken[partition] + self._settle_ns  # else its assigned master may be dead and not yet expired
             if found[partition] != self._me and is_settled and now_ns >= until_ns:
                 pause_ns = min(2 * pause_ns, MAX_PAUSE_NS)
                 self._given[partition] = now_ns + pause_ns, pause_ns

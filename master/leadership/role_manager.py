@@ -1,9 +1,9 @@
-"""Which role this master has, as the catalog says: it follows the records that another master writes, or it owns them.
+"""Role of this master in one partition: follower, owner, or cut off.
 
-It makes the one from the other when it is elected, and begins anew when it is deposed. In between it may be cut off: its lease is over,
-and the catalog cannot be reached, so that nobody knows whether another master has taken over. Then it writes nothing and goes on answering
-questions, for nodes refuse what is wrong of the answers, until it hears of the catalog or most nodes leave it. The loop is the only caller.
-"""
+It follows the catalog, becomes the owner when it is elected, and starts over when it is deposed. In between it may
+be cut off: its lease has expired and the catalog is unreachable, so another master may own it. A cut-off master
+writes nothing but still serves reads, since nodes refuse stale accesses. This ends when the catalog is reachable, or
+most nodes have disconnected. The loop is the only caller."""
 
 import enum
 import gc
@@ -25,10 +25,12 @@ from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.master")
 
-IS_CUT_OFF: Final = "this master is cut off from its catalog, so nothing can be changed: `kvstore status` says why"
+IS_CUT_OFF: Final = "this master is cut off from its catalog, so nothing can be changed: see `kvstore status` for the cause"
 
 
 class MasterRole(enum.StrEnum):
+    """Role of a master in a partition."""
+
     OWNER = "owner"
     FOLLOWING = "following"
     CUT_OFF = "cut off"
@@ -40,24 +42,25 @@ class RoleManager:
     def __init__(
         self, address: str, lead: Callable[[int, FollowedRecords], LeaderRole], *, on_change: Callable[[], None], what: str = "the catalog"
     ) -> None:
-        """`lead` makes the owner of an epoch on the records followed so far. `on_change` is called at each change of the role, and of the
-        owner that is followed. An owner at this master's own `address` is the one that died in this place, and nobody."""
+        """`lead` makes the owner of an epoch on the followed records. `on_change` is called at each change of the
+        role or owner. An owner at this master's own `address` is its former process, and counts as none."""
         self._address = address
         self._what = what
-        """What is owned, for the log."""
+        """Description of the partition, for the log."""
         self._lead = lead
         self._on_change = on_change
         self._followed = FollowedRecords()
         self._former: Mapping[str, NamedLimits] | None = None
-        """Operators' limits as they were known before the catalog is listed anew, until it has been: else nobody had a limit meanwhile."""
-        self._leading: LeaderRole | None = None
+        """Operators' limits from before a new listing, used until it is complete: otherwise no limits would apply
+        meanwhile."""
+        self._leader: LeaderRole | None = None
         self._is_open = False
-        """What it may grant is durable: it serves."""
+        """True once it serves: the generations to be granted are durable."""
         self._is_cut_off = False
-        self._linked_nodes = 0
-        """When it was cut off."""
+        self._connected_nodes = 0
+        """Number of connected nodes when it was cut off."""
         self.owner: CatalogOwner | None = None
-        """Whom this master follows; None for nobody, and while it is the owner itself."""
+        """The owner that this master follows; None if there is none, or it is the owner itself."""
 
     @property
     def role(self) -> MasterRole:
@@ -65,61 +68,63 @@ class RoleManager:
             return MasterRole.FOLLOWING
         return MasterRole.CUT_OFF if self._is_cut_off else MasterRole.OWNER
 
-    def leading(self) -> LeaderRole:
-        """The owner that this master is. Raises Unavailable, which names the one to ask instead."""
+    def leader(self) -> LeaderRole:
+        """Return the owner role. Raises Unavailable, which names the current owner."""
         if self._is_cut_off:
             raise Unavailable(IS_CUT_OFF)
-        return self.answering()
+        return self.readable_leader()
 
-    def answering(self) -> LeaderRole:
-        """The owner that this master is, or was last as far as it knows: for questions. Raises Unavailable."""
-        if self._leading is None or not self._is_open:
+    def readable_leader(self) -> LeaderRole:
+        """Return the owner role, also while cut off, for reads. Raises Unavailable."""
+        if self._leader is None or not self._is_open:
             raise refusal(self.owner)
-        return self._leading
+        return self._leader
 
     def operator_quotas(self) -> Mapping[str, NamedLimits] | None:
-        """What operators have set of tenants' limits, as the catalog that is followed has it, another mapping after each change; None for
-        the owner, who has it first."""
-        return self._limits() if self._leading is None else None
+        """Return the followed limits of operators, a new mapping after each change; None at the owner."""
+        return self._limits() if self._leader is None else None
 
     def _limits(self) -> Mapping[str, NamedLimits]:
-        if self._leading is not None:
-            return self._leading.directory.operator_quotas.tenants
+        if self._leader is not None:
+            return self._leader.directory.operator_quotas.tenants
         return self._former if self._former is not None else self._followed.operator_quotas()
 
     def audit(self) -> AuditLog:
-        """The audit trail, as the catalog has it; complete in partition 0 only."""
-        return self._followed.audit if self._leading is None else self._leading.directory.audit
+        """Return the audit trail; complete in partition 0 only."""
+        return self._followed.audit if self._leader is None else self._leader.directory.audit
 
     def queries(self, live: Iterable[int]) -> DirectoryQueries:
-        """What is asked of the directory, whoever owns it: of another's as its records are, with these nodes taken to be alive."""
-        return DirectoryQueries(*self.columns(live)) if self._leading is None else self._leading.directory.queries
+        """Return lookups in the partition, at the owner and at a follower. A follower uses records, with `live` as
+        the live nodes."""
+        return DirectoryQueries(*self.columns(live)) if self._leader is None else self._leader.directory.queries
 
     def columns(self, live: Iterable[int]) -> tuple[Rows, Tenants]:
-        """As `queries`, of the tables themselves."""
-        if self._leading is not None:
-            return self._leading.directory.columns()
+        """As `queries`, but the tables."""
+        if self._leader is not None:
+            return self._leader.directory.columns()
         self._followed.rows.sets.set_live(live)
         return self._followed.rows, self._followed.tenants
 
     def records(self) -> int:
-        """Blocks that have a record in the catalog, as far as this master knows."""
-        return self._followed.blocks() if self._leading is None else self._leading.directory.recording.count()
+        """Return the number of blocks with a record."""
+        return self._followed.blocks() if self._leader is None else self._leader.directory.record_policy.count()
 
-    def tick(self) -> None:
-        """Let time pass. While it is cut off nobody dies of silence: nodes are told to look for another master."""
-        if self._leading is None or not self._is_open:
-            self._followed.tick()
+    def run_due(self) -> None:
+        """Expire nodes and other state. While cut off no node is declared dead; heartbeats fail, so that nodes look
+        for another master."""
+        if self._leader is None or not self._is_open:
+            self._followed.run_due()
         elif not self._is_cut_off:
-            self._leading.tick()
-        elif self._is_left(self._leading):
-            log.warning("most nodes have left this master, which is cut off: another one may own the catalog")
+            self._leader.run_due()
+        elif self._has_lost_nodes(self._leader):
+            log.warning("most nodes have disconnected from this master, which is cut off: another one may own the catalog")
             self._stand_by()
             self._on_change()
 
-    def _is_left(self, leading: LeaderRole) -> bool:
-        """Whether most nodes have closed their links, as they do once another master owns the catalog. A dead node's closes, too."""
-        return 2 * (self._linked_nodes - leading.linked_nodes()) > self._linked_nodes
+    def _has_lost_nodes(self, leader: LeaderRole) -> bool:
+        """Return True if most nodes have disconnected, as they do when another master owns the catalog, or when they
+        die."""
+        return 2 * (self._connected_nodes - leader.connected_nodes()) > self._connected_nodes
 
     def begin(self) -> None:
         self._stand_by()
@@ -141,7 +146,7 @@ class RoleManager:
 
     def elected(self, epoch: int) -> None:
         self.owner = self._former = None
-        leading = self._leading = self._lead(epoch, self._followed)
+        leader = self._leader = self._lead(epoch, self._followed)
 
         def opened() -> None:
             self._is_open = True
@@ -154,32 +159,32 @@ class RoleManager:
             )
             self._on_change()
 
-        leading.begin(opened)  # which is not called once it has ended
+        leader.begin(opened)  # not called once it has ended
 
     def deposed(self, why: KVStoreError) -> None:
-        """Raises Corrupt, if that is why: there is nothing to stand by for."""
+        """Raises Corrupt if that is `why`: the catalog cannot be followed."""
         if isinstance(why, Corrupt):
             raise why
-        if self._leading is None or self._is_cut_off:
+        if self._leader is None or self._is_cut_off:
             return
         log.warning("this master owns %s no longer: %s", self._what, why, extra=named("owner_deposed", why=why))
-        self._leading.end(why)
+        self._leader.end(why)
         if self._is_open:
-            self._is_cut_off, self._linked_nodes = True, self._leading.linked_nodes()
+            self._is_cut_off, self._connected_nodes = True, self._leader.connected_nodes()
         else:
             self._stand_by()
         self._on_change()
 
     def close(self, why: KVStoreError) -> None:
-        """The master stops: who waits for the catalog is told."""
-        if self._leading is not None:
-            self._leading.end(why)
+        """The master stops: fail calls that wait for the catalog."""
+        if self._leader is not None:
+            self._leader.end(why)
 
     def _stand_by(self) -> None:
-        """Nothing is known of the catalog, but for limits."""
-        had_led, self._former = self._leading is not None, self._limits()
-        self._leading, self._is_open, self._is_cut_off = None, False, False
+        """Start over as a follower; only the limits are kept."""
+        had_led, self._former = self._leader is not None, self._limits()
+        self._leader, self._is_open, self._is_cut_off = None, False, False
         self.owner, self._followed = None, FollowedRecords()
         if had_led:
-            gc.unfreeze()  # it may have been made before the daemon froze what it had (rpc/daemon.py)
-            gc.collect()  # its parts refer to one another: else there would be two tables until the collector comes by
+            gc.unfreeze()  # it may be among the objects that the daemon froze (rpc/daemon.py)
+            gc.collect()  # its parts are a reference cycle: otherwise two tables would exist until the next collection

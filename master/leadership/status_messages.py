@@ -1,4 +1,4 @@
-"""State of a master as messages of the control plane: nodes, tables of weight versions, and a status as a caller may see it."""
+"""State of a master as messages of the control plane: nodes, weight versions, and a status filtered for its caller."""
 
 import dataclasses
 from functools import lru_cache
@@ -14,7 +14,7 @@ from kvstore.transfer.description import unpack_engine
 
 
 def node_status(node: NodeMember, blocks: int, drain: DrainProgress | None, now_ns: int) -> pb.NodeStatus:
-    """What `kvstore status` shows of a node."""
+    """Return a node's row of `kvstore status`."""
     return pb.NodeStatus(
         node_id=node.node_id,
         name=node.info.name,
@@ -45,14 +45,15 @@ def node_status(node: NodeMember, blocks: int, drain: DrainProgress | None, now_
 
 
 def node_topology(node: NodeMember, now_ns: int) -> pb.NodeTopology:
-    """A node's host, and what its NICs have carried as of its last heartbeat."""
+    """Return a node's host topology, and its NICs' counters as of the last heartbeat."""
     age_s = (now_ns - node.heartbeat_ns) / 1e9 if node.heartbeat_ns else 0.0
     return pb.NodeTopology(name=node.info.name, state=node.state, topology=node.description.topology, links=node.links, links_age_s=age_s)
 
 
 @lru_cache(maxsize=1024)
 def transports(transfer: bytes) -> tuple[str, ...]:
-    """The transports and rails of a node's engine, from its own description; nothing for one that has none, or one we cannot read."""
+    """Return the transports and rails of a node's transfer engine; empty if its description is missing or
+    unreadable."""
     try:
         agents = unpack_engine(transfer).agents if transfer else ()
     except ProtocolError:
@@ -61,7 +62,7 @@ def transports(transfer: bytes) -> tuple[str, ...]:
 
 
 PART_ROWS: Final = 256
-"""Rows of a message: 2 MiB where each is as long as it may be."""
+"""Rows of a message: 2 MiB with the longest texts."""
 
 
 def retired_message(retired: RetiredNamespaces) -> pb.Retired:
@@ -70,7 +71,7 @@ def retired_message(retired: RetiredNamespaces) -> pb.Retired:
 
 
 def table_messages(table: WeightsTable, tenant: str | None, now_ns: int) -> list[pb.WeightsTable]:
-    """Versions and namespaces of a tenant, or of all (None), in messages that gRPC takes."""
+    """Return versions and namespaces of a tenant, or of all (None), in messages within gRPC's limit."""
     versions = [
         pb.WeightsVersion(
             tenant=key.weights.tenant,
@@ -99,7 +100,8 @@ def table_messages(table: WeightsTable, tenant: str | None, now_ns: int) -> list
 
 
 def as_seen_by(identity: Identity, status: pb.StatusReply) -> pb.StatusReply:
-    """`status` without what tells of other tenants' work: sizes, numbers of blocks, counters, rates, where the catalog is."""
+    """Return `status`, for other callers than operators without other tenants' activity: sizes, block counts,
+    counters, rates, the catalog."""
     if identity.operates:
         return status
     return pb.StatusReply(

@@ -1,1 +1,1 @@
-"""The live scheduler: what instances report, and where requests go."""
+"""Live scheduler: reports of inference instances, and dispatch of requests."""

@@ -1,9 +1,8 @@
-"""What engines have in memory of their own: which blocks of a prompt an instance need not even fetch. Sans-I/O and pure bookkeeping.
+"""Index of the engines' own caches: which blocks of a prompt an instance has in its memory. Sans-I/O.
 
-A change names the version that it is of. One that does not continue what is here is not taken: the answer to a report tells the instance
-which version that is, and it begins again with an empty cache. So a lost report, a master that was started again and an instance that was
-all mend themselves with the next report.
-"""
+A change names the version that it starts from. One that does not continue the known version is dropped: the response
+to a report has the known version, and the instance starts over with an empty cache. So the state recovers from a
+lost report or a restart with the next report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,12 @@ from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.scheduler.prefix_index import PrefixIndex
 
 MAX_CHANGED_BLOCKS: Final = 65_536
-"""In one report, added and removed."""
+"""Added and removed blocks of one report."""
 
 
 @dataclass(slots=True)
 class _Cache:
-    """Of one instance: its number in its tenant's index, the version that is there, and what it has: it is forgotten by that alone."""
+    """One instance's cache: its number in its tenant's index, its version, and its keys, by which it is removed."""
 
     tenant: str
     number: int
@@ -29,28 +28,29 @@ class _Cache:
 
 
 class EngineCaches:
-    """Of all instances, by name. Not thread-safe. Memory: an entry a block of a tenant, and one for each engine that has it."""
+    """Caches of all instances, by name. Not thread-safe. Memory: an entry a block of a tenant, and one for each
+    engine that has it."""
 
     def __init__(self, *, max_blocks: int) -> None:
-        """`max_blocks`: of one instance. What it has beyond is not known of, until it has less."""
+        """`max_blocks` limits the known blocks of one instance; further ones are ignored."""
         self._max_blocks = max_blocks
         self._caches: dict[str, _Cache] = {}
         self._indexes: dict[str, PrefixIndex[bytes]] = {}
         self._numbers: dict[str, list[bool]] = {}
-        """Of each tenant, which numbers are in use."""
+        """By tenant: which numbers are in use."""
 
     def version(self, name: str) -> int:
-        """0: nothing of it is here."""
+        """Return the known version, 0 for none."""
         cache = self._caches.get(name)
         return 0 if cache is None else cache.version
 
     def blocks(self, name: str) -> int:
-        """How many of its blocks are known of."""
+        """Return the number of known blocks."""
         cache = self._caches.get(name)
         return 0 if cache is None else len(cache.keys)
 
     def apply(self, name: str, change: pb.EngineCache) -> None:
-        """Take a change, if it continues what is here. Raises InvalidArgument for one that cannot be, as `check_change` does."""
+        """Apply a change, if it continues the known version. Raises InvalidArgument, as `check_change`."""
         check_change(name, change)
         if change.base_version == 0:
             self.leave(name)
@@ -68,7 +68,7 @@ class EngineCaches:
         cache.version = change.version
 
     def leave(self, name: str) -> None:
-        """Nothing of it is here any more. One that is not known is ignored. O(its blocks)."""
+        """Drop the instance's cache. An unknown one is ignored. O(its blocks)."""
         cache = self._caches.pop(name, None)
         if cache is None:
             return
@@ -79,7 +79,7 @@ class EngineCaches:
             del self._numbers[cache.tenant], self._indexes[cache.tenant]
 
     def match(self, tenant: str, keys: Sequence[bytes], names: Sequence[str]) -> list[int]:
-        """How many leading blocks each of these has."""
+        """Return the number of leading blocks that each instance has."""
         index = self._indexes.get(tenant)
         if index is None:
             return [0] * len(names)
@@ -88,7 +88,7 @@ class EngineCaches:
         return [runs[cache.number] if cache is not None and cache.tenant == tenant else 0 for cache in caches]
 
     def _take_number(self, tenant: str) -> int:
-        """The lowest that is free: numbers stay dense."""
+        """Return the lowest free number: numbers stay dense."""
         self._indexes.setdefault(tenant, PrefixIndex())
         numbers = self._numbers.setdefault(tenant, [])
         if False not in numbers:
@@ -99,7 +99,7 @@ class EngineCaches:
 
 
 def check_change(name: str, change: pb.EngineCache) -> None:
-    """Raises InvalidArgument: no length of keys divides what came, or there are too many, or it is of no version."""
+    """Raise InvalidArgument if key lengths do not fit, there are too many keys, or the version is 0."""
     size = change.key_bytes
     if not 1 <= size <= MAX_KEY_BYTES or len(change.added) % size or len(change.removed) % size:
         raise InvalidArgument(

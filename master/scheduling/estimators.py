@@ -1,7 +1,7 @@
-"""Reports of inference instances: their limits, and the estimators fitted to what they measure, and until they have measured enough a model
-or a guess.
+"""Estimators of prefill, decode and transfer times, fitted to the instances' measurements; a model or a guess until
+there are enough. Also checks reports.
 
-One fit for all instances of a role: they are taken to be of one kind, as Algorithm 1 does. It chooses nothing."""
+All instances of a role share one fit: they are assumed to be of one kind, as in Algorithm 1."""
 
 from typing import Final, NamedTuple, TypeVar
 
@@ -16,16 +16,17 @@ from kvstore.scheduler.estimators.regression import DecodeSample, FitReport, Pre
 MAX_NAME_BYTES: Final = 255
 MAX_ADDRESS_BYTES: Final = 2048
 MAX_SEEN: Final = 65_536
-"""Requests named in one report."""
+"""Request ids in one report."""
 MAX_BATCH: Final = 1 << 20
 """Sequences that one instance decodes at once: no engine has memory for so many."""
 MAX_SAMPLES: Final = 256
-"""Of each kind in one report. Each 32 cost a fit, which takes milliseconds of the loop's time (scheduler/estimators/online.py)."""
+"""Samples of each kind in one report. Each 32 cost a fit, which takes milliseconds of the loop
+(scheduler/estimators/online.py)."""
 MAX_SECONDS: Final = 1e6
-"""No queue is as long as eleven days: the figure is wrong."""
+"""Limit of plausible queues: eleven days."""
 MAX_BYTES_PER_S: Final = 1e15
 MAX_COUNT: Final = 1 << 53
-"""Bytes and tokens beyond are no longer exact as floats, and are wrong anyway."""
+"""Limit of bytes and tokens: larger values are not exact as floats."""
 
 
 class Samples(NamedTuple):
@@ -36,7 +37,7 @@ class Samples(NamedTuple):
 
 
 def check_report(report: pb.ReportRequest) -> None:
-    """Raises InvalidArgument, which names what is outside its range."""
+    """Raise InvalidArgument, which names the field that is out of range."""
     if report.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE, pb.ROLE_BOTH):
         raise InvalidArgument(f"an instance's role is ROLE_PREFILL, ROLE_DECODE or ROLE_BOTH, not {report.role}")
     for name, text, least, most in (
@@ -71,7 +72,7 @@ def check_report(report: pb.ReportRequest) -> None:
 
 
 def samples_of(report: pb.ReportRequest) -> Samples:
-    """What the instance has measured. Raises InvalidArgument for what cannot have been."""
+    """Return the instance's measurements. Raises InvalidArgument for implausible ones."""
     return Samples(
         [PrefillSample(each.input_tokens, each.prefix_tokens, each.duration_s) for each in report.prefill_samples],
         [DecodeSample(each.batch, each.context_tokens, each.duration_s) for each in report.decode_samples],
@@ -79,40 +80,40 @@ def samples_of(report: pb.ReportRequest) -> Samples:
 
 
 GUESSED_PREFILL_TOKENS_PER_S: Final = 10_000.0
-"""About what eight A800 compute of a prompt of Llama 2 70B."""
+"""About the rate of eight A800 for a prompt of Llama 2 70B."""
 GUESSED_TBT_S: Final = 0.02
-"""For the weights, which every step loads, however many sequences it serves."""
+"""Time to load the weights in each step, for any number of sequences."""
 GUESSED_CONTEXT_TOKENS_PER_S: Final = 4e7
-"""Tokens of cache that a decode step gets through: 320 KB each at 13 TB/s."""
+"""Cached tokens that a decode step reads: 320 KB each at 13 TB/s."""
 
 
 LEARNED_SAMPLES_PER_S: Final = REFIT_SAMPLES
-"""A fit takes milliseconds of the loop, and there is one each REFIT_SAMPLES: so one a second of either kind."""
+"""A fit takes milliseconds of the loop, and occurs each REFIT_SAMPLES: so one a second of either kind."""
 
 T = TypeVar("T")
 
 
 class LinearGuess:
-    """PrefillTime and DecodeTime of an instance that nothing is known of: in proportion, so that loads at least compare."""
+    """PrefillTime and DecodeTime without measurements: proportional, so that loads can be compared."""
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
-        """Seconds for the tokens that are not in the cache."""
+        """Seconds for the tokens that are not cached."""
         return (input_tokens - prefix_tokens) / GUESSED_PREFILL_TOKENS_PER_S
 
     def tbt_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds for one token of each sequence, however many they are."""
+        """Seconds for one token of each sequence."""
         return GUESSED_TBT_S + context_tokens / GUESSED_CONTEXT_TOKENS_PER_S
 
 
 class _Allowance:
-    """How many samples may be learned: so many a second, what is not used being kept for one full report."""
+    """Rate limit of learned samples; unused allowance is kept up to one full report."""
 
     def __init__(self) -> None:
         self._samples = float(MAX_SAMPLES)
         self._since_ns = 0
 
     def take(self, wanted: int, now_ns: int) -> int:
-        """As many of those `wanted` as are allowed now."""
+        """Return how many of `wanted` are allowed now."""
         earned = (now_ns - self._since_ns) / 1e9 * LEARNED_SAMPLES_PER_S
         self._samples, self._since_ns = min(MAX_SAMPLES, self._samples + earned), now_ns
         taken = min(wanted, int(self._samples))
@@ -121,10 +122,10 @@ class _Allowance:
 
 
 class LiveEstimators:
-    """PrefillTime, DecodeTime and TransferTime of the instances that report. Not thread-safe."""
+    """PrefillTime, DecodeTime and TransferTime of the reporting instances. Not thread-safe."""
 
     def __init__(self, model: AnalyticModel | None) -> None:
-        """`model`: what they are until enough was measured; None: a guess."""
+        """`model` is used until there are enough measurements; None for a guess."""
         start = model or LinearGuess()
         self._start = f"{model.model.name} on {model.gpus} x {model.gpu.name}, computed" if model else "a linear guess"
         self._prefill = OnlinePrefill(start)
@@ -132,17 +133,18 @@ class LiveEstimators:
         self._transfer = BandwidthTransfer()
         self._prefill_allowance, self._decode_allowance = _Allowance(), _Allowance()
         self.block_bytes = 0
-        """What a block of the prompt in question takes. Blocks differ from tenant to tenant: set it before each decision."""
+        """Bytes of a block of the current prompt. Set before each decision, since it differs between tenants."""
 
     def learn(self, samples: Samples, now_ns: int) -> None:
-        """Take measurements in, of either kind LEARNED_SAMPLES_PER_S over all instances: a hundred of them measure thousands a second."""
+        """Add measurements, at most LEARNED_SAMPLES_PER_S of either kind: a hundred instances measure thousands a
+        second."""
         for prefill in _latest(samples.prefill, self._prefill_allowance.take(len(samples.prefill), now_ns)):
             self._prefill.add(prefill)
         for decode in _latest(samples.decode, self._decode_allowance.take(len(samples.decode), now_ns)):
             self._decode.add(decode)
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
-        """Seconds to compute a prompt of which the first `prefix_tokens` are in the cache."""
+        """Seconds to compute a prompt whose first `prefix_tokens` are cached."""
         return self._prefill.prefill_s(input_tokens, prefix_tokens)
 
     def tbt_s(self, batch: int, context_tokens: int) -> float:
@@ -159,13 +161,13 @@ class LiveEstimators:
         )
 
     def for_dispatcher(self) -> Estimators:
-        """As a dispatcher takes them. It is told once how many bytes a block has, and here that differs from prompt to prompt: so its
-        unit of size is the block, and `transfer_s` makes bytes of it."""
+        """Return the estimators for a dispatcher. It takes one block size for all prompts; here that differs, so its
+        unit of size is the block, and `transfer_s` converts to bytes."""
         return Estimators(self, self, self, block_bytes=1)
 
     @property
     def words(self) -> str:
-        """How times are foreseen, for operators."""
+        """Describes the estimators, for operators."""
         return f"prefill: {self._words(self._prefill.report)}; decode: {self._words(self._decode.report)}"
 
     def _words(self, report: FitReport | None) -> str:

@@ -1,10 +1,9 @@
-"""The instances that requests are sent to: what each last reported, and what was sent to it since. Sans-I/O; `now_ns` is passed in.
+"""Inference instances: their last reports, and the requests sent to them since. Sans-I/O; `now_ns` is passed in.
 
-An instance joins with its first report and leaves when it says so or is silent for `instance_ttl_s`. What it was sent and has not
-named as seen is *promised*: it is counted on top of the report until the instance names it, or until it should have come in
-`decision_ttl_s` ago. Between reports time passes here too: what was a queue of ten seconds is one of nine a second later. Nothing
-outlives the master: instances report again within a second.
-"""
+An instance joins with its first report, and leaves by a request or after `instance_ttl_s` without a report. A
+request that it was sent and has not reported is *promised*: it is added to the report's load until the instance
+reports it, or until `decision_ttl_s` after its expected arrival. Loads decay between reports: a queue of ten seconds
+is one of nine a second later. All state is in memory: instances report again within a second."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,36 +20,36 @@ from kvstore.scheduler.request import DecodeInstance, PrefillInstance
 
 NS_PER_S: Final = 1_000_000_000
 MAX_PROMISED: Final = 65_536
-"""Requests on their way to one instance: beyond, the oldest counts as lost."""
+"""Requests under way to one instance; beyond this the oldest counts as lost."""
 UNMEASURED_BYTES_PER_S: Final = 1.25e9
-"""What an instance is taken to send until it has measured itself: 10 Gb/s Ethernet."""
+"""Assumed send rate of an instance without measurements: 10 Gb/s Ethernet."""
 MAX_MOVES: Final = 16
-"""Pairs of addresses that are remembered of one name: what moves between more has been told of by then."""
-_TOLD: Final = -1
+"""Remembered pairs of addresses of one name; beyond this a duplicate has been reported already."""
+_REPORTED: Final = -1
 NO_LIMIT_TOKENS: Final = 1 << 62
 
 
 class PromisedWork(NamedTuple):
-    """A request that was sent to an instance, should come in at `at_ns`, and counts as lost at `expires_ns`.
+    """A request that was sent to an instance, should arrive at `at_ns`, and counts as lost at `expires_ns`.
 
-    To prefill it is worth `prefill_ns`, to decode `context_tokens`.
-    """
+    Its load is `prefill_ns` for prefill and `context_tokens` for decode."""
 
     at_ns: int
     expires_ns: int
     prefill_ns: int = 0
     context_tokens: int = 0
     sent_ns: int | None = None
-    """When the instance has it already, which prefills it before it decodes it at `at_ns`; None: it comes in then."""
+    """Set if the instance has the request already, which it prefills first and decodes at `at_ns`; None if it
+    arrives then."""
 
     @property
     def may_be_seen_ns(self) -> int:
-        """From when on a report may include it."""
+        """Earliest time at which a report may include it."""
         return self.at_ns if self.sent_ns is None else self.sent_ns
 
 
 class Instance(ABC):
-    """What all instances have. `report` is the last one, without samples and seen requests."""
+    """State that all instances have. `report` is the last one, without samples and seen requests."""
 
     def __init__(self, report: pb.ReportRequest, now_ns: int) -> None:
         self.report = report
@@ -63,16 +62,16 @@ class Instance(ABC):
 
     @property
     def unseen_requests(self) -> int:
-        """Requests promised and neither seen nor lost."""
+        """Promised requests that are neither seen nor lost."""
         return len(self._promised)
 
     @property
     def unseen_s(self) -> float:
-        """Seconds of prefill that they are worth."""
+        """Their prefill time, in seconds."""
         return sum(promise.prefill_ns for promise in self._promised.values()) / NS_PER_S
 
     def promise(self, request_id: int, promise: PromisedWork) -> None:
-        """The request was sent to it."""
+        """Record that the request was sent to it."""
         self.scheduled += 1
         self._promised[request_id] = promise
         self._next_expiry_ns = min(self._next_expiry_ns, promise.expires_ns)
@@ -83,8 +82,8 @@ class Instance(ABC):
             self._recount()
 
     def renew(self, report: pb.ReportRequest, seen: list[int], now_ns: int) -> None:
-        """Its next report, which includes the requests `seen`, and those that it was to have longer ago than `seen_after_s`; those that are
-        not promised are ignored."""
+        """Apply the next report, which includes the requests `seen`, and those expected longer ago than
+        `seen_after_s`. Unknown ones are ignored."""
         self.report, self.reported_ns = report, now_ns
         for request_id in seen:
             self._promised.pop(request_id, None)
@@ -94,7 +93,7 @@ class Instance(ABC):
         self._recount()
 
     def forget_lost(self, now_ns: int) -> None:
-        """Count no longer what has not come in for too long."""
+        """Drop requests that have not arrived for too long."""
         if now_ns < self._next_expiry_ns:
             return
         self._promised = {request_id: promise for request_id, promise in self._promised.items() if promise.expires_ns > now_ns}
@@ -113,36 +112,36 @@ class Instance(ABC):
 
     @abstractmethod
     def _count(self, promise: PromisedWork) -> None:
-        """One promise more."""
+        """Add one promise."""
 
 
 class PrefillMember(Instance):
-    """Computes prompts one after the other, in the order in which they were sent to it."""
+    """Prefill side of an instance: computes prompts in the order in which they were sent to it."""
 
     def __init__(self, report: pb.ReportRequest, now_ns: int) -> None:
         self._free_ns = self._sent_ns = 0
         super().__init__(report, now_ns)
         self._view = PrefillInstance(report.name)
-        self._told()
+        self._set_backlog()
 
     def renew(self, report: pb.ReportRequest, seen: list[int], now_ns: int) -> None:
         super().renew(report, seen, now_ns)
-        self._told()
+        self._set_backlog()
 
     def send(self, size_bytes: int, now_ns: int) -> None:
-        """It was told to send so much."""
+        """Record an ordered transfer from it."""
         self._sent_ns = max(self._sent_ns, now_ns) + _ns(size_bytes / self._send_bytes_per_s)
 
     def at(self, node_id: int | None, received_bytes_per_s: Mapping[Hashable, float]) -> None:
-        """Its blocks are at that live node (None: there is none), which measured these rates from others."""
+        """Set its live node (None: no live node), and the rates that this measured from others."""
         self._view.place, self._view.received_bytes_per_s = node_id, received_bytes_per_s
 
     def decodes_at(self, index: int | None) -> None:
-        """It decodes what it prefills, and that is its decode side's index; None: others do."""
+        """Set the index of its own decode side, where it decodes its prefills; None if others do."""
         self._view.decodes_at = index
 
     def view(self, now_ns: int) -> PrefillInstance:
-        """As a dispatcher sees it now. The same object each time."""
+        """Return its view for a dispatcher. The same object each time."""
         self.forget_lost(now_ns)
         view, rate = self._view, self._send_bytes_per_s
         view.queue_s = max(0, self._free_ns - now_ns) / NS_PER_S
@@ -154,8 +153,8 @@ class PrefillMember(Instance):
     def _send_bytes_per_s(self) -> float:
         return self.report.send_bytes_per_s or UNMEASURED_BYTES_PER_S
 
-    def _told(self) -> None:
-        """What it was told to send before this report is in the reported backlog: nodes are told at once."""
+    def _set_backlog(self) -> None:
+        """Transfers ordered before this report are in its reported backlog: nodes get their commands at once."""
         self._sent_ns = self.reported_ns + _ns(self.report.send_backlog_bytes / self._send_bytes_per_s)
 
     def _begin(self) -> None:
@@ -165,11 +164,10 @@ class PrefillMember(Instance):
         self._free_ns = max(self._free_ns, promise.at_ns) + promise.prefill_ns
 
 
-class _Arrivals(NamedTuple):
-    """When what was promised to an instance should come in, as of so many promises made and left.
+class _ArrivalTimes(NamedTuple):
+    """Expected arrival times of an instance's promises, as of `scheduled` made and `unseen` left.
 
-    These two tell one set of promises from any other of the same instance: a new one adds to the first, and till then they only grow fewer.
-    """
+    These two numbers identify the set of promises: a new one raises the first, and until then the set only shrinks."""
 
     scheduled: int
     unseen: int
@@ -177,16 +175,16 @@ class _Arrivals(NamedTuple):
 
 
 class DecodeMember(Instance):
-    """Produces tokens for all its sequences at once."""
+    """Decode side of an instance: produces tokens for all its sequences at once."""
 
     def __init__(self, report: pb.ReportRequest, now_ns: int) -> None:
         self._context_tokens = 0
-        self._arrivals = _Arrivals(0, 0, np.empty(0))
+        self._arrivals = _ArrivalTimes(0, 0, np.empty(0))
         super().__init__(report, now_ns)
         self._view = DecodeInstance(report.name, is_own=report.role == pb.ROLE_BOTH)
 
     def view(self, now_ns: int) -> DecodeInstance:
-        """As a dispatcher sees it now. The same object each time."""
+        """Return its view for a dispatcher. The same object each time."""
         self.forget_lost(now_ns)
         view = self._view
         view.batch = self.report.batch + len(self._promised)
@@ -195,12 +193,12 @@ class DecodeMember(Instance):
         return view
 
     def arrivals_s(self) -> npt.NDArray[np.float64]:
-        """When each of the requests promised to it should come in. O(1) as long as these are the same."""
+        """Return the expected arrival times of its promised requests. O(1) while these are the same."""
         if (self._arrivals.scheduled, self._arrivals.unseen) != (self.scheduled, self.unseen_requests):
-            self._arrivals = _Arrivals(self.scheduled, self.unseen_requests, np.array(self._arriving_s()))
+            self._arrivals = _ArrivalTimes(self.scheduled, self.unseen_requests, np.array(self._compute_arrivals_s()))
         return self._arrivals.at_s
 
-    def _arriving_s(self) -> list[float]:
+    def _compute_arrivals_s(self) -> list[float]:
         return [promise.at_ns / NS_PER_S for promise in self._promised.values()]
 
     def _begin(self) -> None:
@@ -211,7 +209,7 @@ class DecodeMember(Instance):
 
 
 class Instances:
-    """All of them, by name: one that does both is in either list. Not thread-safe."""
+    """All instances by name; one with both roles is in both maps. Not thread-safe."""
 
     def __init__(self, *, instance_ttl_s: float, max_instances: int) -> None:
         self._instance_ttl_ns = _ns(instance_ttl_s)
@@ -219,15 +217,14 @@ class Instances:
         self.prefill: dict[str, PrefillMember] = {}
         self.decode: dict[str, DecodeMember] = {}
         self._moves: dict[str, dict[frozenset[str], int]] = {}
-        """Of each name, between which two addresses it has moved, and when last; _TOLD: that two go by it has been told."""
+        """By name: pairs of addresses between which it moved, and when last; _TOLD after a duplicate was reported."""
 
     def report(self, report: pb.ReportRequest, now_ns: int) -> str:
-        """An instance lives. Under a new role it is another instance, and what was promised to the former one is forgotten.
+        """Apply an instance's report. Under a new role it is another instance, and its promises are dropped.
 
-        Returns the address of another engine that goes by the same name, once for each two; "": there seems to be none. One that is started
-        anew elsewhere moves, but not there and back within `instance_ttl_s`. Raises InvalidArgument for a report that cannot be, Full when
-        there are `max_instances` others; it has changed nothing then.
-        """
+        Returns the address of another engine with the same name, once for each pair; "" if there seems to be none. A
+        restarted engine moves to another address, but not back within `instance_ttl_s`. Raises InvalidArgument for
+        an invalid report, Full when there are `max_instances` others; nothing has changed then."""
         check_report(report)
         known = self.get(report.name)
         if known is None and (others := len(self.prefill.keys() | self.decode.keys())) >= self._max_instances:
@@ -247,20 +244,20 @@ class Instances:
         return other
 
     def leave(self, name: str) -> None:
-        """It ends. One that is not known is ignored: it may have been silent for too long before."""
+        """Remove an instance. An unknown one is ignored: it may have expired before."""
         self._remove(name)
         self._moves.pop(name, None)
 
     def get(self, name: str) -> Instance | None:
-        """Of one that does both, its prefill side."""
+        """Return an instance; of one with both roles the prefill side."""
         return self.prefill.get(name) or self.decode.get(name)
 
     def each(self) -> list[Instance]:
-        """Every instance once, prefill first."""
+        """Return every instance once, prefill first."""
         return [*self.prefill.values(), *(member for name, member in self.decode.items() if name not in self.prefill)]
 
     def expire(self, now_ns: int) -> list[str]:
-        """Let the silent ones leave: their names."""
+        """Remove the silent instances; return their names."""
         since_ns = now_ns - self._instance_ttl_ns
         silent = [member.report.name for member in self.each() if member.reported_ns <= since_ns]
         for name in silent:
@@ -277,14 +274,14 @@ class Instances:
             return ""
         moves, pair = self._moves.setdefault(name, {}), frozenset((before, now))
         last_ns = moves.get(pair)
-        if last_ns == _TOLD or (last_ns is None and len(moves) == MAX_MOVES):
+        if last_ns == _REPORTED or (last_ns is None and len(moves) == MAX_MOVES):
             return ""
         is_back = last_ns is not None and now_ns - last_ns < self._instance_ttl_ns
-        moves[pair] = _TOLD if is_back else now_ns
+        moves[pair] = _REPORTED if is_back else now_ns
         return before if is_back else ""
 
     def check_integrity(self) -> None:
-        """Assert that every name is that of one instance, and that none is over a limit. For tests."""
+        """Assert that names are unique and limits hold. For tests."""
         both = {name for name, member in self.prefill.items() if member.report.role == pb.ROLE_BOTH}
         assert self.prefill.keys() & self.decode.keys() == both
         assert all((member.report.role == pb.ROLE_BOTH) == (name in both) for name, member in self.decode.items())
@@ -294,7 +291,7 @@ class Instances:
 
 
 def _without_lists(report: pb.ReportRequest) -> pb.ReportRequest:
-    """What is worth keeping of a report."""
+    """Return the part of a report that is kept."""
     kept = pb.ReportRequest()
     kept.CopyFrom(report)
     for field in ("seen_request_ids", "prefill_samples", "decode_samples", "engine_cache"):

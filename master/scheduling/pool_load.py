@@ -1,9 +1,8 @@
-"""The load of both pools as the master can know it, for early rejection (scheduler/admission.py): a decision reads anew only the instances
-to which or from which something came since the one before.
+"""Load of the prefill and decode pools, for early rejection (scheduler/admission.py). A decision recomputes only
+instances whose requests have changed.
 
-Instances report how many sequences they decode, not since when. So each is taken to be half through: who asks when the next one ends
-(`predicted_uniform`) cannot be used live, who only counts them can.
-"""
+Instances report how many sequences they decode, but not since when; each is assumed to be half done. So
+`predicted_uniform`, which needs the end of the next sequence, cannot be used live."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -14,25 +13,25 @@ from kvstore.master.scheduling.instances import NS_PER_S, DecodeMember
 from kvstore.scheduler.admission import PoolLoad
 
 SMOOTHING: Final = 0.05
-"""The weight of the latest request in the average of how long sequences are decoded: about twenty requests count."""
+"""Weight of the latest request in the average decode duration: about twenty requests count."""
 
 
 class DecodeDuration:
-    """How long a sequence is decoded, on average of late, as foreseen when each was scheduled; 0: not known yet."""
+    """Moving average of the predicted decode durations; 0 while unknown."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """One request more."""
+        """Add a request's duration."""
         self.seconds += (seconds - self.seconds) * (SMOOTHING if self.seconds else 1.0)
 
 
 def pool_load(decode: Iterable[DecodeMember], *, decode_s: float, input_tokens: int, now_ns: int) -> PoolLoad:
-    """The load now. `decode_s`: how long a sequence is decoded; `input_tokens`: the context of a sequence where none is decoded yet.
+    """Return the load now. `decode_s` is the duration of a sequence; `input_tokens` the context of a sequence if none
+    is decoded.
 
-    O(instances, and promises to those of them where these have changed), and a copy of 8 bytes for each promise.
-    """
+    O(instances, and changed promises), and a copy of 8 bytes for each promise."""
     members = list(decode)
     batch = sum(member.report.batch for member in members)
     context_tokens = sum(member.report.context_tokens for member in members)

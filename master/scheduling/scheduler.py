@@ -1,8 +1,8 @@
-"""Where requests go: the instances' reports and the directory's prefixes put before a dispatcher, and what follows from its decision.
+"""Scheduler of inference requests: gives instance reports and prefix lookups to a dispatcher, and carries out its
+decision.
 
-Sans-I/O and one thread: `now_ns` is passed in, and the transfer that a decision needs is started by a function that is. The decision
-itself is a dispatcher's (scheduler/kvcache_centric.py). Asking is no access to any block: what would be read is touched when it is.
-"""
+Sans-I/O and one thread: `now_ns` is passed in, and transfers are started by an injected function. A dispatcher
+decides (scheduler/kvcache_centric.py). A lookup here is no access to a block: reads touch it later."""
 
 import itertools
 from collections import Counter
@@ -30,31 +30,31 @@ from kvstore.scheduler.request import Decision, Rejection, ScheduleRequest, Slo
 
 NS_PER_US: Final = 1000
 ADMISSION_LOAD_LIMIT: Final = 1.0
-"""Share of an SLO that early and predicted admission load a pool to."""
+"""Share of an SLO up to which early and predicted admission load a pool."""
 MAX_ENGINE_BLOCKS: Final = 1 << 20
-"""Blocks in an inference instance's own memory that are known of; what it has beyond is not counted."""
+"""Known blocks of an instance's own memory; further ones are ignored."""
 
 MAX_PROMPT_BLOCKS: Final = 65_536
 MAX_TOKENS: Final = 1 << 27
-"""Of a prompt or an answer: far above any model's, and times foreseen for it are still finite."""
+"""Of a prompt or an output: far above any model's, with finite estimates."""
 UNKNOWN_OUTPUT_TOKENS: Final = 182
-"""Taken where the caller does not know: the mean of the traces of Qin et al., Mooncake (arXiv:2407.00079), section 4."""
+"""Default output length: the mean of the traces of Qin et al., Mooncake (arXiv:2407.00079), section 4."""
 
 
 class ReplicateCall(Protocol):
-    """Has node `node_id` copy those of the blocks that it lacks from the source: how many it was told to, those not counted that were on
-    their way already. Returns at once; never raises."""
+    """Have node `node_id` copy those of the blocks that it lacks from the source. Returns the number of newly
+    ordered blocks at once; never raises."""
 
     def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int: ...
 
 
 FindPrefixes = Callable[[str, Sequence[bytes]], PrefixMatches]
-"""How many of a tenant's keys, from the first on without a gap, can be read at each node."""
+"""Returns each node's prefix of a tenant's keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledPrompt:
-    """One request to place, of a tenant that was let in. `keys` are those of its full blocks; `output_tokens` 0: not known."""
+    """An admitted request to place. `keys` are those of its full blocks; `output_tokens` is 0 if unknown."""
 
     tenant: str
     keys: Sequence[bytes]
@@ -64,13 +64,13 @@ class ScheduledPrompt:
     slo: Slo
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument, which names what is outside its range."""
+        """Raises InvalidArgument, which names the field that is out of range."""
         count, lengths = len(self.keys), set(map(len, self.keys))
         for name, value, least in (("input_tokens", self.input_tokens, 1), ("output_tokens", self.output_tokens, 0)):
             if not least <= value <= MAX_TOKENS:
                 raise InvalidArgument(f"{name} is {value}: it must be in [{least}, {MAX_TOKENS}]")
         if self.block_tokens < 1:
-            raise InvalidArgument("block_tokens is 0: say how many tokens a block has")
+            raise InvalidArgument("block_tokens is 0: give the number of tokens of a block")
         if count > MAX_PROMPT_BLOCKS or count * self.block_tokens > self.input_tokens:
             raise InvalidArgument(
                 f"{count} keys of blocks of {self.block_tokens} tokens for a prompt of {self.input_tokens}:"
@@ -81,10 +81,10 @@ class ScheduledPrompt:
 
 
 class _Pool(NamedTuple):
-    """The instances as they are for one decision, in one order; `nodes` are the prefill instances', None where there is none alive.
+    """Instances of one decision, in a fixed order; `nodes` are the prefill instances' live nodes, or None.
 
-    Of the prompt's blocks each node has the leading `fetchable`, which others can have from it; and each prefill instance, with what is in
-    its engine's own memory, `matches`."""
+    Each node has the leading `fetchable` blocks of the prompt, which others can fetch. Each prefill instance has
+    `matches`, including its engine's own cache."""
 
     prefill: list[PrefillMember]
     decode: list[DecodeMember]
@@ -94,7 +94,7 @@ class _Pool(NamedTuple):
 
 
 class ClusterScheduler:
-    """Owns the instances. Not thread-safe: the master's loop is the only caller."""
+    """Owns the instances and dispatches requests. Not thread-safe: the master's loop is the only caller."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ class ClusterScheduler:
         wall_ns: int,
         prefixes: FindPrefixes | None = None,
     ) -> None:
-        """`wall_ns` is the wall clock: request ids count from its microseconds, so that a master that is started again repeats none, and
-        they are still whole numbers in the JSON that engines pass on. `prefixes`: those of all partitions; None for the directory's.
-        Raises ConfigError, as `make_estimators`."""
+        """Request ids count from the microseconds of `wall_ns`, the wall clock: a restarted master repeats none, and
+        they fit JSON numbers. `prefixes` covers all partitions; None for the directory's. Raises ConfigError, as
+        `make_estimators`."""
         self.instances = Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances)
         self.engine_caches = EngineCaches(max_blocks=MAX_ENGINE_BLOCKS)
         self.estimators = make_estimators(settings)
@@ -124,8 +124,8 @@ class ClusterScheduler:
         self._decode_duration = DecodeDuration()
 
     def report(self, report: pb.ReportRequest, now_ns: int) -> str:
-        """See Instances.report, also for what it returns; the estimators learn from its samples. Raises InvalidArgument, Full; nothing has
-        changed then."""
+        """See Instances.report, also for the result; the estimators learn from its samples. Raises InvalidArgument,
+        Full; nothing has changed then."""
         samples = samples_of(report)
         if report.HasField("engine_cache"):
             check_change(report.name, report.engine_cache)
@@ -136,19 +136,20 @@ class ClusterScheduler:
         return other
 
     def leave(self, name: str) -> None:
-        """An instance ends. One that is not known is ignored."""
+        """Remove an instance. An unknown one is ignored."""
         self.instances.leave(name)
         self.engine_caches.leave(name)
 
-    def tick(self, now_ns: int) -> list[str]:
-        """Let time pass: the names of the instances that have left by their silence."""
+    def run_due(self, now_ns: int) -> list[str]:
+        """Remove silent instances; return their names."""
         silent = self.instances.expire(now_ns)
         for name in silent:
             self.engine_caches.leave(name)
         return silent
 
     def schedule(self, prompt: ScheduledPrompt, now_ns: int) -> pb.ScheduleReply:
-        """Where it goes, or why nowhere; it is promised to both instances, and the transfer has been started."""
+        """Place the request, or reject it. A placed one is promised to both instances, and its transfer has been
+        started."""
         pool = self._pool(prompt, now_ns)
         request = ScheduleRequest(
             prompt.keys, prompt.input_tokens, prompt.block_tokens, prompt.output_tokens or UNKNOWN_OUTPUT_TOKENS, prompt.slo
@@ -166,7 +167,7 @@ class ClusterScheduler:
         return reply
 
     def show(self, now_ns: int) -> pb.InstancesReply:
-        """All of it, for operators."""
+        """Return the state of all instances, for operators."""
         return pb.InstancesReply(
             dispatcher=self._dispatcher.name,
             instances=[_status(member, self.engine_caches.blocks(member.report.name), now_ns) for member in self.instances.each()],
@@ -196,12 +197,12 @@ class ClusterScheduler:
         return node if node is not None and node.is_live else None
 
     def _place(self, request: ScheduleRequest, pool: _Pool, now_ns: int) -> Decision | Rejection:
-        """Dispatched, and let in."""
+        """Dispatch the request, subject to admission control."""
         lets_all_in = isinstance(self._admission, AdmitAll)
-        asked = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
-        outcome = self._dispatch(asked, pool, range(len(pool.prefill)), now_ns)
+        tried = request if lets_all_in else replace(request, slo=Slo(request.slo.ttft_s))
+        outcome = self._dispatch(tried, pool, range(len(pool.prefill)), now_ns)
         if isinstance(outcome, Decision):
-            outcome = self._possible(outcome, asked, pool, now_ns)
+            outcome = self._possible(outcome, tried, pool, now_ns)
         if lets_all_in or isinstance(outcome, Rejection):
             return outcome
         decode_s = self._decode_duration.seconds
@@ -209,7 +210,7 @@ class ClusterScheduler:
         return self._admission.on_arrival(load, request.slo, ttft_s=outcome.ttft_s) or outcome
 
     def _dispatch(self, request: ScheduleRequest, pool: _Pool, among: Sequence[int], now_ns: int) -> Decision | Rejection:
-        """The dispatcher's choice among these prefill instances."""
+        """Return the dispatcher's choice among these prefill instances."""
         outcome = self._dispatcher.dispatch(
             request,
             [pool.matches[index] for index in among],
@@ -223,8 +224,8 @@ class ClusterScheduler:
         return replace(outcome, prefill=among[outcome.prefill], transfer_from=sender)
 
     def _possible(self, decision: Decision, request: ScheduleRequest, pool: _Pool, now_ns: int) -> Decision | Rejection:
-        """A dispatcher takes it that every instance can receive. One without a node that lives has to compute all that its engine has not:
-        so that, or what is best among the others."""
+        """Correct a decision for an instance without a live node, which cannot receive a transfer as dispatchers
+        assume: it computes all blocks that its engine lacks, unless another instance is faster."""
         if decision.transfer_from is None or pool.nodes[decision.prefill] is not None:
             return decision
         own = pool.matches[decision.prefill]
@@ -254,8 +255,8 @@ class ClusterScheduler:
         )
 
     def _promise(self, request_id: int, decision: Decision, request: ScheduleRequest, pool: _Pool, now_ns: int) -> None:
-        """The prefill instance should have it at once, the decode instance after its first token. One that does both has it, and may count
-        it in its batch, from the beginning."""
+        """Promise the request to the prefill instance now, and to the decode instance after its first token. An
+        instance with both roles has it, and may report it in its batch, from the beginning."""
         prefill, decode = pool.prefill[decision.prefill], pool.decode[decision.decode]
         prefill_ns, ttft_ns = round(decision.prefill_s * NS_PER_S), round(decision.ttft_s * NS_PER_S)
         at_prefill = PromisedWork(now_ns, now_ns + self._decision_ttl_ns, prefill_ns=prefill_ns)
@@ -270,7 +271,7 @@ class ClusterScheduler:
         end = decision.prefix_blocks
         keys = prompt.keys[end - decision.transfer_blocks : end]
         ordered = self._replicate(prompt.tenant, keys, node_id=target.node_id, source_node_id=source.node_id)
-        if ordered:  # what is on its way for an earlier request is sent once
+        if ordered:  # blocks under way for an earlier request are sent once
             pool.prefill[sender].send(ordered * self.estimators.block_bytes, now_ns)
             self.counters["transfers"] += 1
             self.counters["transfer_blocks"] += ordered
@@ -289,7 +290,7 @@ def _status(member: Instance, engine_blocks: int, now_ns: int) -> pb.InstanceSta
 
 
 def make_estimators(settings: MasterSettings) -> LiveEstimators:
-    """Raises ConfigError: model or GPU is not known, one is given without the other, or the one does not fit on the other."""
+    """Raises ConfigError: model or GPU is unknown, one is given without the other, or the model does not fit."""
     if bool(settings.scheduler_model) != bool(settings.scheduler_gpu):
         raise ConfigError("scheduler_model and scheduler_gpu go together: give both, or neither")
     if not settings.scheduler_model:

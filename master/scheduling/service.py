@@ -1,7 +1,7 @@
-"""The Scheduler service (kvstore.v1): what instances report, and where requests go, by gRPC.
+"""gRPC service kvstore.v1.Scheduler: reports of instances and scheduling of requests.
 
-gRPC's threads hold no state: they check and unpack a call, carry it into the loop's thread, and its result or typed error back.
-"""
+gRPC's threads hold no state: they check and unpack a call, run it in the loop's thread, and return its result or
+typed error."""
 
 import logging
 from collections.abc import Callable
@@ -28,7 +28,8 @@ log = logging.getLogger("kvstore.master")
 
 
 class SchedulerService(SchedulerServicer):
-    """Implements kvstore.v1.Scheduler. `scheduling` gives the owner's, in the loop's thread, or raises Unavailable while there is none."""
+    """Implements kvstore.v1.Scheduler. `scheduling` returns the owner's scheduler, in the loop's thread, or raises
+    Unavailable."""
 
     def __init__(self, reactor: Reactor, settings: MasterSettings, scheduling: Callable[[], ClusterScheduler], callers: Callers) -> None:
         self._reactor = reactor
@@ -46,7 +47,7 @@ class SchedulerService(SchedulerServicer):
                 log.info("instance %s (%s) has joined, at %s", request.name, pb.Role.Name(request.role), request.address)
             if other:
                 log.warning(
-                    "two engines go by the name %s, at %s and at %s: each takes the other's place; give either a name of its own",
+                    "two engines have the name %s, at %s and at %s: each replaces the other; give them different names",
                     request.name,
                     other,
                     request.address,
@@ -68,7 +69,7 @@ class SchedulerService(SchedulerServicer):
         try:
             identity = self._callers.identify(context)
             if not identity.is_tenant(request.tenant):
-                raise Denied(f"{identity} may not have requests of tenant {request.tenant!r} scheduled")
+                raise Denied(f"{identity} may not schedule requests of tenant {request.tenant!r}: use a token of that tenant")
             prompt = _prompt(request)
         except KVStoreError as error:
             abort(context, error)
@@ -78,10 +79,10 @@ class SchedulerService(SchedulerServicer):
         return self._in_loop(context, lambda: self._scheduling().show(self._reactor.now_ns()))
 
     def _check_name(self, context: grpc.ServicerContext, request: "pb.ReportRequest | pb.LeaveRequest") -> None:
-        """Raises Denied unless this engine may speak as the instance of this name."""
+        """Raises Denied unless this identity may act as the instance of this name."""
         identity = self._callers.identify(context)
         if identity.kind is IdentityKind.INSTANCE and not identity.goes_by(request.name):
-            raise Denied(f"{identity} may not speak as instance {request.name!r}: its token is of that name only")
+            raise Denied(f"{identity} may not report as instance {request.name!r}: use a token with that instance's name")
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:
         return in_loop(self._reactor, context, function, timeout_s=self._settings.control_timeout_s)

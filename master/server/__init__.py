@@ -1,1 +1,1 @@
-"""Frames of clients and nodes, served by the owner of a partition."""
+"""Frame handlers for clients and nodes, run by the owner of a partition."""

@@ -1,8 +1,7 @@
-"""What clients say to the master: lookups, reservations, removals and pins. The hot path.
+"""Handlers of clients' messages: lookups, reservations, removals and pins. The hot path.
 
-It turns messages into calls of the directory, gives what must be durable to the committer, and has the directory's commands carried to
-the nodes. The loop is the only caller.
-"""
+They call the directory, pass its operations to the committer, and send its commands to nodes. The loop is the only
+caller."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -41,39 +40,44 @@ from kvstore.rpc.tracing import TraceSpan, on_behalf
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity, IdentityKind
 
-Asked = TypeVar("Asked", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
+KeyRequest = TypeVar("KeyRequest", Lookup, Exists, MatchPrefix, Reserve, Pin, PinFor, Replicate, Remove)
 
 SLICE_ROWS: Final = 4096
-"""Rows of the directory looked at in one turn of the loop, a millisecond, and so many blocks removed or replicated in one."""
+"""Rows read in one time slice, a millisecond; also blocks removed or replicated in one."""
 MAX_TABLE_BLOB_BYTES: Final = 32 << 20
-"""What nodes say of their transfer engines, in one table: the rest of a body's 40 MiB is for the other columns."""
+"""Transfer descriptions in one node table: the rest of a body's 40 MiB is for the other columns."""
 
 
 @dataclass(slots=True)
 class ClientPeer:
-    """The context of a client's session."""
+    """Context of a client's session."""
 
     tenant: str
     identity: Identity
     allowed: frozenset[int]
-    """Frame types that it may say."""
+    """Frame types that it may send."""
     reserved: tuple[Sequence[bytes], Sequence[int]] = ((), ())
-    """Keys and generations of the last Reserve: whoever hangs up may not have seen its answer."""
+    """Keys and generations of the last Reserve: a client that disconnects may not have received the response."""
 
 
 class ClientFrames:
-    """See the module. It counts `keys` and `lookup_misses` in `counters`."""
+    """Handlers of clients' messages. Counts `keys` and `lookup_misses` in `counters`."""
 
     def __init__(self, owner: OwnerParts, causes: CopyReasons, order_copies: Callable[[int], None]) -> None:
-        """`order_copies`, told the time, has replicas made that targets ask for; `causes` is told for whom, where that is traced. The audit
-        trail gets removals of whole namespaces, and what operators pin and remove."""
-        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
-        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
+        """`order_copies(now_ns)` orders missing replicas; `causes` records traced requests for them. The audit trail
+        gets removals of whole namespaces, and operators' pins and removals."""
+        self._directory, self._committer, self._connections, self._tickets = (
+            owner.directory,
+            owner.committer,
+            owner.connections,
+            owner.tickets,
+        )
+        self._counters, self._recovery_barrier, self._trail = owner.counters, owner.recovery_barrier, owner.trail
         self._causes = causes
         self._order_copies = order_copies
 
     def lookup(self, session: Session, header: FrameHeader, message: Lookup) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.lookup):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.lookup):
             return
         self._counters["keys"] += len(message.keys)
         found = self._directory.queries.lookup(_tenant(session), message.keys, avoid=message.avoid)
@@ -81,31 +85,31 @@ class ClientFrames:
         session.reply(header.request_id, found)
 
     def exists(self, session: Session, header: FrameHeader, message: Exists) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.exists):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.exists):
             return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Flags(self._directory.queries.exists(_named_tenant(session), message.keys)))
 
     def match_prefix(self, session: Session, header: FrameHeader, message: MatchPrefix) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.match_prefix):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.match_prefix):
             return
         self._counters["keys"] += len(message.keys)
         session.reply(header.request_id, Count(self._directory.queries.match_prefix(_tenant(session), message.keys)))
 
-    def _is_held_up(
+    def _is_parked(
         self,
         session: Session,
         header: FrameHeader,
-        message: Asked,
-        ask: Callable[[Session, FrameHeader, Asked], None],
+        message: KeyRequest,
+        ask: Callable[[Session, FrameHeader, KeyRequest], None],
         *,
-        is_told: bool = False,
+        needs_connection: bool = False,
     ) -> bool:
-        again = partial(ask, session, header, message)
-        return self._arrivals.hold_up(session, header, _tenant(session), message.keys, again, is_told=is_told)
+        retry = partial(ask, session, header, message)
+        return self._recovery_barrier.park(session, header, _tenant(session), message.keys, retry, needs_connection=needs_connection)
 
     def reserve(self, session: Session, header: FrameHeader, message: Reserve) -> None:
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.reserve):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.reserve):
             return
         self._counters["keys"] += len(message.keys)
         client = _client(session)
@@ -125,7 +129,9 @@ class ClientFrames:
         session.reply(header.request_id, Ok())
 
     def nodes(self, session: Session, header: FrameHeader, message: Nodes) -> None:
-        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.nodes, session, header, message)):
+        if self._recovery_barrier.awaited and self._recovery_barrier.park_all(
+            session, header, partial(self.nodes, session, header, message)
+        ):
             return
         client, live = _client(session), self._directory.members.live()
         tickets, ticket_ms = [b""] * len(live), 0
@@ -145,23 +151,23 @@ class ClientFrames:
         session.reply(header.request_id, table)
 
     def pin(self, session: Session, header: FrameHeader, message: Pin) -> None:
-        """Answered when the pins are durable and the nodes have been told."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin, is_told=True):
+        """Responds when the pins are durable and the nodes have acknowledged them."""
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.pin, needs_connection=True):
             return
-        pinning = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
-        self._pinned(session, header, message, pinning, pinned=bool(message.pinned))
+        pin_result = self._directory.pins.pin(_named_tenant(session), message.keys, pinned=bool(message.pinned))
+        self._pinned(session, header, message, pin_result, pinned=bool(message.pinned))
 
     def pin_for(self, session: Session, header: FrameHeader, message: PinFor) -> None:
         """As `pin`."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.pin_for, is_told=True):
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.pin_for, needs_connection=True):
             return
         ttl_ns, now_ns = message.ttl_ms * 1_000_000, session.reactor.now_ns()
-        pinning = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
-        self._pinned(session, header, message, pinning, pinned=True)
+        pin_result = self._directory.pins.pin_for(_named_tenant(session), message.keys, ttl_ns=ttl_ns, now_ns=now_ns)
+        self._pinned(session, header, message, pin_result, pinned=True)
 
     def replicate(self, session: Session, header: FrameHeader, message: Replicate) -> None:
-        """Answered when the targets are durable; the copies have been ordered then, as far as they may be made at once."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.replicate, is_told=True):
+        """Responds when the targets are durable; copies that can be made at once have been ordered then."""
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.replicate, needs_connection=True):
             return
         tenant, flags, is_new = _tenant(session), bytearray(), False
 
@@ -186,38 +192,38 @@ class ClientFrames:
 
         TimeSlicer(session.reactor.call_soon, lambda: session.is_open).of(_slices(message.keys), ask, asked)
 
-    def _pinned(self, session: Session, header: FrameHeader, message: Pin | PinFor, pinning: PinResult, *, pinned: bool) -> None:
+    def _pinned(self, session: Session, header: FrameHeader, message: Pin | PinFor, pin_result: PinResult, *, pinned: bool) -> None:
         tenant = _tenant(session)
 
-        def told(answers: Answers) -> None:
-            flags = self._held(tenant, message.keys, pinning, answers) if pinned else pinning.flags
+        def on_answers(answers: Answers) -> None:
+            flags = self._held(tenant, message.keys, pin_result, answers) if pinned else pin_result.flags
             self._audit_keys(session, "pin" if pinned else "unpin", flags)
             session.reply(header.request_id, Flags(flags))
 
         def durable() -> None:
-            self._command(session.span(header.request_id), pinning.commands, told)
+            self._command(session.span(header.request_id), pin_result.commands, on_answers)
 
-        self._committer.commit(pinning.ops, durable)
+        self._committer.commit(pin_result.ops, durable)
 
-    def _held(self, tenant: str, keys: Sequence[bytes], pinning: PinResult, answers: Answers) -> bytes:
-        return self._directory.pins.held(tenant, keys, pinning, ((command.keys, flags) for _node_id, command, flags in answers))
+    def _held(self, tenant: str, keys: Sequence[bytes], pin_result: PinResult, answers: Answers) -> bytes:
+        return self._directory.pins.held(tenant, keys, pin_result, ((command.keys, flags) for _node_id, command, flags in answers))
 
     def expire_pins(self, now_ns: int) -> None:
         """End pins whose time is over."""
         ended = self._directory.pins.expire(now_ns)
         if ended.ops:
-            self._committer.commit(ended.ops, lambda: self._links.tell(ended.commands))
+            self._committer.commit(ended.ops, lambda: self._connections.send(ended.commands))
 
     def remove(self, session: Session, header: FrameHeader, message: Remove) -> None:
-        """Answered when every node that holds a block has dropped it, or said that it is in use."""
-        if self._arrivals.awaited and self._is_held_up(session, header, message, self.remove, is_told=True):
+        """Responds when every holder has dropped its block, or refused since it is in use."""
+        if self._recovery_barrier.awaited and self._is_parked(session, header, message, self.remove, needs_connection=True):
             return
         tenant, span, gone = _named_tenant(session), session.span(header.request_id), dict[bytes, int]()
         keys = list(dict.fromkeys(message.keys))
 
         def remove(part: Sequence[bytes], done: Callable[[int], None]) -> None:
             self._remove(tenant, part, bool(message.force), partial(removed, part), span)
-            done(0)  # a node that says nothing holds up all slices at once
+            done(0)  # an unresponsive node delays all slices at once
 
         def removed(part: Sequence[bytes], flags: bytes) -> None:
             gone.update(zip(part, flags, strict=True))
@@ -232,10 +238,12 @@ class ClientFrames:
             removed((), b"")
 
     def remove_matching(self, session: Session, header: FrameHeader, message: RemoveMatching) -> None:
-        """Answered when all has been looked at, and each block that was there removed as by `remove`."""
+        """Responds when all rows have been checked, and matching blocks removed as by `remove`."""
         check_pattern(message.pattern)
         tenant = _named_tenant(session)
-        if self._arrivals.awaited and self._arrivals.hold_up_all(session, header, partial(self.remove_matching, session, header, message)):
+        if self._recovery_barrier.awaited and self._recovery_barrier.park_all(
+            session, header, partial(self.remove_matching, session, header, message)
+        ):
             return
         namespace = None if message.any_namespace else message.namespace
 
@@ -245,11 +253,11 @@ class ClientFrames:
             self._audit(session, "remove", f"{of} of tenant {tenant or '(none)'}{which}", f"{count:,} blocks")
             session.reply(header.request_id, Count(count))
 
-        turns = TimeSlicer(session.reactor.call_soon, lambda: session.is_open)
-        self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), turns=turns, then=removed)
+        slicer = TimeSlicer(session.reactor.call_soon, lambda: session.is_open)
+        self.remove_all(tenant, namespace, message.pattern, is_forced=bool(message.force), slicer=slicer, then=removed)
 
     def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
-        """What an operator's credential did to single blocks; what engines do to theirs is no change of an operator's."""
+        """Record an operator's change of single blocks. Engines' changes of their own blocks are not recorded."""
         identity = _client(session).identity
         if identity.operates and identity.kind is not IdentityKind.EVERYBODY:
             self._audit(session, action, f"keys of tenant {_tenant(session) or '(none)'}", f"{flags.count(1):,} of {len(flags):,} keys")
@@ -259,51 +267,52 @@ class ClientFrames:
         self._trail.repeated(Change(actor, action, target), detail)
 
     def remove_all(
-        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, turns: TimeSlicer, then: Callable[[int], None]
+        self, tenant: str, namespace: str | None, pattern: str, *, is_forced: bool, slicer: TimeSlicer, then: Callable[[int], None]
     ) -> None:
-        """Remove the blocks of one namespace or all (None) whose keys match, and call `then` with how many are gone."""
+        """Remove the matching blocks of one namespace or all (None), and call `then` with the number of removed
+        ones."""
 
         def remove(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
             self._remove(tenant, keys, is_forced, lambda gone: done(gone.count(1)))
 
-        turns.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
+        slicer.of(self._directory.queries.held_keys(tenant, namespace, pattern, slice_rows=SLICE_ROWS), remove, then)
 
-    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, turns: TimeSlicer, then: Callable[[int | KVStoreError], None]) -> None:
-        """Pin the blocks of a namespace, or let them go, and call `then` with how many that are. Where that is more than the tenant may
-        have, it gets that error; what was pinned before stays so."""
+    def pin_all(self, tenant: str, namespace: str, *, pinned: bool, slicer: TimeSlicer, then: Callable[[int | KVStoreError], None]) -> None:
+        """Pin or unpin the blocks of a namespace, and call `then` with their number. Beyond the tenant's limit
+        `then` gets the error; blocks pinned before stay pinned."""
         pins = self._directory.pins
 
         def pin(keys: Sequence[bytes], done: Callable[[int], None]) -> None:
             unpinned = pins.unpinned(tenant, keys)
             try:
-                pinning = pins.pin(tenant, keys, pinned=pinned)
+                pin_result = pins.pin(tenant, keys, pinned=pinned)
             except QuotaExceeded as error:
                 then(error)
                 return
 
-            def told(answers: Answers) -> None:
-                done(self._held(tenant, keys, pinning, answers).count(1) if pinned else len(keys) - unpinned)
+            def on_answers(answers: Answers) -> None:
+                done(self._held(tenant, keys, pin_result, answers).count(1) if pinned else len(keys) - unpinned)
 
             def durable() -> None:
-                self._links.command(pinning.commands, told)
+                self._connections.command(pin_result.commands, on_answers)
 
-            self._committer.commit(pinning.ops, durable)
+            self._committer.commit(pin_result.ops, durable)
 
         slices = self._directory.queries.list_keys(tenant, namespace, slice_rows=SLICE_ROWS)
-        turns.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
+        slicer.of(([key for key, _size, _namespace in part] for part in slices), pin, then)
 
     def _command(self, span: TraceSpan | None, commands: NodeCommands, then: Callable[[Answers], None]) -> None:
-        """Send commands, for the sake of a request that is traced, or not."""
-        on_behalf((span,) if span is not None else (), self._links.command, commands, then)
+        """Send commands on behalf of a request, traced if that is."""
+        on_behalf((span,) if span is not None else (), self._connections.command, commands, then)
 
     def _remove(
         self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: TraceSpan | None = None
     ) -> None:
-        """Remove blocks, and call `then` with 1 for each key that was there and is gone."""
+        """Remove blocks, and call `then` with 1 for each key that existed and is gone."""
         removal = self._directory.removing.plan(tenant, keys, force=force)
 
-        def told(answers: Answers) -> None:
-            unknown: set[bytes] = set()  # a node that did not answer may have them still, even if it is out of reach now
+        def on_answers(answers: Answers) -> None:
+            unknown: set[bytes] = set()  # a node without a response may still have them, even if unreachable now
             for node_id, command, flags in answers:
                 assert isinstance(command, DeleteBlocks)
                 if flags is None:
@@ -315,14 +324,14 @@ class ClientFrames:
             then(bytes(was and not still and key not in unknown for was, still, key in zip(removal.flags, left, keys, strict=True)))
 
         def durable() -> None:
-            if removal.raises_floors:
-                self._committer.commit(self._directory.floors_written())
-            self._command(span, removal.commands, told)
+            if removal.raises_horizons:
+                self._committer.commit(self._directory.horizons_written())
+            self._command(span, removal.commands, on_answers)
 
         self._committer.commit(removal.ops, durable)
 
     def closed(self, peer: ClientPeer) -> None:
-        """What a client reserved last and has not used is free for others: it may have been interrupted before it knew of it."""
+        """Cancel a client's last reservations: it may have been interrupted before it received them."""
         self._directory.cancel(peer.tenant, *peer.reserved)
 
 
@@ -331,7 +340,7 @@ def _slices(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _within(blobs: Sequence[bytes], max_bytes: int) -> list[bytes]:
-    """The blobs, empty from the first on with which they are more than a message takes: such nodes are reached at their TCP address."""
+    """Return the blobs, empty from where they exceed `max_bytes`: such nodes are reached at their TCP address."""
     total_bytes = itertools.accumulate(map(len, blobs))
     return [blob if total <= max_bytes else b"" for blob, total in zip(blobs, total_bytes, strict=True)]
 
@@ -339,7 +348,7 @@ def _within(blobs: Sequence[bytes], max_bytes: int) -> list[bytes]:
 def _client(session: Session) -> ClientPeer:
     peer = session.context
     if not isinstance(peer, ClientPeer):
-        raise Unauthorized("say Hello as a client first")
+        raise Unauthorized("no Hello as a client was sent on this connection: send it first")
     return peer
 
 
@@ -348,7 +357,7 @@ def _tenant(session: Session) -> str:
 
 
 def _named_tenant(session: Session) -> str:
-    """The tenant of a request that operators may send, too. Raises InvalidArgument: an operator has named none."""
+    """Return the tenant of a request that operators may send, too. Raises InvalidArgument if an operator named none."""
     peer = _client(session)
     if not peer.tenant and peer.identity.kind is IdentityKind.OPERATOR:
         raise InvalidArgument("an operator has no blocks of its own: name the tenant whose blocks are meant (--tenant NAME)")

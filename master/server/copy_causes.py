@@ -1,4 +1,5 @@
-"""Traced requests that had copies made: for which of them an order is. Bounded, in memory only. The loop is the only caller."""
+"""Traced requests that caused copies, so that copy orders are added to their traces. Bounded, in memory only. The
+loop is the only caller."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,9 +8,9 @@ from typing import Final, NamedTuple
 from kvstore.rpc.tracing import TraceSpan
 
 MAX_REQUESTS: Final = 32
-"""The latest ones: what is ordered for those before is in no trace."""
+"""Latest traced requests that are kept."""
 TTL_NS: Final = 60_000_000_000
-"""What is ordered later is for another reason, such as a node that died."""
+"""Later copies have another cause, such as a dead node."""
 
 
 class _Reason(NamedTuple):
@@ -20,7 +21,7 @@ class _Reason(NamedTuple):
 
 
 class CopyReasons:
-    """See the module. Falsy where there are none."""
+    """Traced requests by tenant and keys. Falsy if empty."""
 
     def __init__(self) -> None:
         self._causes: deque[_Reason] = deque(maxlen=MAX_REQUESTS)
@@ -29,11 +30,11 @@ class CopyReasons:
         return bool(self._causes)
 
     def note(self, tenant: str, keys: Sequence[bytes], span: TraceSpan, now_ns: int) -> None:
-        """That request wants copies of these blocks."""
+        """Record that the request wants copies of these blocks."""
         self._causes.append(_Reason(tenant, frozenset(keys), span, now_ns + TTL_NS))
 
     def of(self, tenant: str, keys: Sequence[bytes], now_ns: int) -> list[TraceSpan]:
-        """The requests that an order for these blocks is for."""
+        """Return the spans of requests that caused an order for these blocks."""
         while self._causes and self._causes[0].until_ns <= now_ns:
             self._causes.popleft()
         return [cause.span for cause in self._causes if cause.tenant == tenant and not cause.keys.isdisjoint(keys)]

@@ -1,4 +1,5 @@
-"""The master's frames: who says them, and which part takes them (client_frames.py, nodes.py). The loop is the only caller."""
+"""Frames handler of a partition's owner: authenticates sessions and dispatches messages to client_frames.py and
+node_frames.py. The loop is the only caller."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,16 +51,16 @@ from kvstore.security.identity import STRANGER
 from kvstore.security.permissions import MASTER_FRAMES, allowed, check_complete, refusal, wanted
 from kvstore.security.tls.subjects import of_client, of_node
 
-NOTHING_SHOWN: Final = (
-    "no token came, and over a Unix socket no certificate can: name the master as HOST:PORT to show the certificate, or set a token"
+NO_CREDENTIAL: Final = (
+    "no token was sent, and a Unix socket has no certificate: use the master's HOST:PORT with a certificate, or set a token"
 )
-STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
+UNAUTHENTICATED_FRAMES: Final = allowed(MASTER_FRAMES, STRANGER)
 
 
 @dataclass(frozen=True, slots=True)
 class MasterContactInfo:
-    """Where this master can be reached, and what its Welcome says of the cluster: its name, Unix socket with its `rpc.address.socket_id`,
-    and the control plane's host ("": as reached) and port."""
+    """Addresses of this master for its Welcome: name, Unix socket with its `rpc.address.socket_id`, and the control
+    plane's host ("": the one that the peer connected to) and port."""
 
     name: str
     host_id: str
@@ -70,12 +71,12 @@ class MasterContactInfo:
     """Of the cluster's key space."""
 
     def control(self, session: Session) -> str:
-        """The control plane's address, for this peer."""
+        """Return the control plane's address for this peer."""
         return str(Address(self.control_host or session.local_host(), self.control_port))
 
 
 class FramesService:
-    """The transfer Handler of the master."""
+    """Frames handler of an owner, in one epoch."""
 
     def __init__(
         self,
@@ -83,16 +84,16 @@ class FramesService:
         reachable: MasterContactInfo,
         directory: Directory,
         committer: Committer,
-        arrivals: RecoveryBarrier,
+        recovery_barrier: RecoveryBarrier,
         *,
         master_epoch: int,
         newer: Newer,
     ) -> None:
-        """`newer`: see Newer."""
+        """`newer`: see heartbeats.Newer."""
         self.reachable = reachable
         self._directory = directory
         self._master_epoch = master_epoch
-        self._guard = guard = master.guard
+        self._authenticator = authenticator = master.authenticator
         settings = master.settings
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "compared", "commands_failed", "copies_ordered", "copies_entered")
@@ -100,24 +101,26 @@ class FramesService:
             0,
         )
         self.loads = master.loads
-        self.links = NodeConnections(self.counters, command_timeout_s=settings.command_timeout_s)
+        self.connections = NodeConnections(self.counters, command_timeout_s=settings.command_timeout_s)
         self.tickets: TicketService | None = None
-        """None where everybody is let in."""
-        if not guard.lets_everybody_in:
+        """None while authentication is off."""
+        if not authenticator.lets_everybody_in:
             self.tickets = TicketService(
-                self.links,
+                self.connections,
                 master_epoch=master_epoch,
-                holds=guard.holds,
+                holds=authenticator.holds,
                 ticket_ttl_s=settings.ticket_ttl_s,
                 key_ttl_s=settings.ticket_key_ttl_s,
             )
-        owner = OwnerParts(directory, committer, self.links, self.tickets, self.counters, arrivals, master.trail, master_epoch)
+        owner = OwnerParts(
+            directory, committer, self.connections, self.tickets, self.counters, recovery_barrier, master.trail, master_epoch
+        )
         self.heartbeats = Heartbeats(owner, newer)
         self.nodes = NodeFrames(owner, self.heartbeats)
         self._causes = CopyReasons()
         self.drains = DrainCommands(owner, self.nodes)
-        self._arrivals = arrivals
-        self.clients = clients = ClientFrames(owner, self._causes, partial(self.make_replicas, is_tick=False))
+        self._recovery_barrier = recovery_barrier
+        self.clients = clients = ClientFrames(owner, self._causes, partial(self.make_replicas, is_periodic=False))
         self._handlers: dict[int, Callable[[Session, FrameHeader, Any], None]] = {
             Hello.TYPE: self._hello,
             Lookup.TYPE: clients.lookup,
@@ -135,8 +138,8 @@ class FramesService:
             Digests.TYPE: self.nodes.digests,
             CommitBlocks.TYPE: self.nodes.claim,
             CopyResult.TYPE: self.nodes.copied,
-            QueryVictims.TYPE: self.nodes.coldest,
-            RequestCopy.TYPE: self.nodes.want,
+            QueryVictims.TYPE: self.nodes.query_victims,
+            RequestCopy.TYPE: self.nodes.request_copy,
             Heartbeat.TYPE: self.nodes.heartbeat,
         }
         check_complete(MASTER_FRAMES, self._handlers)
@@ -148,7 +151,7 @@ class FramesService:
         self.counters["requests"] += 1
         session.requests += 1
         peer = session.context
-        if header.type not in (STRANGERS_SAY if peer is None else peer.allowed):
+        if header.type not in (UNAUTHENTICATED_FRAMES if peer is None else peer.allowed):
             raise _refused(header.type, peer)
         handler(session, header, MESSAGES[header.type].unpack(body))
 
@@ -163,39 +166,39 @@ class FramesService:
         elif isinstance(peer, NodePeer):
             self.nodes.closed(session, peer)
 
-    def tick(self, now_ns: int) -> None:
-        """What is done without being asked, ten times a second."""
-        self._arrivals.tick(now_ns)
-        self.drains.tick(now_ns)
+    def run_due(self, now_ns: int) -> None:
+        """Periodic work, ten times a second."""
+        self._recovery_barrier.run_due(now_ns)
+        self.drains.run_due(now_ns)
         self.make_replicas(now_ns)
         self._spill(now_ns)
         self._spread_reads(now_ns)
         if self.tickets is not None:
-            self.tickets.tick(now_ns)
+            self.tickets.run_due(now_ns)
 
-    def make_replicas(self, now_ns: int, *, is_tick: bool = True) -> None:
-        """Order copies of what is at fewer nodes than it is to be; see Targets.step."""
-        for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns, is_tick=is_tick):
+    def make_replicas(self, now_ns: int, *, is_periodic: bool = True) -> None:
+        """Order missing replicas; see ReplicaTargets.step."""
+        for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns, is_periodic=is_periodic):
             order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
             on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
-    def seek(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
-        """Have node `node_id` ask for copies of these blocks, each at the master of its partition. Fire and forget, as `replicate`, but all
-        are counted: which are on their way already only those masters know."""
+    def prefetch(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
+        """Have node `node_id` request copies of these blocks from the owners of their partitions. Fire and forget,
+        as `replicate`, but returns the number of all keys: only those masters know which are under way already."""
         for begin in range(0, len(keys), MAX_BATCH):
             part = list(keys[begin : begin + MAX_BATCH])
-            self.links.say(node_id, PrefetchBlocks(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
+            self.connections.notify(node_id, PrefetchBlocks(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
         return len(keys)
 
     def _spill(self, now_ns: int) -> None:
-        """Order copies of what nodes without room would have leave next."""
-        spilling = self._directory.spilling
-        for tenant, keys, node_id, source_node_id in spilling.step(now_ns):
+        """Order copies of blocks that nearly full nodes offer."""
+        spiller = self._directory.spiller
+        for tenant, keys, node_id, source_node_id in spiller.step(now_ns):
             self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, as_guests=True)
-        self.counters["spilled_blocks"], self.counters["spilled_bytes"] = spilling.spilled_blocks, spilling.spilled_bytes
+        self.counters["spilled_blocks"], self.counters["spilled_bytes"] = spiller.spilled_blocks, spiller.spilled_bytes
 
     def _spread_reads(self, now_ns: int) -> None:
-        """Order copies of what is read much."""
+        """Order copies of hot blocks."""
         hot_copies = self._directory.hot_copies
         for tenant, keys, node_id, source_node_id in hot_copies.step(now_ns):
             self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
@@ -205,20 +208,22 @@ class FramesService:
     def _hello(self, session: Session, header: FrameHeader, message: Hello) -> None:
         _check_same(session.context, message)
         if message.role == ROLE_NODE:
-            identity = self._guard.identify_node(message.name, message.token, of_node(session.certified, message.name))
-            node_id = self.nodes.meet(session, message, identity)
+            identity = self._authenticator.identify_node(message.name, message.token, of_node(session.certified, message.name))
+            node_id = self.nodes.enter_session(session, message, identity)
         elif message.role == ROLE_CLIENT:
             node_id = 0
-            if session.is_local and not (message.token or self._guard.lets_everybody_in):
-                raise Unauthorized(NOTHING_SHOWN)
-            identity = self._guard.identify(message.tenant, message.token, of_client(session.certified, message.tenant, message.token))
+            if session.is_local and not (message.token or self._authenticator.lets_everybody_in):
+                raise Unauthorized(NO_CREDENTIAL)
+            identity = self._authenticator.identify(
+                message.tenant, message.token, of_client(session.certified, message.tenant, message.token)
+            )
             session.belongs_to(self.loads.enter(session, message.tenant))
             known, peer = session.context, ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
             if isinstance(known, ClientPeer):
                 peer.reserved = known.reserved
             session.context = peer
         else:
-            raise InvalidArgument(f"there is no role {message.role}")
+            raise InvalidArgument(f"unknown role {message.role} in Hello")
         at = self.reachable
         session.welcome(
             header.request_id,
@@ -230,15 +235,15 @@ class FramesService:
 
 
 def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:
-    """Raises Denied where the connection is another's already: what it holds, and what ends it, would be of two."""
+    """Raise Denied if the connection belongs to another identity: its state, and its end, would be of two."""
     if isinstance(known, ClientPeer):
         is_other = message.role == ROLE_NODE or known.tenant != message.tenant
     else:
         is_other = known is not None and message.role == ROLE_CLIENT
     if known is not None and is_other:
-        raise Denied(f"this connection is of {known.identity}: open another one to be somebody else")
+        raise Denied(f"this connection belongs to {known.identity}: open another one for another identity")
 
 
 def _refused(kind: int, peer: ClientPeer | NodePeer | None) -> KVStoreError:
     rule, name = MASTER_FRAMES[kind], MESSAGES[kind].__name__
-    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"say Hello first: {wanted(rule, name)}")
+    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"no Hello was sent: {wanted(rule, name)}")

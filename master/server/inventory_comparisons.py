@@ -1,5 +1,5 @@
-"""Inventories that nodes compare before they name them: a slice of the directory in each turn of the loop, one node after the other. So
-fifty nodes whose links broke at once take no more of a turn than one. The loop is the only caller."""
+"""Queue of inventory comparisons: one slice of the directory in each time slice, one node after the other. So fifty
+nodes that reconnect at once delay the loop no more than one. The loop is the only caller."""
 
 import logging
 from collections import deque
@@ -20,7 +20,7 @@ log = logging.getLogger("kvstore.master")
 
 @dataclass(slots=True)
 class _PendingDigests:
-    """The digests of one node, which are not answered yet."""
+    """Digests of one node without a response yet."""
 
     session: Session
     comparison: DigestComparison
@@ -29,7 +29,7 @@ class _PendingDigests:
 
 
 class InventoryComparisons:
-    """See the module. It counts `compared` in `counters`."""
+    """Runs comparisons one after the other. Counts `compared` in `counters`."""
 
     def __init__(self, directory: Directory, committer: Committer, counters: dict[str, int]) -> None:
         self._directory = directory
@@ -37,11 +37,11 @@ class InventoryComparisons:
         self._counters = counters
         self._asked: dict[int, _PendingDigests] = {}
         """By node."""
-        self._turns: deque[tuple[_PendingDigests, Iterator[list[Change]]]] = deque()
+        self._queue: deque[tuple[_PendingDigests, Iterator[list[Change]]]] = deque()
 
     def take(self, session: Session, header: FrameHeader, node_id: int, message: Digests) -> None:
-        """Answered once the last of them is there and all are compared. Raises StaleEpoch, InvalidArgument: the inventory is compared no
-        more."""
+        """Add a message; the responses follow once the last one has arrived and all are compared. Raises StaleEpoch,
+        InvalidArgument: the comparison is dropped."""
         asked = self._asked.get(node_id)
         if asked is None or asked.epoch != message.epoch:
             comparison = self._directory.compare(node_id, message.epoch)
@@ -54,29 +54,29 @@ class InventoryComparisons:
         asked.request_ids.append(header.request_id)
         if is_last:
             del self._asked[node_id]
-            self._turns.append((asked, asked.comparison.steps()))
-            if len(self._turns) == 1:
-                session.reactor.call_soon(self._turn(session.reactor.call_soon))
+            self._queue.append((asked, asked.comparison.steps()))
+            if len(self._queue) == 1:
+                session.reactor.call_soon(self._run_slice(session.reactor.call_soon))
 
     def end(self, node_id: int) -> None:
-        """The node begins or ends an inventory: what is not compared by now will not be."""
+        """The node begins or ends an inventory: drop its incomplete digests."""
         self._asked.pop(node_id, None)
 
-    def _turn(self, soon: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
+    def _run_slice(self, soon: Callable[[Callable[[], None]], None]) -> Callable[[], None]:
         def proceed() -> None:
-            asked, steps = self._turns[0]
+            asked, steps = self._queue[0]
             try:
                 ops = next(steps, None) if asked.session.is_open else None
                 if ops:
                     self._committer.commit(ops)
-            except Exception:  # this node names all its blocks
+            except Exception:  # this node sends all its blocks
                 log.exception("an inventory could not be compared")
                 ops = None
             if ops is None:
-                self._turns.popleft()
+                self._queue.popleft()
                 if asked.session.is_open:
                     self._answer(asked)
-            if self._turns:  # whatever became of this one: those behind it must not wait for ever
+            if self._queue:  # even after a failure: those behind it must not wait for ever
                 soon(proceed)
 
         return proceed
@@ -86,6 +86,6 @@ class InventoryComparisons:
         try:
             for request_id, flags in zip(asked.request_ids, asked.comparison.flags(), strict=True):
                 asked.session.reply(request_id, Flags(flags))
-        except Exception:  # the node would wait for what has not been answered; by another link it begins anew
+        except Exception:  # the node would wait for the missing responses; after a reconnection it starts over
             log.exception("a compared inventory could not be answered")
             asked.session.close("an internal error")

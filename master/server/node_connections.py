@@ -1,4 +1,4 @@
-"""The connections of the nodes, and what the master has them do over these. The loop is the only caller."""
+"""Connections of the nodes, and commands sent over them. The loop is the only caller."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,48 +12,48 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 
 Command = DeleteBlocks | SetPinned | CopyBlocks
-Word = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks
+Notification = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks
 Answers = list[tuple[int, Command, bytes | None]]
-"""(node id, command, flags or None for no answer)."""
+"""(node id, command, flags or None without a response)."""
 
 log = logging.getLogger("kvstore.master")
 
 
 class NodeConnections:
-    """At most one session a node. It counts `commands_failed` in `counters`."""
+    """At most one session for each node. Counts `commands_failed` in `counters`."""
 
     def __init__(self, counters: dict[str, int], *, command_timeout_s: float) -> None:
         self._counters = counters
         self._command_timeout_s = command_timeout_s
-        self._links: dict[int, Session] = {}
+        self._connections: dict[int, Session] = {}
 
     def __len__(self) -> int:
-        return len(self._links)
+        return len(self._connections)
 
     def get(self, node_id: int) -> Session | None:
-        return self._links.get(node_id)
+        return self._connections.get(node_id)
 
     def enter(self, node_id: int, session: Session) -> None:
-        """The node's connection is `session`; a former one is closed."""
-        former, self._links[node_id] = self._links.get(node_id), session
+        """Set the node's connection; a former one is closed."""
+        former, self._connections[node_id] = self._connections.get(node_id), session
         if former is not None and former is not session:
             former.close("the node has registered again")
 
     def leave(self, node_id: int, session: Session) -> bool:
-        """The session is over; whether it was the node's connection."""
-        if self._links.get(node_id) is not session:
+        """The session is over. Return True if it was the node's connection."""
+        if self._connections.get(node_id) is not session:
             return False
-        del self._links[node_id]
+        del self._connections[node_id]
         return True
 
-    def hang_up(self, node_id: int) -> None:
-        """The node is forgotten: close its link, should one be left."""
-        link = self._links.pop(node_id, None)
-        if link is not None:
-            link.close("the node is forgotten")
+    def forget(self, node_id: int) -> None:
+        """Close the connection of a forgotten node, if any."""
+        session = self._connections.pop(node_id, None)
+        if session is not None:
+            session.close("the node is forgotten")
 
-    def tell(self, commands: NodeCommands) -> None:
-        """Send commands whose answers change nothing here: the nodes' own events will."""
+    def send(self, commands: NodeCommands) -> None:
+        """Send commands whose responses are not needed: the nodes' own events follow."""
         self.command(commands, lambda _answers: None)
 
     def command(self, commands: NodeCommands, then: Callable[[Answers], None]) -> None:
@@ -61,7 +61,7 @@ class NodeConnections:
         self.order(commands.messages(), then)
 
     def order(self, messages: Sequence[tuple[int, Command]], then: Callable[[Answers], None]) -> None:
-        """Send commands and call `then` with (node id, command, flags or None for no answer) when all have been answered."""
+        """Send commands, and call `then` with all responses."""
         answers: Answers = []
         if not messages:
             then(answers)
@@ -73,17 +73,17 @@ class NodeConnections:
                 then(answers)
 
         for node_id, message in messages:
-            link = self._links.get(node_id)
-            if link is None:
+            session = self._connections.get(node_id)
+            if session is None:
                 answered(node_id, message, None)
             else:
-                link.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
+                session.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
 
-    def say(self, node_id: int, message: Word, answer: type[Message], then: Callable[[bool], None]) -> None:
-        """Tell a node something that is about no blocks; call `then` with whether it has said, with such an answer, that it knows: not
-        without a link."""
-        link = self._links.get(node_id)
-        if link is None:
+    def notify(self, node_id: int, message: Notification, answer: type[Message], then: Callable[[bool], None]) -> None:
+        """Send a node a message that is about no blocks. Call `then` with True if it responds with `answer`; False
+        without a connection."""
+        session = self._connections.get(node_id)
+        if session is None:
             then(False)
             return
 
@@ -92,20 +92,20 @@ class NodeConnections:
             if not is_done:
                 self._counters["commands_failed"] += 1
                 why = body if isinstance(body, KVStoreError) else f"no {answer.__name__}"
-                log.warning("node %d has not heard a %s: %s", node_id, type(message).__name__, why)
+                log.warning("node %d did not acknowledge %s: %s", node_id, type(message).__name__, why)
             then(is_done)
 
-        link.request(message, on_reply, deadline_s=self._command_timeout_s)
+        session.request(message, on_reply, deadline_s=self._command_timeout_s)
 
-    def break_off(self, node_id: int, why: str) -> None:
-        """Hang up on a node, which registers again."""
-        link = self._links.get(node_id)
-        if link is not None:
-            link.close(why)
+    def disconnect(self, node_id: int, why: str) -> None:
+        """Close a node's connection; the node registers again."""
+        session = self._connections.get(node_id)
+        if session is not None:
+            session.close(why)
 
     def node_ids(self) -> list[int]:
-        """Of the nodes that have a link."""
-        return list(self._links)
+        """Return the ids of connected nodes."""
+        return list(self._connections)
 
     def _on_answer(
         self, node_id: int, message: Command, answered: Callable[[int, Command, bytes | None], None]
@@ -123,10 +123,11 @@ class NodeConnections:
 
 
 def _flags_of(header: FrameHeader | None, body: memoryview | KVStoreError, count: int) -> bytes:
-    """What a node answered to a command on `count` blocks. Raises its error, or ProtocolError for another answer."""
+    """Return the flags of a node's response to a command on `count` blocks. Raises its error, or ProtocolError for
+    another response."""
     if isinstance(body, KVStoreError):
         raise body
     flags = Flags.unpack(body).flags
     if header is None or header.type != Flags.TYPE or len(flags) != count:
-        raise ProtocolError(f"the answer is not {count} flags")
+        raise ProtocolError(f"the response is not {count} flags")
     return flags

@@ -1,7 +1,6 @@
-"""What nodes say to the master: their blocks, claims and copies. The hot path of puts.
+"""Handlers of nodes' messages: published blocks, claims and copies. The hot path of puts.
 
-It turns messages into calls of the directory, and gives what must be durable to the committer. The loop is the only caller.
-"""
+They call the directory, and pass its operations to the committer. The loop is the only caller."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -45,106 +44,114 @@ log = logging.getLogger("kvstore.master")
 
 @dataclass(frozen=True, slots=True)
 class NodePeer:
-    """The context of a node's session, under one registration."""
+    """Context of a node's session, under one registration."""
 
     name: str
     node_id: int
     epoch: int
     identity: Identity
     allowed: frozenset[int]
-    """Frame types that it may say."""
+    """Frame types that it may send."""
 
 
 class NodeFrames:
-    """See the module. It counts `published`, `copies_ordered`, `copies_entered` and `compared` in `counters`."""
+    """Handlers of nodes' messages. Counts `published`, `copies_ordered`, `copies_entered` and `compared` in
+    `counters`."""
 
     def __init__(self, owner: OwnerParts, heartbeats: Heartbeats) -> None:
-        """The audit trail gets what nodes that return have lost by that."""
-        self._directory, self._committer, self._links, self._tickets = owner.directory, owner.committer, owner.links, owner.tickets
-        self._counters, self._arrivals, self._trail = owner.counters, owner.arrivals, owner.trail
+        """The audit trail gets the blocks that returning nodes had to drop."""
+        self._directory, self._committer, self._connections, self._tickets = (
+            owner.directory,
+            owner.committer,
+            owner.connections,
+            owner.tickets,
+        )
+        self._counters, self._recovery_barrier, self._trail = owner.counters, owner.recovery_barrier, owner.trail
         self._heartbeats = heartbeats
-        self._comparing = InventoryComparisons(owner.directory, owner.committer, owner.counters)
+        self._comparisons = InventoryComparisons(owner.directory, owner.committer, owner.counters)
 
-    def meet(self, session: Session, message: Hello, identity: Identity) -> int:
-        """A node that may go by this name, under registration `epoch`; with epoch 0 it only asks for the control plane's address."""
+    def enter_session(self, session: Session, message: Hello, identity: Identity) -> int:
+        """Enter an authenticated node's session under registration `epoch`; with epoch 0 the node only requests the
+        control plane's address."""
         if not message.epoch:
             return 0
         node = self._directory.members.named(message.name)
         if node is None or node.epoch != message.epoch or not node.is_live:
-            raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
+            raise StaleEpoch(f"node {message.name!r} sent a Hello of registration {message.epoch}, which is over: it must register again")
         session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
         session.met(takes_traces=node.info.takes_traces)
-        self._links.enter(node.node_id, session)
+        self._connections.enter(node.node_id, session)
         return node.node_id
 
     def publish(self, session: Session, header: FrameHeader, message: Publish) -> None:
-        """Answered when durable. Publishes without operations wait their turn too: an answer says that all before it is durable."""
+        """Responds when durable. Publishes without operations are queued too: a response means that all before it is
+        durable."""
         peer = _node(session, "publish")
         if message.phase in (PHASE_SYNC_BEGIN, PHASE_SYNC_END):
-            self._comparing.end(peer.node_id)
+            self._comparisons.end(peer.node_id)
         if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
-            self._tickets.linked(peer.node_id)
+            self._tickets.on_inventory_begin(peer.node_id)
         self._counters["published"] += len(message.keys)
-        _tell(session, header, message)
+        _trace_blocks(session, header, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
         if message.phase == PHASE_SYNC_BEGIN:
-            self._arrivals.came(peer.node_id)
+            self._recovery_barrier.node_connected(peer.node_id)
         elif message.phase == PHASE_SYNC_END:
-            self._tell_dropped(session, peer.node_id)
+            self._audit_dropped(session, peer.node_id)
 
-    def _tell_dropped(self, session: Session, node_id: int) -> None:
-        """The audit trail has what a node that returned has lost by that."""
+    def _audit_dropped(self, session: Session, node_id: int) -> None:
+        """Record in the audit trail which blocks a returning node had to drop."""
         node = self._directory.members.get(node_id)
         if node is None or not node.dropped:
             return
-        why = "the node had been forgotten" if node.is_new else "they were removed while the node was away"
+        why = "the node had been forgotten" if node.is_new else "they were removed while the node was unreachable"
         actor = Actor("node", node.info.name, peer=host_of(session.peer()), via=CLIENT)
         detail = f"{node.dropped:,} blocks that it held are dropped: {why}"
         self._trail.done(Change(actor, "return", f"node {node.info.name}", detail=detail))
         node.dropped = 0
 
     def digests(self, session: Session, header: FrameHeader, message: Digests) -> None:
-        """Answered once the inventory is compared."""
-        self._comparing.take(session, header, _node(session, "compare inventories").node_id, message)
+        """Responds once the inventory is compared."""
+        self._comparisons.take(session, header, _node(session, "compare inventories").node_id, message)
 
     def claim(self, session: Session, header: FrameHeader, message: CommitBlocks) -> None:
-        """Reserve and publish in one: answered when what was granted is durable and visible."""
+        """Reserve and publish in one. Responds when the granted blocks are durable and visible."""
         peer = _node(session, "claim")
         node = self._directory.members.check(peer.node_id, message.epoch)
-        _tell(session, header, message)
+        _trace_blocks(session, header, message)
         if not message.held:
             _check_sizes(message.sizes)
-            if max(message.sizes, default=0) > node.dram_bytes:  # nobody has there what it says
+            if max(message.sizes, default=0) > node.dram_bytes:  # the node cannot hold such a block
                 session.reply(header.request_id, _all_busy(len(message.keys)))
                 return
-        grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
+        grants = self._directory.claims.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
         publish = _as_publish(message, grants)
         if not message.held:
-            node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
+            node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
         self._counters["published"] += len(publish.keys)
 
         def answer() -> None:
             try:
                 session.reply(header.request_id, grants)
-            except Exception:  # what is durable is entered all the same, and by another link the node says what it has of it
+            except Exception:  # durable commits are entered all the same; after a reconnection the inventory corrects them
                 log.exception("a claim could not be answered")
                 session.close("an internal error")
 
-        # Answered before it is entered: nobody is served in between, and the node goes on meanwhile.
+        # The response precedes the entry: no request is served in between, and the node continues meanwhile.
         self._take_in(peer.node_id, publish, answer, is_answered_first=True)
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> int:
-        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`: how many were not on
-        their way already. Fire and forget: what comes of it shows in the directory, trouble in the log, once a call. `as_guests`: nothing
-        of its own is to leave for them. For the loop's thread."""
+        """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`.
+        Return the number of newly ordered blocks. Fire and forget: results go to the directory, failures to the log,
+        once a call. With `as_guests` the node evicts none of its own blocks for them. For the loop's thread."""
         if not keys:
             return 0
-        link = self._links.get(node_id)
+        session = self._connections.get(node_id)
         try:
-            if link is None:
-                raise Unavailable(f"node {node_id} has no link to this master")
+            if session is None:
+                raise Unavailable(f"node {node_id} has no connection to this master")
             orders = self._directory.replication.plan(
-                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=link.reactor.now_ns()
+                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=session.reactor.now_ns()
             )
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
@@ -152,71 +159,72 @@ class NodeFrames:
         for order in orders:
             order.guests = int(as_guests)
         if self._tickets is not None:
-            self._tickets.stamp(orders, link.reactor.now_ns())
+            self._tickets.stamp(orders, session.reactor.now_ns())
         ordered = sum(len(order.keys) for order in orders)
         self._counters["copies_ordered"] += ordered
 
-        def told(answers: Answers) -> None:
+        def on_answers(answers: Answers) -> None:
             for _node_id, order, flags in answers:
                 assert isinstance(order, CopyBlocks)
                 self._directory.replication.answered(node_id, order, flags)
 
-        self._links.order([(node_id, order) for order in orders], told)
+        self._connections.order([(node_id, order) for order in orders], on_answers)
         return ordered
 
     def copied(self, session: Session, header: FrameHeader, message: CopyResult) -> None:
-        """Answered at once: the catalog has these blocks already, and learns of the new holder in its own time."""
+        """Responds at once: the catalog has these blocks already; the new holder is committed later."""
         peer = _node(session, "report copies")
-        _tell(session, header, message)
+        _trace_blocks(session, header, message)
         entered = self._directory.replication.enter(peer.node_id, message)
         self._counters["copies_entered"] += sum(entered.flags)
         session.reply(header.request_id, Flags(bytes(entered.flags)))
         self._committer.commit(entered.ops)
-        self._links.tell(entered.commands)  # after the flags: only then does the node have the blocks
+        self._connections.send(entered.commands)  # after the flags: the node enters the blocks only then
 
-    def coldest(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
-        """Answered at once, by what is known now; what is to be spilled is ordered later."""
+    def query_victims(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
+        """Responds at once, from the current state; copies of spilled blocks are ordered later."""
         peer = _node(session, "ask what may leave it")
         if len(message.spill) not in (0, len(message.keys)):
             raise ProtocolError(f"{len(message.spill)} flags for {len(message.keys)} blocks that may be spilled: one a block, or none")
-        flags = self._directory.last_copies.may_leave(peer.node_id, message.epoch, message.tenant, message.keys)
+        flags = self._directory.last_replicas.may_evict(peer.node_id, message.epoch, message.tenant, message.keys)
         if message.spill:
-            self._directory.spilling.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
+            self._directory.spiller.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
         session.reply(header.request_id, Flags(flags))
 
     def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:
-        """Answered at once."""
-        peer, said = _node(session, "send heartbeats"), parse(message.said)
-        if (said.node_id, said.registration_epoch) != (peer.node_id, peer.epoch):
-            what = f"node {said.node_id} under registration {said.registration_epoch}"
-            raise StaleEpoch(f"a heartbeat of {what} came over the link of node {peer.node_id} under registration {peer.epoch}")
-        heard = self._heartbeats.take(said, session.reactor.now_ns())
-        session.reply(header.request_id, HeartbeatResponse(heard.SerializeToString()))
+        """Responds at once."""
+        peer, report = _node(session, "send heartbeats"), parse(message.said)
+        if (report.node_id, report.registration_epoch) != (peer.node_id, peer.epoch):
+            what = f"node {report.node_id} under registration {report.registration_epoch}"
+            raise StaleEpoch(f"a heartbeat of {what} was sent over the connection of node {peer.node_id} under registration {peer.epoch}")
+        reply = self._heartbeats.take(report, session.reactor.now_ns())
+        session.reply(header.request_id, HeartbeatResponse(reply.SerializeToString()))
 
-    def want(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
-        """Answered at once; see `replicate`."""
+    def request_copy(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
+        """Responds at once; see `replicate`."""
         peer = _node(session, "ask for copies")
         self._directory.members.check(peer.node_id, message.epoch)
         session.reply(header.request_id, Ok())
         self.replicate(message.tenant, message.keys, node_id=peer.node_id, source_node_id=message.source)
 
     def closed(self, session: Session, peer: NodePeer) -> None:
-        """A node whose link breaks is dead until it registers again: it, too, begins anew after a break."""
+        """A node whose connection breaks is dead until it registers again, as it does after a break."""
         now_ns = session.reactor.now_ns()
-        if self._links.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
+        if self._connections.leave(peer.node_id, session) and self._directory.disconnected(peer.node_id, peer.epoch, now_ns):
             node = self._directory.members.get(peer.node_id)
             if node is not None:
-                log_end(node, "its link broke")
+                log_end(node, "its connection broke")
 
     def _take_in(self, node_id: int, message: Publish, then: Callable[[], None], *, is_answered_first: bool = False) -> None:
-        """Enter a node's events; `then` when they are durable and visible, or about to be so before anything else is done."""
+        """Apply a node's events. Call `then` when they are durable and visible, or with `is_answered_first` just
+        before."""
         plan = self._directory.plan_publish(node_id, message)
 
-        def told(answers: Answers) -> None:
-            if all(flags is not None for _node_id, _command, flags in answers):  # else it owes them until it registers again
-                self._directory.paid(plan)
+        def on_answers(answers: Answers) -> None:
+            if all(flags is not None for _node_id, _command, flags in answers):  # else they stay owed until it registers again
+                self._directory.drops_acknowledged(plan)
 
-        self._links.command(plan.commands, told)
+        self._connections.command(plan.commands, on_answers)
 
         def durable() -> None:
             if is_answered_first:
@@ -224,7 +232,7 @@ class NodeFrames:
             effects = self._directory.apply(plan)
             if effects.ops:
                 self._committer.commit(effects.ops)
-            self._links.tell(effects.commands)
+            self._connections.send(effects.commands)
             if not is_answered_first:
                 then()
 
@@ -247,8 +255,8 @@ def _node(session: Session, purpose: str) -> NodePeer:
     return peer
 
 
-def _tell(session: Session, header: FrameHeader, message: Publish | CommitBlocks | CopyResult) -> None:
-    """How many blocks it is about, where it is traced."""
+def _trace_blocks(session: Session, header: FrameHeader, message: Publish | CommitBlocks | CopyResult) -> None:
+    """Add the number of blocks to the request's span, if it is traced."""
     span = session.span(header.request_id)
     if span is not None:
         span.set("kvstore.blocks", len(message.keys))
@@ -265,8 +273,8 @@ def _all_busy(count: int) -> ReserveReply:
 
 
 def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
-    """The commits of what has a generation at the claiming node."""
-    if grants.statuses.count(GRANTED) == len(claim.keys):  # as a rule
+    """Return the commits of the granted blocks of a claim."""
+    if grants.statuses.count(GRANTED) == len(claim.keys):  # usual
         return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
     granted = [at for at, generation in enumerate(grants.generations) if generation]
     return _commits(
@@ -280,7 +288,7 @@ def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
 
 
 def _commits(claim: CommitBlocks, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
-    """Blocks of a claim that are in its node's DRAM."""
+    """Return a Publish of blocks in the claiming node's DRAM."""
     count = len(keys)
     return Publish(
         epoch=claim.epoch,

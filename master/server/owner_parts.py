@@ -1,4 +1,5 @@
-"""What the parts of an owner share: those of the master for all its partitions, and those of one partition for one epoch. Values."""
+"""Shared parts of an owner: those of the master for all partitions, and those of one partition for one epoch.
+Values."""
 
 import time
 from collections.abc import Callable
@@ -19,30 +20,30 @@ from kvstore.security.quotas.limits import QuotasInForce
 
 @dataclass(frozen=True, slots=True)
 class MasterParts:
-    """Of one master, for all its partitions."""
+    """Parts of one master, shared by all its partitions."""
 
     reactor: Reactor
     settings: MasterSettings
-    guard: Authenticator
+    authenticator: Authenticator
     quotas: QuotasInForce
     loads: TenantLoads
-    """Of connections and requests of clients."""
+    """Connections and requests of clients."""
     trail: AuditTrail
     wall_s: Callable[[], float] = time.time
-    """The clock by which tokens and certificates end."""
+    """Clock by which tokens and certificates expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerParts:
-    """Of one partition while this master owns it, in the epoch `master_epoch`."""
+    """Parts of one partition while this master owns it, in the epoch `master_epoch`."""
 
     directory: Directory
     committer: Committer
-    links: NodeConnections
+    connections: NodeConnections
     tickets: TicketService | None
-    """None where everybody is let in."""
+    """None while authentication is off."""
     counters: dict[str, int]
-    arrivals: RecoveryBarrier
-    """Requests about blocks of nodes that have yet to register wait here."""
+    recovery_barrier: RecoveryBarrier
+    """Parks requests for blocks of nodes that have yet to register."""
     trail: AuditTrail
     master_epoch: int

@@ -1,4 +1,5 @@
-"""Frames of a master before its owner takes them: the Hello names a partition, whose owner gets the connection; a follower names the owner.
+"""Router of a master's connections: the Hello names a partition, whose owner gets the connection; a follower redirects
+to the owner.
 
 The loop is the only caller."""
 
@@ -16,21 +17,21 @@ from kvstore.rpc.server.session import Handler, Session
 from kvstore.security.authenticator import Authenticator
 from kvstore.security.tls.subjects import of_client, of_node
 
-NOBODY: Final = "no master owns the catalog now"
+NO_OWNER: Final = "no master owns the catalog now"
 
 
 def refusal(owner: CatalogOwner | None) -> Unavailable:
-    """Why a master that does not own the catalog answers nothing else."""
-    return Unavailable(f"this master stands by: ask {owner.address}") if owner else NoOwner(NOBODY)
+    """Return the error of a master that does not own the catalog."""
+    return Unavailable(f"this master stands by: ask {owner.address}") if owner else NoOwner(NO_OWNER)
 
 
 class StandbyFrames:
-    """The handler of a server whose master stands by. `owner` tells who owns the catalog, None for nobody."""
+    """Frames handler of a follower. `owner` returns the current owner, or None."""
 
-    def __init__(self, owner: Callable[[], CatalogOwner | None], reachable: MasterContactInfo, guard: Authenticator) -> None:
+    def __init__(self, owner: Callable[[], CatalogOwner | None], reachable: MasterContactInfo, authenticator: Authenticator) -> None:
         self._owner = owner
         self._reachable = reachable
-        self._guard = guard
+        self._authenticator = authenticator
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         message = MESSAGES.get(header.type)
@@ -38,11 +39,11 @@ class StandbyFrames:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
         hello = Hello.unpack(body)
         if hello.role == ROLE_CLIENT:
-            self._guard.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
+            self._authenticator.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
         elif hello.role == ROLE_NODE:
-            self._guard.identify_node(hello.name, hello.token, of_node(session.certified, hello.name))
+            self._authenticator.identify_node(hello.name, hello.token, of_node(session.certified, hello.name))
         else:
-            raise InvalidArgument(f"there is no role {hello.role}")
+            raise InvalidArgument(f"unknown role {hello.role} in Hello")
         owner = self._owner()
         if owner is None:
             raise refusal(owner)
@@ -61,21 +62,21 @@ DEPOSED: Final = "this master owns the catalog no longer"
 
 
 class PartitionRouter:
-    """The handler of a master's server."""
+    """Frames handler of a master's server. Passes each session to the handler of its partition."""
 
     def __init__(self, server: Server, serving: Callable[[int], Handler], count: int) -> None:
-        """Of `count` partitions; `serving` gives who serves one of them now."""
+        """`serving` returns the current handler of one of `count` partitions."""
         self._server = server
         self._serving = serving
         self._count = count
         self._handlers: dict[Session, Handler] = {}
-        """Of sessions that are known to one that serves as an owner: it has them until they end."""
+        """Handlers of sessions that an owner has authenticated: they stay until the session ends."""
         self._chosen: dict[Session, int] = {}
-        """The partition of a session that has said Hello."""
+        """Partition of each session after its Hello."""
         server.handler, server.handler_of = self, self.handler_of
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
-        if header.type == Hello.TYPE and session not in self._handlers:  # who is known stays where he is
+        if header.type == Hello.TYPE and session not in self._handlers:  # an authenticated session keeps its partition
             self._choose(session, Hello.unpack(body).partition)
         handler = self.handler_of(session)
         handler.frame(session, header, body)
@@ -92,17 +93,17 @@ class PartitionRouter:
         handler.closed(session)
 
     def handler_of(self, session: Session) -> Handler:
-        """Who serves this session."""
+        """Return the handler of this session."""
         return self._handlers.get(session) or self._serving(self._chosen.get(session, 0))
 
     def deposed(self, partition: int) -> None:
-        """Another one serves the partition from now on: hang up on all who are known to the one before. Who asked the other master was
-        told of the owner, and no more."""
+        """The partition has another owner: close the sessions of the former one. Sessions at a follower were only
+        redirected."""
         for session in [session for session in self._handlers if self._chosen.get(session, 0) == partition]:
             session.close(DEPOSED)
 
     def _choose(self, session: Session, partition: int) -> None:
-        """Raises InvalidArgument for a partition that there is not."""
+        """Raises InvalidArgument for an unknown partition."""
         if partition >= self._count:
             raise InvalidArgument(f"there is no partition {partition}: this cluster's key space has {self._count}")
         self._chosen[session] = partition

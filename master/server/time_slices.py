@@ -1,45 +1,47 @@
-"""Long work in slices, each in a turn of the loop of its own: others are served in between. The loop is the only caller."""
+"""Long work in time slices of the loop, with other requests served in between. The loop is the only caller."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 Work = Callable[[Sequence[bytes], Callable[[int], None]], None]
-"""Does something with some keys, and calls what it is given with a number once that is done."""
+"""Processes some keys, and calls its callback with a number once that is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSlicer:
-    """`later` has a function called in a later turn; no further slice is begun once `is_wanted` says no."""
+    """Runs work slice by slice. `later` schedules a call in the loop; no further slice begins once `is_wanted`
+    returns False."""
 
     later: Callable[[Callable[[], None]], None]
     is_wanted: Callable[[], bool]
 
     def of(self, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
-        """Do `work` with one slice after the other, and call `then` with the sum of what it told."""
+        """Call `work` for each slice, one after the other, and `then` with the sum of its numbers."""
         _Run(self, slices, work, then).proceed()
 
 
 class _Run:
-    """An object, for functions that call one another in turn are a cycle: all of a request would be left to the collector."""
+    """One run. An object, since nested functions that call one another are a reference cycle, which only the garbage
+    collector frees."""
 
-    __slots__ = ("_slices", "_then", "_total", "_turns", "_work")
+    __slots__ = ("_slicer", "_slices", "_then", "_total", "_work")
 
-    def __init__(self, turns: TimeSlicer, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
-        self._turns = turns
+    def __init__(self, slicer: TimeSlicer, slices: Iterator[Sequence[bytes]], work: Work, then: Callable[[int], None]) -> None:
+        self._slicer = slicer
         self._slices = slices
         self._work = work
         self._then = then
         self._total = 0
 
     def proceed(self) -> None:
-        keys = next(self._slices, None) if self._turns.is_wanted() else None
+        keys = next(self._slices, None) if self._slicer.is_wanted() else None
         if keys is None:
             self._then(self._total)
         elif keys:
             self._work(keys, self._count)
         else:
-            self._turns.later(self.proceed)
+            self._slicer.later(self.proceed)
 
     def _count(self, number: int) -> None:
         self._total += number
-        self._turns.later(self.proceed)
+        self._slicer.later(self.proceed)

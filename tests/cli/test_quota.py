@@ -96,7 +96,7 @@ def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master(0)
         for command, arguments, text in (
-            ("set", ("red",), "say at least one limit to set: hbm_bytes, dram_bytes, "),
+            ("set", ("red",), "no limit is given: set at least one of hbm_bytes, dram_bytes, "),
             ("set", ("red", "--pins", "8GiB"), "pins: '8GiB' is no limit; write a whole number from 0 on, or \"none\""),
             ("set", ("t" * 129, "--pins", "1"), "a tenant's name is at most 128 bytes long, not 129"),
             ("clear", ("red", "dram"), "there is no limit 'dram'; there are: hbm_bytes, "),

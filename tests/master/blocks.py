@@ -32,7 +32,7 @@ TENANT: Final = "red"
 
 
 def tier_of(name: str = "dram", capacity_bytes: int = 1 << 30, used_bytes: int = 0, health: str = "ok") -> pb.TierStatus:
-    """A tier as a node tells of it."""
+    """A tier as a node reports it."""
     return pb.TierStatus(name=name, capacity_bytes=capacity_bytes, used_bytes=used_bytes, health=health)
 
 
@@ -134,7 +134,7 @@ class Master:
     def publish(self, node: NodeMember, *events: Event, phase: int = PHASE_STREAM) -> list[tuple[int, DeleteBlocks | SetPinned]]:
         """Plan, commit and apply; the commands that came of it. The node obeys them."""
         plan = self.directory.plan_publish(node.node_id, publish(node.epoch, events, phase))
-        self.directory.paid(plan)
+        self.directory.drops_acknowledged(plan)
         self.commit(plan.ops)
         effects = self.directory.apply(plan)
         self.commit(effects.ops)
@@ -150,8 +150,8 @@ class Master:
         """Remove at holders that obey; 1 for each key that was there and is gone."""
         removal = self.directory.removing.plan(TENANT, keys, force=force)
         self.commit(removal.ops)
-        if removal.raises_floors:
-            self.commit(self.directory.floors_written())
+        if removal.raises_horizons:
+            self.commit(self.directory.horizons_written())
         for node_id, drop in removal.commands.messages():
             assert isinstance(drop, DeleteBlocks)
             self.commit(self.directory.removing.dropped(node_id, TENANT, drop.keys, drop.generations, bytes((1,)) * len(drop.keys)))
@@ -163,11 +163,11 @@ class Master:
     def forget(self, name: str) -> None:
         _node, ops = self.directory.forget(name)
         self.commit(ops)
-        self.commit(self.directory.floors_written())
+        self.commit(self.directory.horizons_written())
 
-    def sweep(self) -> None:
+    def delete_unheld(self) -> None:
         for _ in range(3):
-            self.commit(self.directory.sweep(1 << 20))
+            self.commit(self.directory.delete_unheld(1 << 20))
         self.directory.check_integrity()
 
     def exists(self, *keys: bytes, tenant: str = TENANT) -> list[int]:

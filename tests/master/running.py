@@ -38,7 +38,7 @@ MASTER: Final = ("tests.tuned_daemon", "kvstore-master")
 
 @dataclass(slots=True)
 class Places:
-    """Where a master is reached."""
+    """Addresses of a running master."""
 
     listen: str
     unix: str
@@ -48,13 +48,13 @@ class Places:
     pid: int = 0
     role: str = ""
     master: Master | None = None
-    """The master itself, where it is of this process: for what nobody asks over a socket."""
+    """The master itself, if it is in this process: for state without a network interface."""
 
     @property
     def epoch(self) -> int:
         """Of a master of this process that owns its catalog."""
         assert self.master is not None
-        return self.master.partitions[0].standing.leading().epoch
+        return self.master.partitions[0].role_manager.leader().epoch
 
     def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         """Have the master order copies: how many it did."""
@@ -62,16 +62,16 @@ class Places:
         assert master is not None
 
         def order() -> int:
-            frames = master.partitions[0].standing.leading().frames
+            frames = master.partitions[0].role_manager.leader().frames
             return frames.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
 
         return master.reactor.call(order, deadline_s=TIMEOUT_S)
 
     def reserved_bytes(self, node_id: int) -> int:
-        """What the master takes for written at the node since its last heartbeat."""
+        """Bytes that the master has reserved at the node since its last heartbeat."""
         master = self.master
         assert master is not None
-        node = master.partitions[0].standing.leading().directory.members.get(node_id)
+        node = master.partitions[0].role_manager.leader().directory.members.get(node_id)
         assert node is not None
         return master.reactor.call(lambda: node.reserved_bytes, deadline_s=TIMEOUT_S)
 
@@ -79,7 +79,7 @@ class Places:
         return Channel.open(parse_address(self.listen), Hello(ROLE_CLIENT, tenant, token), Deadline(TIMEOUT_S))
 
     def client_welcome(self) -> Welcome:
-        """What it answers to a client's Hello."""
+        """Its response to a client's Hello."""
         client = self.client()
         client.close()
         return client.welcome
@@ -128,7 +128,7 @@ class MasterProcess:
         return Places(**facts)
 
     def next_line(self) -> dict[str, Any]:
-        """What it says next on standard output; the test's own timeout ends the wait."""
+        """Its next line on standard output; the test's own timeout ends the wait."""
         assert self.process is not None
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

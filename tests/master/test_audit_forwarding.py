@@ -1,4 +1,4 @@
-"""Promises of audit_trail.py: what does not arrive is kept, in its order. Of three masters: tests/system/test_audit.py."""
+"""Tests of audit_trail.py: what does not arrive is kept, in its order. Of three masters: tests/system/test_audit.py."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,15 +27,15 @@ class Sender:
 
     def __init__(self, places: Places) -> None:
         assert places.master is not None
-        contact = MasterContact(places.control, places.master._guard.master_key)
+        contact = MasterContact(places.control, places.master._authenticator.master_key)
         self.known: dict[str, PeerMaster] = {}
         self.owner = {"owner": PeerMaster("owner", contact)}
         self.waiting: list[pb.AuditEntry] = []
         self.put_back = threading.Semaphore(0)
         self.ends = False
         self._lock = threading.Lock()
-        self.fellows = PeerMasters(lambda: self.known, tls=None, peer_timeout_s=TIMEOUT_S)
-        self.forwarder = Forwarder(self.fellows, self.take, self.take_back)
+        self.peer_masters = PeerMasters(lambda: self.known, tls=None, peer_timeout_s=TIMEOUT_S)
+        self.forwarder = Forwarder(self.peer_masters, self.take, self.take_back)
 
     def take(self) -> ForwardedEntries | None:
         if self.ends:
@@ -57,7 +57,7 @@ class Sender:
 def actions(places: Places) -> list[str]:
     master = places.master
     assert master is not None
-    entries = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+    entries = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
     return [entry.action for entry in entries]
 
 
@@ -79,7 +79,7 @@ def test_entries_wait_for_the_owner_and_arrive_in_their_order(
         sender.ends = True
     finally:
         sender.forwarder.close()
-        sender.fellows.close()
+        sender.peer_masters.close()
 
 
 def test_entries_of_a_master_that_stops_are_in_its_log(places: Places, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,7 +87,7 @@ def test_entries_of_a_master_that_stops_are_in_its_log(places: Places, caplog: p
         raise Closed("the reactor is closed")
 
     sender = Sender(places)
-    forwarder = Forwarder(sender.fellows, sender.take, closed)
+    forwarder = Forwarder(sender.peer_masters, sender.take, closed)
     assert len(forwarder._send(ForwardedEntries("owner", [pb.AuditEntry()]))) == 1
     assert "1 audit entries are in this log only: the master stops" in caplog.text
-    sender.fellows.close()
+    sender.peer_masters.close()

@@ -1,4 +1,4 @@
-"""Promises of audit_trail.py, with a real reactor."""
+"""Tests of audit_trail.py, with a real reactor."""
 
 import json
 import logging

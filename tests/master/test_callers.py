@@ -1,4 +1,4 @@
-"""Promises of callers.py, over real gRPC. Each method by each credential: tests/security/test_matrix.py."""
+"""Tests of callers.py, over real gRPC. Each method by each credential: tests/security/test_matrix.py."""
 
 import contextlib
 import threading
@@ -46,7 +46,7 @@ def refusal(call: Any, request: Any, tenant: str = "", token: str = "") -> tuple
     return refused.value.code(), refused.value.details() or ""
 
 
-def test_who_shows_nothing_or_something_wrong_is_told_what_a_call_needs(places: Places) -> None:
+def test_missing_or_wrong_credential_error_names_the_need(places: Places) -> None:
     with places.stub() as stub:
         assert refusal(stub.Drain, pb.DrainRequest()) == (
             UNAUTHENTICATED,
@@ -61,7 +61,7 @@ def test_who_shows_nothing_or_something_wrong_is_told_what_a_call_needs(places: 
 def test_a_node_speaks_under_the_name_of_its_token_only(places: Places) -> None:
     with places.stub() as stub:
         code, text = refusal(stub.Register, pb.RegisterRequest(name="n2", instance=1), "", "one")
-        assert (code, text) == (PERMISSION_DENIED, "node 'n1' may not speak as node 'n2': its token is of that name only")
+        assert (code, text) == (PERMISSION_DENIED, "node 'n1' may not register as node 'n2': use a token with that node's name")
     NodeSide(places, "n1", token="one").close()
 
 
@@ -73,7 +73,7 @@ def test_an_operator_lists_any_tenants_keys_and_a_tenant_its_own(places: Places)
         with pytest.raises(grpc.RpcError) as refused:
             list(stub.ListKeys(pb.ListKeysRequest(tenant="blue"), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")))
     assert refused.value.code() == PERMISSION_DENIED
-    assert "may not list what tenant 'blue'" in (refused.value.details() or "")
+    assert "may not list the blocks of tenant 'blue'" in (refused.value.details() or "")
 
 
 def test_reflection_is_for_who_is_known(places: Places) -> None:
@@ -90,7 +90,7 @@ def test_a_method_without_a_rule_is_nobodys() -> None:
     served = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
     with served_by({"New": served}) as channel:
         code, text = refusal(channel.unary_unary("/test.Service/New"), b"")
-        assert (code, text) == (PERMISSION_DENIED, "no rule says who may call /test.Service/New: nobody may")
+        assert (code, text) == (PERMISSION_DENIED, "/test.Service/New has no permission rule: the call is refused")
         assert refusal(channel.unary_unary("/test.Service/None"), b"")[0] == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -134,7 +134,7 @@ def _many(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
     yield _one(request, context)
 
 
-def test_calls_of_a_trace_have_spans_that_name_an_error_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_call_has_a_span_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RPCS", {"/test.Service/AskOne": OPEN, "/test.Service/AskMany": OPEN})
     parent, ended = TraceParent(7, 11), list[tuple[str, TraceParent, str]]()
     methods = {"AskOne": grpc.unary_unary_rpc_method_handler(_one), "AskMany": grpc.unary_stream_rpc_method_handler(_many)}
@@ -199,9 +199,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("method", "shown"), SILENT)
-def test_calls_that_say_nothing_more_keep_neither_nodes_nor_others_from_being_served(
-    method: str, shown: tuple[str, str], tmp_path: Path
-) -> None:
+def test_stalled_calls_leave_threads_for_others(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path, tokens=tokens_file(tmp_path), control_threads=THREADS, hello_timeout_s=3600.0) as places,
         grpc.insecure_channel(places.control) as channel,
@@ -214,7 +212,7 @@ def test_calls_that_say_nothing_more_keep_neither_nodes_nor_others_from_being_se
 
 
 @pytest.mark.parametrize(("method", "shown"), SILENT)
-def test_calls_that_say_nothing_more_end_after_the_time_that_a_message_has(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
+def test_stalled_calls_end_at_the_message_timeout(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path, tokens=tokens_file(tmp_path), control_threads=THREADS, hello_timeout_s=0.2) as places,
         grpc.insecure_channel(places.control) as channel,
@@ -224,7 +222,7 @@ def test_calls_that_say_nothing_more_end_after_the_time_that_a_message_has(metho
             assert call.code() in (grpc.StatusCode.CANCELLED, UNAUTHENTICATED), "whoever is a stranger there is told at once"
 
 
-def test_a_call_without_a_message_and_one_whose_service_fails_are_told_so(
+def test_empty_call_and_failed_service_get_a_status(
     places: Places, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(identity: object, reply: pb.StatusReply) -> pb.StatusReply:
@@ -236,7 +234,7 @@ def test_a_call_without_a_message_and_one_whose_service_fails_are_told_so(
         empty = channel.stream_unary("/kvstore.v1.Control/Status")
         with pytest.raises(grpc.RpcError) as refused:
             empty(iter(()), timeout=TIMEOUT_S, metadata=as_metadata(*RED))
-        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "a call without a message")
+        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "the call has no request message")
     with places.stub() as stub:
         code, text = refusal(stub.Status, pb.StatusRequest(), *RED)
     assert code == grpc.StatusCode.UNKNOWN or "a fault" in text

@@ -1,4 +1,4 @@
-"""Promises of config.py."""
+"""Tests of config.py."""
 
 from kvstore.master.config import MasterSettings
 from kvstore.protocol.settings import load_settings

@@ -1,4 +1,4 @@
-"""Promises of console_source.py: what a master's own console is told of the cluster, and does. Of real clusters:
+"""Tests of console_source.py: the cluster as a master's console shows it, and its actions. On real clusters:
 tests/system/test_consoles.py."""
 
 import uuid
@@ -40,7 +40,7 @@ def watched(places: Places) -> MasterConsoleSource:
 
 def owned(places: Places) -> int:
     assert places.master is not None
-    return sum(partition.standing.role == "owner" for partition in places.master.partitions)
+    return sum(partition.role_manager.role == "owner" for partition in places.master.partitions)
 
 
 def owners(places: Places) -> set[str]:
@@ -49,9 +49,9 @@ def owners(places: Places) -> set[str]:
 
 
 def lead_to(source: MasterConsoleSource, contact: MasterContact) -> None:
-    """All fellows that it knows are asked there from now on."""
-    known = {address: PeerMaster(fellow.name, contact) for address, fellow in source._fellows.known().items()}
-    source._fellows.known = lambda: known
+    """Calls to all known peer masters go there from now on."""
+    known = {address: PeerMaster(peer_master.name, contact) for address, peer_master in source._peer_masters.known().items()}
+    source._peer_masters.known = lambda: known
 
 
 @pytest.fixture
@@ -124,44 +124,44 @@ def audited(source: MasterConsoleSource) -> list[pb.AuditEntry]:
     return [entry for entry in source.audit(0) if entry.actor == BY.name]
 
 
-def test_an_action_waits_for_an_owner_that_is_about_to_be_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_action_waits_for_an_election(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with master_in_thread(tmp_path) as places:
         source = watched(places)
-        standing = source._standings[0]
+        role_manager = source._role_managers[0]
         waits = list[float]()
 
         def elected_meanwhile(seconds: float) -> None:
             waits.append(seconds)
-            standing._is_open = len(waits) > 1
+            role_manager._is_open = len(waits) > 1
 
         with monkeypatch.context() as patched:
             patched.setattr("kvstore.master.console_source.time.sleep", elected_meanwhile)
-            standing._is_open = False
+            role_manager._is_open = False
             assert source.pin("red", "ns", BY, pinned=True) == 0
             assert waits == [ELECTION_POLL_S] * 2
         source._action_timeout_s = 0.0
-        standing._is_open = False
+        role_manager._is_open = False
         with pytest.raises(NoOwner, match="no master owns the catalog now"):
             source.pin("red", "ns", BY, pinned=True)
-        standing._is_open = True
+        role_manager._is_open = True
 
 
 class ChangingHands:
-    """What a master knows of a partition's owner, look by look ("" for nobody), and its calls, which the owner of before refuses."""
+    """A partition's owner at each look-up ("" for none), and the calls, which the former owner refuses."""
 
     def __init__(self, source: MasterConsoleSource, *owners: str) -> None:
         self._owners = list(owners)
         self.calls: list[tuple[str, str]] = []
         source._owner_elsewhere = self.known  # type: ignore[assignment, method-assign]
-        source._fellows.ask = self.ask  # type: ignore[assignment, method-assign]
+        source._peer_masters.call = self.call  # type: ignore[assignment, method-assign]
 
     def known(self, _partition: int) -> str:
         owner = self._owners.pop(0) if len(self._owners) > 1 else self._owners[0]
         if not owner:
-            raise NoOwner("nobody owns it")
+            raise NoOwner("no master owns it")
         return owner
 
-    def ask(self, address: str, method: str, _request: object, **_how: object) -> object:
+    def call(self, address: str, method: str, _request: object, **_how: object) -> object:
         self.calls.append((address, method))
         if method == "Status" and address == "before":
             return pb.StatusReply(role="following")
@@ -172,7 +172,7 @@ class ChangingHands:
         return pb.PinNamespaceReply(blocks=3)
 
 
-def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: Path) -> None:
+def test_action_at_a_former_owner_goes_to_the_next(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as places:
         source = watched(places)
         for between in ((), ("",), ("", "", "")):
@@ -183,7 +183,7 @@ def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: 
         with pytest.raises(Unavailable, match="stands by"):
             source.pin("red", "ns", BY, pinned=True)
         assert stays.calls == [("before", "PinNamespace")], "of one that refuses and stays the owner nothing more is asked"
-        source._standings = [*source._standings] * PARTITIONS
+        source._role_managers = [*source._role_managers] * PARTITIONS
         drained = ChangingHands(source, "before", "next")
         source.drain("n0", BY, to="peers", cancel=False)
         assert drained.calls == [("before", "Status"), ("next", "Status"), ("next", "Drain"), ("next", "Drain")], (
@@ -191,17 +191,17 @@ def test_an_action_that_comes_to_the_owner_of_before_goes_to_the_next(tmp_path: 
         )
 
 
-def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair: tuple[Places, Places]) -> None:
-    second = next(places for places in pair if places.master is not None and places.master.partitions[0].standing.role != "owner")
+def test_silent_master_is_named_and_its_last_status_kept(pair: tuple[Places, Places]) -> None:
+    second = next(places for places in pair if places.master is not None and places.master.partitions[0].role_manager.role != "owner")
     first = next(places for places in pair if places is not second)
     source = watched(second)
     eventually(lambda: not source.look().missing, "it hears the other one")
     before = source.look().status
-    source._told[0][1].nodes.add(name="n", state="alive", heartbeat_age_s=1.0)
+    source._last_status[0][1].nodes.add(name="n", state="alive", heartbeat_age_s=1.0)
     lead_to(source, MasterContact("127.0.0.1:1", ""))
     status, [missing], age_s = source.look()
     assert f"at {first.listen}, which owns 1 of the 2 partitions, does not answer: " in missing
-    assert "; what is shown of it is 0 s old" in missing
+    assert "; its data shown are 0 s old" in missing
     assert age_s > 0
     assert [node.heartbeat_age_s > 1.0 for node in status.nodes] == [True], "which goes on"
     assert (status.name, status.role, status.owner.address) == (before.name, "following", first.listen)
@@ -214,8 +214,8 @@ def test_a_fellow_that_does_not_answer_is_named_and_what_it_told_last_stays(pair
 def test_of_a_fellow_that_never_answered_nothing_is_shown(pair: tuple[Places, Places]) -> None:
     for places in pair:
         source = watched(places)
-        eventually(lambda source=source: source._fellows.known(), "it knows the other one")  # type: ignore[misc]
-        source._told.clear()
+        eventually(lambda source=source: source._peer_masters.known(), "it knows the other one")  # type: ignore[misc]
+        source._last_status.clear()
         lead_to(source, MasterContact())
         [missing] = source.look().missing
         assert missing.endswith("its entry is damaged; not all is shown")

@@ -1,4 +1,4 @@
-"""Promises of control_limits.py: who gets a thread, with calls that the test ends; connections, with sockets of this process. With gRPC's:
+"""Tests of control_limits.py: who gets a thread, with calls that the test ends; connections, with sockets of this process. With gRPC's:
 test_callers.py, test_control_service.py."""
 
 import contextlib
@@ -51,7 +51,7 @@ def submit(executor: CallExecutor, identity: Identity, *names: str, joins: bool 
         executor.submit(identity, lambda name=name: name, joins=joins)  # type: ignore[misc]
 
 
-def test_each_caller_has_its_share_and_a_quarter_is_left_for_nodes() -> None:
+def test_each_caller_has_its_share_of_threads() -> None:
     executor, threads = executor_of(8)
     submit(executor, RED, *(f"r{number}" for number in range(9)))
     assert threads.running == ["r0", "r1", "r2", "r3"], "half"
@@ -78,7 +78,7 @@ def test_callers_take_turns() -> None:
         assert threads.running == [begun]
 
 
-def test_without_authentication_all_have_three_quarters_and_joining_nodes_the_rest() -> None:
+def test_without_authentication_joins_have_a_quarter() -> None:
     executor, threads = executor_of(8)
     submit(executor, EVERYBODY, *"abcdefghi")
     submit(executor, EVERYBODY, "node", joins=True)
@@ -88,7 +88,7 @@ def test_without_authentication_all_have_three_quarters_and_joining_nodes_the_re
 def test_calls_of_one_caller_that_wait_are_bounded() -> None:
     executor, _ = executor_of(1)
     submit(executor, RED, *("r" for _ in range(MAX_WAITING + 1)))
-    with pytest.raises(Full, match="1024 control calls of yours wait already: wait for an answer"):
+    with pytest.raises(Full, match="1024 control calls of this caller are queued"):
         submit(executor, RED, "one more")
     submit(executor, BLUE, "b")
 
@@ -146,9 +146,7 @@ def test_calls_whose_peers_take_too_long_are_cancelled() -> None:
     executor.close()
 
 
-def test_a_call_that_fails_frees_its_thread_also_where_no_thread_can_be_started(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_call_frees_its_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     executor, over = CallExecutor(1), threading.Event()
     no_more_threads(monkeypatch)
 
@@ -245,7 +243,7 @@ def test_other_descriptors_are_left_alone(opened: contextlib.ExitStack) -> None:
     assert all(is_open(sock) for sock in (*pair, *theirs))
 
 
-def test_authenticated_peers_are_remembered_up_to_twice_the_connections(opened: contextlib.ExitStack) -> None:
+def test_known_peers_are_bounded(opened: contextlib.ExitStack) -> None:
     port = Port("127.0.0.1", opened)
     limit = UnauthenticatedConnections(port.number, most=1, max_connections=1)
     peers = [port.connect() for _ in range(3)]

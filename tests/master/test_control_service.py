@@ -1,4 +1,4 @@
-"""Promises of control_service.py, over real gRPC."""
+"""Tests of control_service.py, over real gRPC."""
 
 import contextlib
 import socket
@@ -47,7 +47,7 @@ def listed(places: Places, *, token: str = "", **request: object) -> list[bytes]
         return [key for reply in replies for key in reply.keys]
 
 
-def test_what_a_node_measured_is_shown_and_what_cannot_be_is_refused_by_a_node_that_lives_on(places: Places, node: NodeSide) -> None:
+def test_measured_rates_are_shown_and_invalid_ones_refused(places: Places, node: NodeSide) -> None:
     with places.stub() as stub:
         rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
         node.beat(rates=[rate])
@@ -69,9 +69,7 @@ def topologies(places: Places, node: str = "") -> list[tuple[str, str, bytes]]:
 
 
 @pytest.mark.parametrize("kind", ["lmdb", "etcd"])
-def test_topologies_are_told_as_the_nodes_last_said_them_after_a_restart_too(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_topologies_survive_a_restart(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     catalog = f"lmdb:{tmp_path / 'catalog'}" if kind == "lmdb" else f"{request.getfixturevalue('etcd_url')}/topologies"
     large = bytes(200_000)
     with master_in_thread(tmp_path / "one", catalog=catalog, node_ttl_s=60.0) as places, places.stub() as stub:
@@ -109,13 +107,13 @@ def test_errors_become_the_status_of_their_branch(places: Places, node: NodeSide
     assert former.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_listing_of_the_longest_keys_and_namespaces_fits_grpcs_messages(places: Places, node: NodeSide) -> None:
+def test_listing_of_longest_keys_fits_a_message(places: Places, node: NodeSide) -> None:
     count = LIST_ROWS * 2
     node.sync(*(Event(b"%0255d" % n, namespace="n" * 255) for n in range(count)))
     assert len(listed(places, any_namespace=True)) == count
 
 
-def test_contents_are_those_of_all_where_everybody_is_let_in_and_the_tree_is_one_tenants(places: Places, node: NodeSide) -> None:
+def test_contents_without_authentication_have_all_tenants(places: Places, node: NodeSide) -> None:
     node.sync(Event(b"a", namespace="x"), Event(b"b", namespace="x", parent=b"a"), Event(b"c", tenant="blue"))
     with places.stub() as stub:
         found = stub.Contents(pb.ContentsRequest(tenant=TENANT, namespace="x", max_segments=10), timeout=TIMEOUT_S)
@@ -140,7 +138,7 @@ def reached(places: Places) -> socket.socket:
 
 
 def heard(sock: socket.socket) -> bytes:
-    """What is said before the end."""
+    """Data sent before the end."""
     told = b""
     with contextlib.suppress(ConnectionError):
         while part := sock.recv(4096):
@@ -148,15 +146,15 @@ def heard(sock: socket.socket) -> bytes:
     return told
 
 
-def test_a_connection_that_says_nothing_ends_with_the_time_that_a_handshake_has(tmp_path: Path) -> None:
+def test_silent_connection_ends_at_the_handshake_timeout(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, hello_timeout_s=0.5) as places, reached(places) as silent:
         heard(silent)
         with places.stub() as stub:
             stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
 
 
-def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_service, "STRANGERS_INTERVAL_S", 3600.0)
+def test_connections_over_the_limit_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_service, "CONNECTIONS_CHECK_S", 3600.0)
     with (
         master_in_thread(tmp_path, max_connections=2, hello_timeout_s=3600.0) as places,
         reached(places) as first,
@@ -169,7 +167,7 @@ def test_of_more_connections_than_there_may_be_the_last_are_closed_without_a_wor
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_strangers_who_take_every_connection_leave_half_to_who_shows_who_he_is(tmp_path: Path, *, is_encrypted: bool) -> None:
+def test_unauthenticated_connections_leave_half_to_others(tmp_path: Path, *, is_encrypted: bool) -> None:
     """Those who were let in before keep theirs."""
     tls = shared().master() if is_encrypted else ServerTlsSettings()
     settings = {name: getattr(tls, name) for name in ("tls_ca", "tls_cert", "tls_key")}

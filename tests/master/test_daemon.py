@@ -1,4 +1,4 @@
-"""Promises of daemon.py and master.py: the real process, real sockets, real catalogs."""
+"""Tests of daemon.py and master.py: the real process, real sockets, real catalogs."""
 
 import signal
 import socket
@@ -53,7 +53,7 @@ def one_line(errors: str) -> str:
 
 
 def exchange(places: Places, data: bytes) -> bytes:
-    """All that is answered to `data` until the master hangs up."""
+    """All data received after `data` until the master disconnects."""
     address = parse_address(places.listen)
     with socket.create_connection((address.host, address.port), TIMEOUT_S) as sock:
         sock.sendall(data)
@@ -126,7 +126,7 @@ def health(places: Places) -> int:
         return int(reply.status)
 
 
-def test_garbage_on_either_port_costs_that_connection_and_nothing_else(start: Start) -> None:
+def test_garbage_costs_only_its_connection(start: Start) -> None:
     _master, places = start()
     for garbage in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), bytes(1000)):
         answer = exchange(places, garbage)
@@ -157,7 +157,7 @@ def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: 
         (("--listen", "0.0.0.0:0", "--control", "127.0.0.1:0"), "listen is 0.0.0.0, which other hosts reach"),
         ((*free, "--control", "[::]:0"), "control is ::, which other hosts reach"),
         (("--listen", "unix:/tmp/x"), "HOST:PORT"),
-        ((*free, "--advertise", "master-1:7440"), "advertise is a host without a port"),
+        ((*free, "--advertise", "master-1:7440"), "neither a host without a port"),
         ((*free, "--advertise", "[::1]"), "'[::1]' is neither"),
         ((*free, "--node-ttl-s", "soon"), "--node-ttl-s"),
     ):
@@ -189,14 +189,14 @@ def finds_all(places: Places) -> None:
     client.close()
 
 
-def test_killed_and_restarted_with_lmdb_it_finds_every_published_block(start: Start, tmp_path: Path) -> None:
+def test_restart_with_lmdb_finds_all_published_blocks(start: Start, tmp_path: Path) -> None:
     master, places = start("--catalog", f"lmdb:{tmp_path / 'catalog'}")
     published_then_killed(master, places)
     _again, places = start("--catalog", f"lmdb:{tmp_path / 'catalog'}")
     finds_all(places)
 
 
-def test_killed_and_restarted_with_etcd_it_finds_every_published_block(start: Start, etcd_url: str) -> None:
+def test_restart_with_etcd_finds_all_published_blocks(start: Start, etcd_url: str) -> None:
     master, places = start("--catalog", f"{etcd_url}/daemon")
     published_then_killed(master, places)
     again, places = start("--catalog", f"{etcd_url}/daemon")
@@ -205,7 +205,7 @@ def test_killed_and_restarted_with_etcd_it_finds_every_published_block(start: St
     finds_all(places)
 
 
-def test_several_masters_on_one_etcd_follow_one_and_say_so_when_that_changes(start: Start, etcd_url: str) -> None:
+def test_masters_on_one_etcd_report_owner_changes(start: Start, etcd_url: str) -> None:
     catalog = ("--catalog", f"{etcd_url}/standby", "--lease-ttl-s", "20")  # which does not end for want of a processor
     owner, places = start(*catalog)
     follower, other = start(*catalog)
@@ -223,7 +223,7 @@ def test_several_masters_on_one_etcd_follow_one_and_say_so_when_that_changes(sta
     assert follower.stop() == 0
 
 
-def test_a_catalog_that_is_something_elses_ends_who_follows_it_with_one_line(start: Start, etcd: EtcdServer, etcd_url: str) -> None:
+def test_foreign_catalog_ends_the_master_with_one_line(start: Start, etcd: EtcdServer, etcd_url: str) -> None:
     catalog = ("--catalog", f"{etcd_url}/shared", "--lease-ttl-s", "20")
     start(*catalog)
     follower, _places = start(*catalog)
@@ -239,7 +239,7 @@ def test_a_catalog_that_is_something_elses_ends_who_follows_it_with_one_line(sta
     assert (code, "something else" in one_line(errors)) == (2, True), errors
 
 
-def test_a_master_whose_address_no_other_host_reaches_is_refused_with_etcd_only(start: Start, etcd_url: str) -> None:
+def test_unreachable_address_is_refused_with_etcd_only(start: Start, etcd_url: str) -> None:
     flags = ("--allow-unauthenticated", "--listen", "0.0.0.0:0", "--control", "127.0.0.1:0")
     code, errors = refusal(*flags, "--catalog", f"{etcd_url}/wildcard")
     assert (code, "advertise" in one_line(errors)) == (2, True), errors
@@ -251,9 +251,7 @@ def test_a_master_whose_address_no_other_host_reaches_is_refused_with_etcd_only(
         assert owner.name == owner.address == f"localhost:{places.listen.rpartition(':')[2]}"
 
 
-def test_with_etcd_away_reads_go_on_and_a_pin_waits_until_its_deadline(
-    start: Start, etcd_server_factory: Callable[..., EtcdServer]
-) -> None:
+def test_reads_continue_and_pins_wait_without_etcd(start: Start, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     server = etcd_server_factory()
     _master, places = start("--catalog", f"etcd://{server.host_port}/away", "--lease-ttl-s", "60")
     client, node = places.client(), NodeSide(places)
@@ -270,7 +268,7 @@ def test_with_etcd_away_reads_go_on_and_a_pin_waits_until_its_deadline(
         channel.close()
 
 
-def test_it_loads_neither_a_transfer_engine_nor_etcds_messages_unless_it_has_that_catalog() -> None:
+def test_imports_exclude_unused_engines_and_catalogs() -> None:
     """Both take long to load, and every start of a master would."""
     program = "import sys; import kvstore.master.daemon; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

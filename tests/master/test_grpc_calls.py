@@ -1,4 +1,4 @@
-"""Promises of grpc_calls.py, through a real server whose loop is stopped, or answers with errors."""
+"""Tests of grpc_calls.py, through a real server whose loop is stopped, or answers with errors."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ def _no_room() -> NoReturn:
     raise Full("no room")
 
 
-def test_results_errors_and_a_loop_that_does_not_answer_end_the_call() -> None:
+def test_in_loop_returns_results_errors_and_timeouts() -> None:
     reactor, server = Reactor(), grpc.server(ThreadPoolExecutor(2))
     add_SchedulerServicer_to_server(Service(reactor), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")

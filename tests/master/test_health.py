@@ -1,4 +1,4 @@
-"""Promises of health.py, over real gRPC."""
+"""Tests of health.py, over real gRPC."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ def test_check_tells_what_was_set_last(health: MasterHealth, stub: health_pb2_gr
 
 
 def test_nobody_watches(health: MasterHealth, stub: health_pb2_grpc.HealthStub) -> None:
-    """Who watched and did not read had the thread that sets it wait for him."""
+    """A watcher that does not read must not block the thread that sets the status."""
     with pytest.raises(grpc.RpcError) as refused:
         next(iter(stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)))
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED

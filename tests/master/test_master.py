@@ -1,4 +1,4 @@
-"""Promises of master.py: several masters on one real etcd, over real sockets and gRPC. The daemon's own are in test_daemon.py."""
+"""Tests of master.py: several masters on one real etcd, over real sockets and gRPC. The daemon's own are in test_daemon.py."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -70,7 +70,7 @@ def is_hung_up_on(client: Channel) -> bool:
 @pytest.mark.parametrize(
     "said", [{}, {"control": "[::]:0", "allow_unauthenticated": True}, {"advertise": "::1"}], ids=["listen", "reached", "advertise"]
 )
-def test_a_master_of_an_ipv6_address_tells_a_control_plane_that_is_reached(said: dict[str, Any], tmp_path: Path) -> None:
+def test_ipv6_master_advertises_its_control_plane(said: dict[str, Any], tmp_path: Path) -> None:
     """Of what it listens on, what the peer reached, and what it advertises."""
     with master_in_thread(tmp_path, **({"listen": "[::1]:0", "control": "[::1]:0"} | said)) as places:
         assert places.control.startswith("[::")
@@ -87,7 +87,7 @@ def test_a_follower_names_the_owner_and_answers_nothing_else(pair: tuple[Places,
     with pytest.raises(Unavailable, match=f"this master stands by: ask {owner.listen}"):
         ask(channel, Exists([b"a"]), Flags)
     assert channel.call(Hello(ROLE_NODE, name="n"), Welcome, Deadline(TIMEOUT_S)).owner == owner.listen
-    with pytest.raises(KVStoreError, match="there is no role 9"):
+    with pytest.raises(KVStoreError, match="unknown role 9"):
         channel.call(Hello(9), Welcome, Deadline(TIMEOUT_S))
     with pytest.raises(ProtocolError, match="values go to nodes"):
         channel.call(Hello(ROLE_CLIENT, "red"), Welcome, Deadline(TIMEOUT_S), payload=[memoryview(b"v")])
@@ -125,9 +125,7 @@ def test_a_follower_tells_of_itself_and_serves_no_other_call(pair: tuple[Places,
     node.close()
 
 
-def test_a_follower_takes_over_with_all_that_was_acknowledged_and_the_deposed_one_follows(
-    pair: tuple[Places, Places], etcd: EtcdServer, request: pytest.FixtureRequest
-) -> None:
+def test_follower_takes_over_without_loss(pair: tuple[Places, Places], etcd: EtcdServer, request: pytest.FixtureRequest) -> None:
     owner, follower = pair
     node, client = NodeSide(owner), owner.client()
     node.sync(Event(b"a"), Event(b"b"))
@@ -159,9 +157,7 @@ def test_an_owner_that_stops_is_followed_at_once(tmp_path: Path, etcd_url: str) 
         eventually(lambda: status(follower).role == "owner", "the follower has it")
 
 
-def test_an_owner_that_is_cut_off_answers_questions_until_a_node_leaves_it(
-    tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
-) -> None:
+def test_cut_off_owner_serves_reads_until_a_node_leaves(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     server = etcd_server_factory()
     with master_in_thread(tmp_path, catalog=f"etcd://{server.host_port}", node_ttl_s=60.0, lease_ttl_s=5.0) as places:
         node, client = NodeSide(places), places.client()
@@ -197,7 +193,7 @@ def test_a_follower_knows_tenants_by_their_tokens(tmp_path: Path, etcd_url: str)
         client.close()
 
 
-def test_instances_have_time_for_two_reports_before_they_count_as_silent(tmp_path: Path) -> None:
+def test_instance_ttl_covers_two_reports(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, report_interval_s=2.5, instance_ttl_s=5.0):
         pass
     with pytest.raises(ConfigError, match=r"instance_ttl_s is 5 and report_interval_s 2\.75"):

@@ -1,4 +1,4 @@
-"""Promises of peer_masters.py, with real masters: how one is asked by another."""
+"""Tests of peer_masters.py, with real masters: how one is asked by another."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,11 +24,11 @@ SHORT_S = 0.2
 
 def key_of(places: Places) -> str:
     assert places.master is not None
-    return places.master._guard.master_key
+    return places.master._authenticator.master_key
 
 
 @contextmanager
-def fellows(known: dict[str, PeerMaster], tls: TlsSettings | None = None) -> Iterator[PeerMasters]:
+def peer_masters(known: dict[str, PeerMaster], tls: TlsSettings | None = None) -> Iterator[PeerMasters]:
     found = PeerMasters(lambda: known, tls=certificates(tls) if tls is not None else None, peer_timeout_s=30.0)
     try:
         yield found
@@ -37,24 +37,24 @@ def fellows(known: dict[str, PeerMaster], tls: TlsSettings | None = None) -> Ite
 
 
 def status(asked: PeerMasters, *, timeout_s: float = TIMEOUT_S) -> pb.StatusReply:
-    found: pb.StatusReply = asked.ask("m:1", "Status", pb.StatusRequest(), timeout_s=timeout_s)
+    found: pb.StatusReply = asked.call("m:1", "Status", pb.StatusRequest(), timeout_s=timeout_s)
     return found
 
 
 def test_who_shows_the_key_is_told_all_and_its_errors_are_typed(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
         node = NodeSide(places, token=JOIN)
-        with fellows({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}) as asked:
+        with peer_masters({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}) as asked:
             assert [one.name for one in status(asked).nodes] == ["one"]
             assert status(asked).nodes[0].tiers, "as an operator is told, not as anybody"
-            told = asked.ask("m:1", "Topologies", pb.TopologiesRequest(), timeout_s=TIMEOUT_S)
+            told = asked.call("m:1", "Topologies", pb.TopologiesRequest(), timeout_s=TIMEOUT_S)
             assert [one.name for one in told] == ["one"], "a stream, in a list"
             with pytest.raises(InvalidArgument, match="there is no node 'two'"):
-                asked.ask("m:1", "Forget", pb.ForgetRequest(node="two"), timeout_s=TIMEOUT_S)
+                asked.call("m:1", "Forget", pb.ForgetRequest(node="two"), timeout_s=TIMEOUT_S)
             with pytest.raises(InvalidArgument, match="there is no partition '3'"):
-                asked.ask("m:1", "Status", pb.StatusRequest(), partition=3, timeout_s=TIMEOUT_S)
+                asked.call("m:1", "Status", pb.StatusRequest(), partition=3, timeout_s=TIMEOUT_S)
         with (
-            fellows({"m:1": PeerMaster("m", MasterContact(places.control, "guess"))}) as asked,
+            peer_masters({"m:1": PeerMaster("m", MasterContact(places.control, "guess"))}) as asked,
             pytest.raises(Unauthorized, match="master's key"),
         ):
             status(asked)
@@ -63,17 +63,17 @@ def test_who_shows_the_key_is_told_all_and_its_errors_are_typed(tmp_path: Path) 
 
 @pytest.mark.parametrize("known", [{}, {"m:1": PeerMaster("m", MasterContact())}], ids=["gone", "of a release before"])
 def test_who_is_not_known_is_not_asked(known: dict[str, PeerMaster]) -> None:
-    with fellows(known) as asked, pytest.raises(Unavailable, match="the catalog does not say how it is asked"):
+    with peer_masters(known) as asked, pytest.raises(Unavailable, match="the catalog has no contact"):
         status(asked)
 
 
-def test_one_that_does_not_answer_ends_the_question_by_its_deadline_and_one_that_is_back_is_asked_again(tmp_path: Path) -> None:
-    with black_hole() as (host, port), fellows({"m:1": PeerMaster("m", MasterContact(f"{host}:{port}", "key"))}) as asked:
+def test_unresponsive_master_ends_calls_at_the_deadline(tmp_path: Path) -> None:
+    with black_hole() as (host, port), peer_masters({"m:1": PeerMaster("m", MasterContact(f"{host}:{port}", "key"))}) as asked:
         with pytest.raises((Unavailable, DeadlineExceeded)):
             status(asked, timeout_s=SHORT_S)
     [port] = free_ports(1)
     known = {"m:1": PeerMaster("m", MasterContact(f"127.0.0.1:{port}", "key"))}
-    with fellows(known) as asked:
+    with peer_masters(known) as asked:
         with pytest.raises(Unavailable):
             status(asked)
         for _ in range(2):
@@ -101,9 +101,9 @@ def test_a_connection_to_who_is_gone_is_closed(tmp_path: Path) -> None:
             "m:1": PeerMaster("m", MasterContact(places.control, key_of(places))),
             "o:1": PeerMaster("o", MasterContact("127.0.0.1:1", "")),
         }
-        with fellows(known) as asked:
+        with peer_masters(known) as asked:
             with pytest.raises(Unavailable):
-                asked.ask("o:1", "Status", pb.StatusRequest(), timeout_s=TIMEOUT_S)
+                asked.call("o:1", "Status", pb.StatusRequest(), timeout_s=TIMEOUT_S)
             status(asked)
             assert set(asked._channels) == {places.control, "127.0.0.1:1"}
             del known["o:1"]
@@ -116,13 +116,13 @@ def test_by_tls_a_master_is_one_by_its_certificate_too(tmp_path: Path) -> None:
     settings = {name: value for name, value in asdict(tls).items() if name.startswith("tls_")}
     with master_in_thread(tmp_path, **settings) as places:
         known = {"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}
-        with fellows(known, tls) as asked:
+        with peer_masters(known, tls) as asked:
             assert status(asked).role == "owner"
         for other in (shared().client(), shared().node("n0")):
-            with fellows(known, other) as asked, pytest.raises(Unauthorized, match="and a master calls"):
+            with peer_masters(known, other) as asked, pytest.raises(Unauthorized, match="and a master calls"):
                 status(asked)
-        with fellows(known, replace(tls, tls_ca="", tls_require_client_cert=False)) as asked:
-            with pytest.raises(Unavailable, match="for which this one needs tls_ca"):
+        with peer_masters(known, replace(tls, tls_ca="", tls_require_client_cert=False)) as asked:
+            with pytest.raises(Unavailable, match="set tls_ca at this master"):
                 status(asked)
 
 
@@ -132,7 +132,7 @@ def test_a_certificate_that_was_exchanged_is_shown_from_then_on(tmp_path: Path) 
     own = shared().client()
     with (
         master_in_thread(tmp_path, **settings) as places,
-        fellows({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}, own) as asked,
+        peer_masters({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}, own) as asked,
     ):
         with pytest.raises(Unauthorized):
             status(asked)

@@ -1,5 +1,5 @@
-"""Promises of periodic_tasks.py: masters side by side come to an even share of the partitions, and what operators set holds at all of
-them."""
+"""Tests of periodic_tasks.py: several masters reach even shares of the partitions, and operators' settings apply at
+all of them."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.status import told_of
+from kvstore.master.status import role_in
 from kvstore.protocol import control_pb2 as pb
 from kvstore.testing.transfer.waiting import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
@@ -31,7 +31,7 @@ def owned(places: Places) -> set[int]:
     assert master is not None
 
     def look() -> set[int]:
-        return {partition.index for partition in master.partitions if told_of(partition).role is MasterRole.OWNER}
+        return {partition.index for partition in master.partitions if role_in(partition).role is MasterRole.OWNER}
 
     return master.reactor.call(look, deadline_s=TIMEOUT_S)
 
@@ -41,7 +41,7 @@ def test_who_has_more_than_its_share_gives_it_up(pair: list[Places]) -> None:
     assert owned(pair[0]) | owned(pair[1]) == {0, 1}
 
 
-def test_what_operators_set_holds_at_masters_of_other_partitions_too(pair: list[Places]) -> None:
+def test_operator_quotas_apply_at_other_partitions(pair: list[Places]) -> None:
     eventually(lambda: sorted(map(len, map(owned, pair))) == [1, 1], "each owns one")
     [first] = [places for places in pair if 0 in owned(places)]
     [other] = [places for places in pair if 1 in owned(places)]

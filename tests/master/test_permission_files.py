@@ -1,4 +1,4 @@
-"""Promises of permission_files.py, of a master whose tokens change while it runs: no restart, and no session of who is known no more."""
+"""Tests of permission_files.py, of a master whose tokens change while it runs: no restart, and no session of who is known no more."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def is_open(client: Channel) -> bool:
         return False
 
 
-def test_a_token_that_is_gone_from_the_file_ends_its_sessions_and_no_others(tmp_path: Path, places: Places) -> None:
+def test_removed_token_ends_its_sessions_only(tmp_path: Path, places: Places) -> None:
     tokens_file(tmp_path, {"red": "secret", "blue": "other"})
     eventually(lambda: opens(places, "other", "blue"), "the new tenant is let in")
     red, blue = places.client("red", "secret"), places.client("blue", "other")
@@ -75,7 +75,7 @@ def test_a_token_ends_its_sessions_at_its_time(tmp_path: Path) -> None:
         red.close()
 
 
-def test_a_node_whose_join_token_is_gone_is_hung_up_on_and_does_not_come_back(tmp_path: Path, places: Places) -> None:
+def test_node_with_removed_join_token_is_disconnected(tmp_path: Path, places: Places) -> None:
     node = NodeSide(places, token=JOIN)
     Path(tokens_file(tmp_path)).write_text((tmp_path / "tokens.toml").read_text().replace(JOIN, "another"))
     node.sock.settimeout(TIMEOUT_S)
@@ -135,7 +135,7 @@ def audited(places: Places, action: str) -> list[tuple[str, str, str, str]]:
     """Old and new value, result and detail of this action's entries."""
     master = places.master
     assert master is not None
-    entries = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+    entries = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
     return [(one.old, one.new, one.result, one.detail) for one in entries if (one.via, one.action) == ("file", action)]
 
 
@@ -193,7 +193,7 @@ def test_changed_certificates_and_refused_ones_are_audited(tmp_path: Path) -> No
         assert master is not None
 
         def refused() -> list[tuple[str, str, str]]:
-            entries = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+            entries = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
             return [(one.kind, one.peer, one.action) for one in entries if one.result == "refused"]
 
         eventually(lambda: ("unauthenticated", "127.0.0.1", "login") in refused(), "the refused certificate")

@@ -1,4 +1,4 @@
-"""Promises of sessions.py, of a real master; by the command line: tests/cli/test_operations.py."""
+"""Tests of sessions.py, of a real master; by the command line: tests/cli/test_operations.py."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def listed(places: Places) -> list[pb.SessionStatus]:
 
 
 def test_peers_are_listed_with_their_requests_and_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that has not introduced itself is nobody's."""
+    """A connection before its Hello is not listed."""
     monkeypatch.setattr(sessions, "MAX_TABLE", 1)
     with master_in_thread(tmp_path) as places:
         client, local, node = places.client("red"), unix_client(places), NodeSide(places)
@@ -52,7 +52,7 @@ def test_end_closes_one_connection_and_is_audited(tmp_path: Path) -> None:
         assert ask(blue, Exists([b"k"]), Flags).flags == b"\0"
         with pytest.raises(InvalidArgument, match="there is no session 99"):
             master.reactor.call(lambda: found.end(99, ALICE), deadline_s=TIMEOUT_S)
-        done, failed = master.reactor.call(lambda: master.partitions[0].standing.audit().after(0), deadline_s=TIMEOUT_S)
+        done, failed = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
         assert (done.actor, done.action, done.result) == ("alice", "session_end", "done")
         assert done.old.startswith("anybody red at 127.0.0.1:")
         assert failed.result == "failed"

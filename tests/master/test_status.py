@@ -1,4 +1,4 @@
-"""Promises of status.py: a master tells what it is now, and why it is not fit to serve."""
+"""Tests of status.py: a master's current state, and the reasons that it is not ready."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.master.leadership.role_manager import MasterRole
-from kvstore.master.status import PartitionRole, told_of
+from kvstore.master.status import PartitionRole, role_in
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.security.grpc_metadata import as_metadata
@@ -30,7 +30,7 @@ def told(places: Places) -> tuple[list[PartitionRole], list[str], float, float]:
 
     def look() -> Any:
         readings = master._status.readings()
-        roles = [told_of(partition) for partition in master.partitions]
+        roles = [role_in(partition) for partition in master.partitions]
         return roles, master._status.unready(), readings["kvstore_master_ready"], readings["kvstore_master_epoch"]
 
     found: tuple[list[PartitionRole], list[str], float, float] = master.reactor.call(look, deadline_s=TIMEOUT_S)
@@ -69,7 +69,7 @@ def test_each_reason_not_to_be_ready_is_told_with_its_partition(tmp_path: Path, 
         server.thaw()
 
 
-def test_certificates_and_tokens_that_end_within_a_fortnight_are_told(tmp_path: Path) -> None:
+def test_status_lists_credentials_that_expire_soon(tmp_path: Path) -> None:
     """To operators; and all that end, in metrics."""
     at = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
     days = {"soon": "2100-01-08", "late": "2100-03-01"}

@@ -180,7 +180,7 @@ def test_a_call_reaches_its_service_from_who_may_make_it_and_from_nobody_else(pl
 
 def test_another_master_asks_and_does_what_its_console_needs_and_nothing_else(places: Places) -> None:
     assert places.master is not None
-    key = places.master._guard.master_key
+    key = places.master._authenticator.master_key
     with grpc.insecure_channel(places.control) as channel:
         for shown, expected in ((key, FELLOWS | STRANGERS), ("guess", STRANGERS)):
             metadata: list[tuple[str, str | bytes]] = [(MASTER_KEY, shown)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.master.directory.directory import Directory
 from kvstore.master.master import Master
-from kvstore.master.status import told_of
+from kvstore.master.status import role_in
 from kvstore.protocol.node_states import ALIVE
 from kvstore.protocol.partitions import partition_of
 from tests.simulation.catalog import ModelCatalog
@@ -15,12 +15,12 @@ from tests.store.integrity import check
 
 def owned_by(master: Master) -> list[str]:
     """Whom it takes for the owner of each partition."""
-    return [told_of(partition).owner for partition in master.partitions]
+    return [role_in(partition).owner for partition in master.partitions]
 
 
 def directories(cluster: Cluster) -> list[Directory]:
     """Of each partition, its owner's; fewer where one has no owner."""
-    return [partition.standing.leading().directory for partition in cluster.owners()]
+    return [partition.role_manager.leader().directory for partition in cluster.owners()]
 
 
 def is_settled(cluster: Cluster) -> bool:

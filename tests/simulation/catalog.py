@@ -85,7 +85,7 @@ class ModelCatalog(Catalog):
             self._process.spawn(self._live, "catalog-members")
 
     @property
-    def living(self) -> frozenset[str]:
+    def live_masters(self) -> frozenset[str]:
         return self._living
 
     def give_up(self) -> None:

@@ -8,7 +8,7 @@ from kvstore.client.sync import Client
 from kvstore.master.config import MasterSettings
 from kvstore.master.leadership.partition import Partition
 from kvstore.master.master import Master
-from kvstore.master.status import told_of
+from kvstore.master.status import role_in
 from kvstore.protocol.errors import CatalogUnavailable
 from kvstore.protocol.partitions import partition_of
 from kvstore.protocol.settings import Size
@@ -203,7 +203,7 @@ class Cluster:
         for daemon in self.masters:
             master = daemon.master
             if daemon.process is not None and master is not None and not daemon.process.is_stopped and etcd.owner is not None:
-                told = told_of(master.partitions[partition])
+                told = role_in(master.partitions[partition])
                 if told.role == "owner" and told.epoch == etcd.owner.epoch:
                     return master.partitions[partition]
         return None

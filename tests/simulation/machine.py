@@ -286,7 +286,7 @@ class Machine:
             (node, "watch_topology", lambda *_args: None),
             (clockwork, "EXPIRE_INTERVAL_S", TICK_S),
             (clockwork, "HEARTBEAT_INTERVAL_S", BEAT_S),
-            *((module, "TICK_S", TICK_S) for module in (master, kvstore.master.periodic_tasks)),
+            *((module, "PERIOD_S", TICK_S) for module in (master, kvstore.master.periodic_tasks)),
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (master, "Forwarder", NoForwarder),

@@ -150,7 +150,7 @@ class MeasuredMachine(Machine):
         self.control.network = self.network
 
     def names(self) -> list[tuple[Any, str, Any]]:
-        return [entry for entry in super().names() if entry[1] not in ("EXPIRE_INTERVAL_S", "HEARTBEAT_INTERVAL_S", "TICK_S")]
+        return [entry for entry in super().names() if entry[1] not in ("EXPIRE_INTERVAL_S", "HEARTBEAT_INTERVAL_S", "PERIOD_S")]
 
 
 class Many(Cluster):
@@ -201,11 +201,11 @@ class Many(Cluster):
         return len(self.owners()) == self.shape.partitions
 
     def blocks_known(self) -> int:
-        return sum(partition.standing.leading().directory.counts().blocks for partition in self.owners())
+        return sum(partition.role_manager.leader().directory.counts().blocks for partition in self.owners())
 
     def nodes_known(self) -> int:
         """That live: to the master that takes most of them for alive."""
-        return max(len(partition.standing.leading().directory.members.live()) for partition in self.owners())
+        return max(len(partition.role_manager.leader().directory.members.live()) for partition in self.owners())
 
 
 class Trouble(Exception):
@@ -264,7 +264,7 @@ class Scale:
         """Owners are given the rows of many more blocks, of which each node is said to have as many: their directories are what grows with
         blocks, and nobody asks for these, so that neither nodes nor catalogs have to have them. `idle`
         becomes what they compute then while nobody asks."""
-        directories = [partition.standing.leading().directory for partition in self.cluster.owners()]
+        directories = [partition.role_manager.leader().directory for partition in self.cluster.owners()]
         node_ids = [node.node_id for node in directories[0].members.live()]
         messages = -(-self._directory_blocks // PUBLISHED)
         before, spent_ms = resident_bytes(), []
@@ -336,7 +336,7 @@ class Scale:
 
     def _swept(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
         """The dead nodes are forgotten, and their blocks' rows with them, a slice at a time: what that costs an owner while it lasts."""
-        directories = [partition.standing.leading().directory for partition in self.cluster.owners()]
+        directories = [partition.role_manager.leader().directory for partition in self.cluster.owners()]
 
         def in_use() -> int:
             return sum(map(_rows_in_use, directories))

@@ -56,8 +56,8 @@ class Pumped(Catalog):
         self._call(lambda: self._catalog.follow(me, follower))
 
     @property
-    def living(self) -> frozenset[str]:
-        return self._catalog.living
+    def live_masters(self) -> frozenset[str]:
+        return self._catalog.live_masters
 
     def give_up(self) -> None:
         self._call(self._catalog.give_up)

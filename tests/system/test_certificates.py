@@ -78,7 +78,7 @@ def test_a_client_by_certificate_alone_works_on_its_masters_host(encrypted: Encr
 def test_a_client_that_names_the_unix_socket_is_told_what_to_do(encrypted: Encrypted, tmp_path: Path) -> None:
     [unix] = (tmp_path / "m0").glob("*.sock")
     settings = replace(by_certificate(encrypted), master=f"unix:{unix}", is_loaded=True)
-    with Client(settings=settings) as client, pytest.raises(Unauthorized, match="name the master as HOST:PORT to show the certificate"):
+    with Client(settings=settings) as client, pytest.raises(Unauthorized, match="use the master's HOST:PORT with a certificate"):
         client.exists(ABSENT, deadline_s=PATIENT_S)
     with Client(settings=replace(settings, token="secret")) as client:
         assert not client.exists(ABSENT, deadline_s=PATIENT_S)

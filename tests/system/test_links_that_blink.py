@@ -26,7 +26,7 @@ class Blinking:
     def __init__(self, places: Places) -> None:
         assert places.master is not None
         self.reactor = places.master.reactor
-        self.leading: LeaderRole = places.master.partitions[0].standing.leading()
+        self.leading: LeaderRole = places.master.partitions[0].role_manager.leader()
 
     def counted(self, name: str) -> int:
         return self.leading.frames.counters[name]
@@ -34,7 +34,7 @@ class Blinking:
     def break_link(self) -> None:
         def break_off() -> None:
             (node,) = self.leading.directory.members.live()
-            self.leading.frames.links.break_off(node.node_id, "a test breaks it")
+            self.leading.frames.connections.disconnect(node.node_id, "a test breaks it")
 
         self.reactor.call(break_off, deadline_s=TIMEOUT_S)
 

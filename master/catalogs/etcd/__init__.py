@@ -1,1 +1,1 @@
-"""The catalog in etcd: many masters, one of which owns it under a lease."""
+"""The catalog in etcd: several masters follow it, and the elected one owns it under a lease."""

@@ -1,18 +1,17 @@
-"""The catalog `etcd://...`: the directory's records in etcd, written by group commit and fenced by the key that their owner holds.
+"""The catalog `etcd://...`: records in etcd, written by group commit and fenced by the owner's key.
 
-A partition of the key space has a PREFIX of its own: the operator's, and for partitions but the first the operator's with ".N" behind it,
-which is no part of the range of keys that others follow.
+Each partition has a PREFIX: the operator's for the first, the operator's with ".N" behind it for others, which is
+outside of the range that followers of the first one watch.
 
-PREFIX/owner      who owns the catalog (lease.py), under the owner's lease
-PREFIX/identity   what tells this catalog from others; written once
-PREFIX/format     {"version": 1, "shards": ..., "partitions": ...}; written once
-PREFIX/s/...      segments of blocks (segments/log.py)
-PREFIX/r/KEY      a small record; KEY is its raw bytes
+    PREFIX/owner      the owner (lease.py), under its lease
+    PREFIX/identity   random id of this catalog; written once
+    PREFIX/format     {"version": 1, "shards": ..., "partitions": ...}; written once
+    PREFIX/s/...      segments of blocks (segments/log.py)
+    PREFIX/r/KEY      a small record; KEY is its raw bytes
 
-Of the operator's prefix, whichever the partition:
+Under the operator's prefix, for all partitions:
 
-PREFIX.listing/PARTITION/ADDRESS    of a master that lists all values: history from this key's revision on is not to be compacted
-"""
+    PREFIX.listing/PARTITION/ADDRESS    a master is listing: history from this key's revision on is not compacted"""
 
 import json
 import secrets
@@ -34,7 +33,7 @@ from kvstore.master.catalogs.etcd.writer import EtcdWriter, Ownership
 from kvstore.master.catalogs.group_commit import Backoff, GroupCommit
 from kvstore.master.catalogs.interface import (
     IDENTITY_BYTES,
-    NO_FELLOWS,
+    NO_PEERS,
     Candidate,
     Catalog,
     Change,
@@ -57,8 +56,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EtcdTiming:
-    """An owner that etcd has not heard from for `lease_ttl_s` may be replaced; etcd takes no less than 2. Seconds of a request, and at most
-    between two tries."""
+    """Lease, request timeout and retry limit, in seconds. An owner whose lease is not renewed for `lease_ttl_s` may
+    be replaced; etcd's minimum is 2."""
 
     lease_ttl_s: float = LEASE_TTL_S
     request_timeout_s: float = 5.0
@@ -66,7 +65,8 @@ class EtcdTiming:
 
 
 class EtcdCatalog(Catalog):
-    """See Catalog. Writes come from one thread of its own, what the follower is told from another, and a lease has a third."""
+    """A catalog in etcd. Threads: one commits, one follows, one renews the lease, one does maintenance, two keep the
+    membership."""
 
     scheme: ClassVar[str] = "etcd"
 
@@ -81,21 +81,23 @@ class EtcdCatalog(Catalog):
         timing: EtcdTiming = EtcdTiming(),  # noqa: B008 - frozen
         bounds: MaintenanceLimits = MaintenanceLimits(),  # noqa: B008 - frozen
     ) -> None:
-        """`endpoints` are `host:port`. The catalog is that of `partition` of so many; that of the first looks after etcd for all.
+        """`endpoints` are `host:port`. The first partition's catalog also does etcd's maintenance and membership for
+        all partitions.
 
-        Raises ConfigError when a file of `access` cannot be read.
-        """
-        # One for each purpose: what fails for one breaks its connection, and must not break the others'.
+        Raises ConfigError when a file of `access` cannot be read."""
+        # A channel a purpose: a failed call drops its connection, and must not drop the others'.
         self._writing, self._reading, self._leasing = (EtcdChannel(endpoints, access) for _purpose in range(3))
-        keeping = EtcdChannel(endpoints, access)
-        self._channels = (self._writing, self._reading, self._leasing, keeping)
+        maintenance_channel = EtcdChannel(endpoints, access)
+        self._channels = (self._writing, self._reading, self._leasing, maintenance_channel)
         self._listing = f"{prefix}.listing/{partition}/".encode()
         is_owner, listings = (lambda: self._committer.is_admitted), f"{prefix}.listing/".encode()
         self._quorum = EtcdQuorum(endpoints, access)
-        self._keeper = EtcdMaintenance(keeping, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s)
+        self._maintenance = EtcdMaintenance(
+            maintenance_channel, self._quorum, bounds, listings, is_owner=is_owner, timeout_s=timing.request_timeout_s
+        )
         self._prefix = f"{prefix}.{partition}/".encode() if partition else f"{prefix}/".encode()
         self._partitions = partitions
-        self._keeps = not partition
+        self._is_first = not partition
         self._members: EtcdMembers | None = None
         self.timing = timing
         self._identity = ""
@@ -118,11 +120,11 @@ class EtcdCatalog(Catalog):
         self._committer.start()
 
     def _open(self, deadline_s: float) -> None:
-        status = self._patiently(lambda timeout_s: self._reading.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s), deadline_s)
+        status = self._retry(lambda timeout_s: self._reading.call("Status", rpc_pb2.StatusRequest(), timeout_s=timeout_s), deadline_s)
         warn_of_data_bug(status.version)
-        identity = self._patiently(lambda timeout_s: self._agreed(b"identity", secrets.token_hex(IDENTITY_BYTES), timeout_s), deadline_s)
+        identity = self._retry(lambda timeout_s: self._agreed(b"identity", secrets.token_hex(IDENTITY_BYTES), timeout_s), deadline_s)
         form = json.dumps(_form(self._partitions))
-        self._shards = _shards(self._patiently(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s), self._partitions)
+        self._shards = _shards(self._retry(lambda timeout_s: self._agreed(b"format", form, timeout_s), deadline_s), self._partitions)
         self._identity = identity.decode()
 
     @property
@@ -137,7 +139,7 @@ class EtcdCatalog(Catalog):
         self._key = OwnerKey(self._prefix, me)
         listing = self._listing + me.address.encode()
         self._following = EtcdFollower(self, self._reading, self._leasing, self._key, listing, follower)
-        if self._keeps:
+        if self._is_first:
             self._members = EtcdMembers(
                 self._channels[-1],
                 self._prefix[:-1].decode(),
@@ -148,23 +150,23 @@ class EtcdCatalog(Catalog):
             )
             self._members.start()
         self._following.start()
-        if self._keeps:
-            self._keeper.start()
+        if self._is_first:
+            self._maintenance.start()
 
     @property
-    def living(self) -> frozenset[str]:
-        return self._members.living if self._members is not None and self._partitions > 1 else frozenset()
+    def live_masters(self) -> frozenset[str]:
+        return self._members.live_masters if self._members is not None and self._partitions > 1 else frozenset()
 
     @property
-    def fellows(self) -> Mapping[str, PeerMaster]:
-        return self._members.fellows if self._members is not None else NO_FELLOWS
+    def peer_masters(self) -> Mapping[str, PeerMaster]:
+        return self._members.peer_masters if self._members is not None else NO_PEERS
 
     def admit(self, ownership: Ownership) -> None:
-        """This master owns the catalog: commits are written."""
+        """Write commits from now on: this master owns the catalog."""
         self._committer.admit(ownership)
 
     def refuse(self, why: StaleEpoch) -> None:
-        """It owns it no longer: commits fail."""
+        """Fail commits from now on: this master no longer owns the catalog."""
         self._committer.refuse(why)
 
     def give_up(self) -> None:
@@ -175,24 +177,24 @@ class EtcdCatalog(Catalog):
 
     @property
     def outage(self) -> str:
-        return self._keeper.outage
+        return self._maintenance.outage
 
     @property
     def health(self) -> str:
-        if self._keeper.outage:
-            return self._keeper.outage  # the parts below would each tell of it in words of their own
+        if self._maintenance.outage:
+            return self._maintenance.outage  # the cause of the parts' own errors
         writing = self._committer.health
         found = (
             self._following.health if self._following is not None else None,
             None if writing == "ok" else writing,
-            self._keeper.health,
+            self._maintenance.health,
             self._members.health if self._members is not None else None,
         )
-        return "; ".join(dict.fromkeys(trouble for trouble in found if trouble)) or "ok"
+        return "; ".join(dict.fromkeys(problem for problem in found if problem)) or "ok"
 
     @property
     def written(self) -> CommitStats:
-        return self._committer.written(self._keeper.size_bytes)
+        return self._committer.written(self._maintenance.size_bytes)
 
     def close(self) -> None:
         self._closing.set()
@@ -201,18 +203,18 @@ class EtcdCatalog(Catalog):
             self._members.stop()
         if self._following is not None:
             self._following.stop()
-        if self._keeps:
-            self._keeper.stop()
+        if self._is_first:
+            self._maintenance.stop()
         for channel in self._channels:
             channel.close()
         self._quorum.close()
 
     def _write(self, changes: Sequence[Change], owned: Ownership) -> None:
-        """One attempt at a group. In the committer's thread, as `_merge`."""
+        """Try once to write a group. Runs in the committer's thread, as `_merge` does."""
         self._writer(owned).write(owned.log.append(changes))
 
     def _merge(self, owned: Ownership) -> bool:
-        """A step of merging; whether there is more to do."""
+        """Do one merge step; return True if more is to be merged."""
         if owned.merging is None:
             owned.merging = SegmentMerger(owned.log, self._writer(owned))
         return owned.merging.step()
@@ -225,7 +227,8 @@ class EtcdCatalog(Catalog):
             self._following.end(why)
 
     def _agreed(self, name: bytes, proposal: str, timeout_s: float) -> bytes:
-        """The value of a key that is written now if there is none: of several masters that try, one has its way, and all read it."""
+        """Return the value of a key, written now if it is absent. Of concurrent writers one succeeds, and all read
+        its value."""
         key = self._prefix + name
         request = rpc_pb2.TxnRequest()
         request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=key, mod_revision=0)
@@ -236,10 +239,10 @@ class EtcdCatalog(Catalog):
         found: bytes = put.value if reply.succeeded else reply.responses[0].response_range.kvs[0].value
         return found
 
-    def _patiently(self, attempt: Callable[[float], T], patience_s: float) -> T:
-        """Call `attempt(timeout_s)` again until it succeeds, or the patience is over; then raise its last error. What will not be
-        mended by asking again is raised at once."""
-        give_up_at_s = time.monotonic() + patience_s
+    def _retry(self, attempt: Callable[[float], T], retry_s: float) -> T:
+        """Retry `attempt(timeout_s)` with back-off until it succeeds or `retry_s` is over, then raise its last
+        error. Errors that a retry does not mend are raised at once."""
+        give_up_at_s = time.monotonic() + retry_s
         backoff = self.backoff()
         while True:
             left_s = give_up_at_s - time.monotonic()
@@ -259,10 +262,10 @@ def _form(partitions: int) -> dict[str, int]:
 
 
 def _shards(form: bytes, partitions: int) -> int:
-    """Raises ConfigError: the catalog is of another release, or of another number of partitions."""
+    """Return the number of shards. Raises ConfigError for a catalog of another release or number of partitions."""
     try:
-        said: Any = json.loads(form)
-        version, shards, made_of = said["version"], said["shards"], said["partitions"]
+        fields: Any = json.loads(form)
+        version, shards, made_of = fields["version"], fields["shards"], fields["partitions"]
     except (ValueError, TypeError, KeyError, AttributeError):
         version, shards, made_of = form, 0, 0
     if version != FORMAT or not isinstance(shards, int) or not 0 < shards <= 1 << 16:

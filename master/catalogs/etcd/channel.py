@@ -1,8 +1,8 @@
-"""A connection to one etcd endpoint of several, with TLS and a token, replaced by the next one when a call fails.
+"""gRPC channel to one of several etcd endpoints, with TLS and a login. A failed call switches to the next endpoint.
 
-aetcd's Client knows one endpoint and no TLS, so only its generated messages are taken. A channel at a time, to one endpoint, rather
-than a gRPC list of addresses: certificates are checked against the name that was asked for, and names and addresses may be mixed.
-"""
+aetcd's Client supports one endpoint and no TLS, so only its generated messages are used. The channel has one
+endpoint rather than a gRPC address list: certificates are checked against the requested name, and names and
+addresses may be mixed."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ from kvstore.protocol.errors import CatalogUnavailable, ConfigError, KVStoreErro
 OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # http_proxy is for the way out of the data centre; etcd is never behind it.
     ("grpc.use_local_subchannel_pool", 1),  # A new channel must not inherit the reconnect back-off of the one it replaces.
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # Room for the largest answer asked for, a page of a load.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # The largest response: a page of a listing.
     ("grpc.keepalive_time_ms", 10_000),  # etcd drops a client that pings more often than every 5 s.
     ("grpc.keepalive_timeout_ms", 5_000),
 )
@@ -33,7 +33,7 @@ NOT_MENDED_BY_RETRY = frozenset(
     }
 )
 MAX_DETAILS = 160
-"""Characters of gRPC's own words that are told."""
+"""Characters of gRPC's details in an error."""
 _ERRNO = re.compile(r"([^:; ][^:;]*) \(\d+\)$")
 _PREFIX = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?")
 UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
@@ -41,7 +41,8 @@ UNREACHABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdAccess:
-    """Who and what to trust. `ca` (PEM) turns TLS on; `cert` and `key` (PEM, both or none) say who we are; `user` logs in."""
+    """TLS files and login. `ca` (PEM) turns TLS on; `cert` and `key` (PEM, both or none) are the client certificate;
+    `user` logs in."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -67,7 +68,7 @@ class _EtcdConnection:
 
 
 class Reply:
-    """The answer to come of one call. `result` may be asked for once, from any thread."""
+    """Pending response of one call. `result` may be called once, from any thread."""
 
     def __init__(self, owner: "EtcdChannel", connection: _EtcdConnection, future: Any) -> None:
         self._owner = owner
@@ -75,10 +76,10 @@ class Reply:
         self._future = future
 
     def result(self) -> Any:
-        """Wait for the answer, at most until the call's deadline.
+        """Wait for the response, at most until the call's deadline.
 
-        Raises CatalogUnavailable or ConfigError; the connection has been dropped then, and whether the call took effect is unknown.
-        """
+        Raises CatalogUnavailable or ConfigError. The connection has been dropped then, and the call may or may not
+        have taken effect."""
         try:
             return self._future.result()
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
@@ -87,7 +88,8 @@ class Reply:
 
 
 class ReplyStream:
-    """The answers of a call that lasts. One thread iterates; `cancel` may be called from any, and ends the iteration with an error."""
+    """Responses of a streaming call. One thread iterates; any thread may `cancel`, which ends the iteration with an
+    error."""
 
     def __init__(self, owner: "EtcdChannel", connection: _EtcdConnection, call: Any) -> None:
         self._owner = owner
@@ -107,41 +109,38 @@ class ReplyStream:
 
 
 class EtcdChannel:
-    """Calls into etcd. Thread-safe; threads share the connection, and lose it together."""
+    """Calls to etcd over one shared connection. Thread-safe; a failed call drops the connection for all threads."""
 
     def __init__(self, endpoints: Sequence[str], access: EtcdAccess) -> None:
-        """`endpoints` are `host:port`, at least one, tried in this order; `access`'s files are read at once, and again with each
-        connection.
+        """`endpoints` are `host:port`, at least one, tried in order. The files of `access` are read now, and again with
+        each connection.
 
-        Raises ConfigError when a file cannot be read.
-        """
+        Raises ConfigError when a file cannot be read."""
         self._endpoints = tuple(endpoints)
         self._access = access
-        self._credentials = _credentials(access)  # refused now if not when it connects
+        self._credentials = _credentials(access)  # an error shows now, rather than with the first connection
         self._lock = threading.Lock()
         self._connection: _EtcdConnection | None = None
         self._next_endpoint = 0
         self._closed = False
 
     def start(self, method: str, request: Any, *, timeout_s: float) -> Reply:
-        """Send a request (a name of `_connect`'s calls that are answered once), connecting and logging in first if need be.
+        """Send a request of a unary method, after connecting and logging in if needed.
 
-        Raises as Reply.result does.
-        """
+        Raises as Reply.result does."""
         with self._lock:
             connection = self._connection or self._connect(timeout_s)
             future = connection.calls[method].future(request, timeout=timeout_s, metadata=connection.metadata)
         return Reply(self, connection, future)
 
     def call(self, method: str, request: Any, *, timeout_s: float) -> Any:
-        """`start` and wait."""
+        """Send a unary request and wait for its response."""
         return self.start(method, request, timeout_s=timeout_s).result()
 
     def stream(self, method: str, requests: Iterator[Any], *, connect_timeout_s: float, timeout_s: float | None = None) -> ReplyStream:
-        """Begin a call (`Watch`, `LeaseKeepAlive`) that takes requests as they come, in a thread of its own, and answers as it likes.
+        """Begin a streaming call (`Watch`, `LeaseKeepAlive`); a thread of gRPC's iterates `requests`.
 
-        A server that has lost its leader ends it. Raises as Reply.result does.
-        """
+        A server that has lost its leader ends the call. Raises as Reply.result does."""
         with self._lock:
             connection = self._connection or self._connect(connect_timeout_s)
             metadata = (*connection.metadata, ("hasleader", "true"))
@@ -149,10 +148,9 @@ class EtcdChannel:
         return ReplyStream(self, connection, call)
 
     def close(self) -> None:
-        """Cancel the calls under way and refuse later ones with CatalogUnavailable. A second close is a no-op.
+        """Cancel calls under way and fail later ones with CatalogUnavailable. Idempotent.
 
-        Waits for a login under way, so at most that call's deadline.
-        """
+        Waits for a login under way, at most until that call's deadline."""
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
@@ -164,7 +162,7 @@ class EtcdChannel:
             raise CatalogUnavailable("etcd: the connection was closed")
         endpoint = self._endpoints[self._next_endpoint]
         self._next_endpoint = (self._next_endpoint + 1) % len(self._endpoints)
-        with contextlib.suppress(ConfigError):  # being exchanged: the former go on
+        with contextlib.suppress(ConfigError):  # the files are being replaced: keep the former
             self._credentials = _credentials(self._access)
         if self._credentials is None:
             channel = grpc.insecure_channel(endpoint, options=OPTIONS)
@@ -192,7 +190,8 @@ class EtcdChannel:
         return self._connection
 
     def _log_in(self, channel: grpc.Channel, timeout_s: float) -> tuple[tuple[str, str], ...]:
-        """The metadata that carries the token, if there is a user. An expired token fails a call, and so leads back here."""
+        """Return the metadata with the token, if a user is set. An expired token fails a call, which reconnects and
+        logs in again."""
         if self._access.user is None:
             return ()
         request = rpc_pb2.AuthenticateRequest(name=self._access.user, password=self._access.password)
@@ -218,7 +217,7 @@ def _credentials(access: EtcdAccess) -> grpc.ChannelCredentials | None:
 
 
 def is_gone(error: KVStoreError) -> bool:
-    """Whether what was asked for is no more, however often it is asked again: etcd compacted that state away."""
+    """Return True if etcd has compacted the requested revision: a retry cannot succeed."""
     cause = error.__cause__
     return isinstance(cause, grpc.Call) and cause.code() is grpc.StatusCode.OUT_OF_RANGE
 
@@ -233,9 +232,9 @@ def _translated(error: Exception, endpoint: str) -> KVStoreError:
 
 
 def _brief(details: str | None) -> str:
-    """The cause in what gRPC says of a connection, without the addresses that it tried."""
+    """Return the cause in gRPC's details of a connection failure, without the addresses that it tried."""
     if not details or details == "Deadline Exceeded":
-        return "no answer in time"
+        return "no response in time"
     last = details.rpartition("last error: ")[2]
     cause = _ERRNO.search(last)
     return cause[1] if cause else _PREFIX.sub("", last)[:MAX_DETAILS]

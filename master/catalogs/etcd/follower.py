@@ -1,8 +1,9 @@
-"""Following the catalog in etcd, standing for election, and owning it: one thread's work.
+"""Follower of the etcd catalog, in one thread: lists and watches the records, campaigns for the owner's key, and holds
+the ownership.
 
-All values are read as of a revision, and what comes after it is watched. When nobody has the owner's key, all that follow try to create it,
-and one does. It is elected once its watch has brought that very creation: all that any owner wrote came before.
-"""
+All values are listed as of one revision; later changes are watched. When the owner's key does not exist, every
+follower tries to create it, and one succeeds. It is elected once its watch delivers the creation: it has
+then seen all writes of former owners."""
 
 import contextlib
 import logging
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel, is_gone
-from kvstore.master.catalogs.etcd.lease import EtcdLease, OwnerKey, end_of, owner_of, with_key
+from kvstore.master.catalogs.etcd.lease import EtcdLease, OwnerKey, end_of, lease_with_key, owner_of
 from kvstore.master.catalogs.etcd.watch import CompactedError, EtcdWatch, WatchEvents
 from kvstore.master.catalogs.etcd.writer import Ownership
 from kvstore.master.catalogs.interface import CatalogOwner, Change, Follower, Op
@@ -26,17 +27,20 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("kvstore.master")
 
 PAGE_BYTES: Final = 16 * 1024 * 1024
-"""Pages of a listing are as large as this and MAX_PAGE_KEYS let them: for each page etcd 3.4 visits all keys up to the end of the range.
-Measured with 300,000 records: 20,000 records/s in pages of 1,000 keys, 136,000 in pages of 10,000."""
+"""A listing page is bounded by this and MAX_PAGE_KEYS. Large pages pay: for each, etcd 3.4 visits all keys up to the
+end of the range. Measured with 300,000 records: 20,000 records/s in pages of 1,000 keys, 136,000 in pages of 10,000."""
 MAX_PAGE_KEYS: Final = 100_000
 MIN_PAGE_KEYS: Final = 16
-"""The first page's: its values may be of 768 KiB each. A page that fails shrinks to this, lest it was too large or too slow."""
+"""Size of the first page, whose values may be of 768 KiB each. A failed page is retried with this size: it may have
+been too large or slow."""
 GRACE_S: Final = 1.0
-"""How long `stop` waits for a call of the follower that is under way."""
+"""Time that `stop` waits for the follower's call under way."""
 
 
 class EtcdFollower:
-    """`run` is the thread's; `end` and `stop` may be called from any. `health`: None, or what keeps it from following."""
+    """Thread that follows one etcd catalog and owns it when elected. `end` and `stop` are thread-safe.
+
+    `health` is None, or the reason that it cannot follow."""
 
     def __init__(
         self,
@@ -47,17 +51,17 @@ class EtcdFollower:
         listing: bytes,
         follower: Follower,
     ) -> None:
-        """`listing` is the key that has etcd's history kept (maintenance.py)."""
+        """`listing` is the key that keeps etcd's history from compaction (maintenance.py)."""
         self._reading, self._leasing, self._key, self._listing, self._follower = reading, leasing, key, listing, follower
         self._catalog = catalog
         self._shards, self._lease_ttl_s, self._timeout_s = catalog.shards, catalog.timing.lease_ttl_s, catalog.timing.request_timeout_s
         self._stopped = threading.Event()
-        self._over = threading.Event()
-        """This master's ownership is over, or the catalog is being closed."""
-        self._why_over = StaleEpoch("this master does not own the catalog")
+        self._ended = threading.Event()
+        """Set when this master's ownership ends, or the catalog closes."""
+        self._end_reason = StaleEpoch("this master does not own the catalog")
         self._lease: EtcdLease | None = None
         self._history: EtcdLease | None = None
-        """Of the key `listing`, while that is there."""
+        """Lease of the key `listing`, while it exists."""
         self._owner: CatalogOwner | None = None
         self._watch: EtcdWatch | None = None
         self._log = SegmentLog(catalog.shards)
@@ -68,32 +72,32 @@ class EtcdFollower:
         self._thread.start()
 
     def end(self, why: StaleEpoch) -> None:
-        """This master owns the catalog no longer."""
-        self._why_over = why
-        self._over.set()
+        """End the ownership of this master."""
+        self._end_reason = why
+        self._ended.set()
 
     def stop(self) -> None:
-        """Give the ownership up, if this master has it, and tell the follower nothing any more."""
+        """Give up the ownership, if held, and notify the follower no more."""
         self._stopped.set()
-        self._over.set()
+        self._ended.set()
         if self._watch is not None:
             self._watch.cancel()
         self._thread.join(GRACE_S)
         self._give_up()
-        self._let_history_go()
+        self._release_history()
 
     def _run(self) -> None:
         backoff = self._catalog.backoff()
         while not self._stopped.is_set():
             try:
-                self._give_up()  # what created the key before a listing, no watch tells of: it would be held, and nobody elected, for ever
+                self._give_up()  # no watch reports a key that was created before the listing: it would be held for ever without an election
                 revision = self._list()
                 self._note(None)
                 backoff.reset()
                 self._follow(revision)
-            except CompactedError as error:  # a listing that takes long meets it again and again, unless history is kept for it
+            except CompactedError as error:  # a long listing fails again and again unless its history is kept
                 self._note(str(error))
-                self._have_history_kept()
+                self._keep_history()
                 continue
             except Exception as error:
                 if self._stopped.is_set():
@@ -102,21 +106,23 @@ class EtcdFollower:
                 if isinstance(error, Corrupt):
                     self._follower.deposed(error)
                 self._stopped.wait(backoff.next_s())
-            self._let_history_go()
+            self._release_history()
 
-    def _have_history_kept(self) -> None:
-        """From now on, as far as etcd takes that: one that is full takes no key, and is listed all the same."""
-        self._let_history_go()
+    def _keep_history(self) -> None:
+        """Keep etcd's history from now on, if etcd accepts the key. A full etcd does not, and is listed all the
+        same."""
+        self._release_history()
         with contextlib.suppress(Exception):
-            self._history = with_key(self._leasing, self._listing, b"", ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
+            self._history = lease_with_key(self._leasing, self._listing, b"", ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
-    def _let_history_go(self) -> None:
+    def _release_history(self) -> None:
         lease, self._history = self._history, None
         if lease is not None:
             lease.close()
 
     def _list(self) -> int:
-        """Give the follower all values as of a revision, which is returned. Raises CatalogUnavailable, CompactedError, Corrupt."""
+        """Pass all values as of one revision to the follower, and return the revision. Raises CatalogUnavailable,
+        CompactedError, Corrupt."""
         prefix = self._key.prefix
         page = rpc_pb2.RangeRequest(key=prefix, range_end=end_of(prefix), limit=MIN_PAGE_KEYS)
         self._owner, self._log = None, SegmentLog(self._shards)
@@ -154,7 +160,8 @@ class EtcdFollower:
             self._owned(value)
 
     def _follow(self, revision: int) -> None:
-        """Tell of what came after `revision` until this master was elected and deposed again. Raises CompactedError, Corrupt."""
+        """Pass on changes after `revision` until this master has been elected and deposed. Raises CompactedError,
+        Corrupt."""
         backoff = self._catalog.backoff()
         while not self._stopped.is_set():
             try:
@@ -165,8 +172,8 @@ class EtcdFollower:
                     self._note(None)
                     backoff.reset()
                     if not events.events:
-                        self._let_history_go()  # etcd has told all that it was needed for
-                    if (ownership := self._happened(events)) is not None:
+                        self._release_history()  # the watch has caught up
+                    if (ownership := self._apply_events(events)) is not None:
                         self._watch.cancel()
                         self._own(ownership)
                         return
@@ -179,8 +186,8 @@ class EtcdFollower:
                     self._note(str(error))
                     self._stopped.wait(backoff.next_s())
 
-    def _happened(self, events: WatchEvents) -> Ownership | None:
-        """Tell of the events; this master's ownership, if they elect it."""
+    def _apply_events(self, events: WatchEvents) -> Ownership | None:
+        """Pass the events to the follower; return the ownership if they elect this master."""
         before, elected = self._owner, None
         for event in events.events:
             key, deleted = event.kv.key.removeprefix(self._key.prefix), event.type == event.DELETE
@@ -211,17 +218,17 @@ class EtcdFollower:
             self._follower.take(changes)
 
     def _owned(self, value: Any) -> None:
-        """The owner's key, as it is now."""
+        """Read the owner's key."""
         self._owner = owner_of(value)
 
     def _campaign(self) -> None:
-        """Create the owner's key if there is none. Whether that made this master the owner, its watch will tell."""
+        """Try to create the owner's key. The watch shows if this master became the owner."""
         wait_s = self._catalog.wait_s()
         if wait_s and self._stopped.wait(wait_s):
             return
-        self._over.clear()
+        self._ended.clear()
         if self._stopped.is_set():
-            self._over.set()  # `stop` may have done so just before
+            self._ended.set()  # `stop` may have set it just before
         lease = self._lease = EtcdLease(self._leasing, self._lease_ttl_s, on_lost=self.end)
         request = rpc_pb2.TxnRequest()
         request.compare.add(result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.CREATE, key=self._key.key, create_revision=0)
@@ -241,22 +248,22 @@ class EtcdFollower:
             lease.close()
 
     def _own(self, ownership: Ownership) -> None:
-        """From the election to its end."""
-        if not self._over.is_set():
+        """Hold the ownership until it ends."""
+        if not self._ended.is_set():
             LOG.info("catalog: this master owns it, in epoch %d", ownership.epoch)
             self._catalog.admit(ownership)
             self._follower.elected(ownership.epoch)
-            self._let_history_go()
-            self._over.wait()
+            self._release_history()
+            self._ended.wait()
             if self._stopped.is_set():
                 return
-            self._catalog.refuse(self._why_over)
-            LOG.warning("catalog: this master owns it no longer: %s", self._why_over)
-            self._follower.deposed(self._why_over)
+            self._catalog.refuse(self._end_reason)
+            LOG.warning("catalog: this master owns it no longer: %s", self._end_reason)
+            self._follower.deposed(self._end_reason)
         self._give_up()
 
-    def _note(self, trouble: str | None) -> None:
-        """Keep what `health` tells; an operator's log gets the changes only."""
-        before, self.health = self.health, trouble
-        if trouble is not None and before is None:
-            LOG.warning("catalog: %s", trouble)
+    def _note(self, problem: str | None) -> None:
+        """Set `health`; log only the change from None."""
+        before, self.health = self.health, problem
+        if problem is not None and before is None:
+            LOG.warning("catalog: %s", problem)

@@ -1,4 +1,5 @@
-"""The key that the catalog's owner holds: {"name": ..., "address": ...} under its lease. Its create revision is the epoch."""
+"""etcd leases, and the key that the catalog's owner holds under one: {"name": ..., "address": ...}. Its create
+revision is the epoch."""
 
 import contextlib
 import json
@@ -17,7 +18,7 @@ from kvstore.protocol.errors import StaleEpoch, typed
 
 @dataclass(frozen=True, slots=True)
 class OwnerKey:
-    """Of the catalog under `prefix`, which ends in a slash, as `me` would write it."""
+    """Key and value by which `me` owns the catalog under `prefix`, which ends in a slash."""
 
     prefix: bytes
     me: Candidate
@@ -32,33 +33,36 @@ class OwnerKey:
 
 
 def owner_of(record: Any) -> CatalogOwner:
-    """Return who wrote the key. A value of another form gives its text as the name, and no address."""
+    """Parse the owner's key. A malformed value becomes the name, without an address."""
     try:
-        said = json.loads(record.value)
-        return CatalogOwner(str(said["name"]), str(said["address"]), int(record.create_revision))
+        fields = json.loads(record.value)
+        return CatalogOwner(str(fields["name"]), str(fields["address"]), int(record.create_revision))
     except (ValueError, TypeError, KeyError):
         return CatalogOwner(record.value.decode(errors="replace"), "", int(record.create_revision))
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with `prefix`."""
+    """Return the exclusive end of the range of keys that begin with `prefix`."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 RENEWALS: Final = 3
-"""In the time of a lease, each with as long for its answer: one may fail."""
+"""Renewals in a lease's time, each with that share as its timeout: one may fail."""
 RETRIES: Final = 10
-"""In the time of a lease, after one that failed: the next endpoint, say, is asked while there is time left for its answer."""
+"""Retries in a lease's time after a failed renewal: time is left for the next endpoint."""
 REVOKE_TIMEOUT_S: Final = 1.0
 
 
 class EtcdLease:
-    """A granted lease. `on_lost(why)` is called once, in the lease's own thread, unless it is closed first. Thread-safe."""
+    """A granted lease and the thread that renews it. Thread-safe.
+
+    `on_lost(why)` is called once, in that thread, unless the lease is closed first."""
 
     def __init__(
         self, channel: EtcdChannel, ttl_s: float, *, on_lost: Callable[[StaleEpoch], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Ask etcd for it, which rounds `ttl_s` up to whole seconds, and to its own least. Raises CatalogUnavailable, ConfigError."""
+        """Request the lease. etcd rounds `ttl_s` up to whole seconds and its own minimum. Raises CatalogUnavailable,
+        ConfigError."""
         self._channel = channel
         self._on_lost = on_lost
         self._clock = clock
@@ -69,16 +73,16 @@ class EtcdLease:
         self.lease_id = int(granted.ID)
         self._ttl_s = float(min(ttl_s, granted.TTL))
         self._valid_until_s = sent_s + self._ttl_s
-        self._thread = threading.Thread(target=self._keep, name="catalog-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_ended, name="catalog-lease", daemon=True)
         self._thread.start()
 
     @property
     def is_valid(self) -> bool:
-        """Nobody else can have been elected yet."""
+        """True while no other master can have been elected."""
         return not self._ended.is_set() and self._clock() < self._valid_until_s
 
     def close(self) -> None:
-        """Give it up: etcd deletes its keys now. It ends by itself if etcd cannot be told. A second call is a no-op."""
+        """Revoke the lease: etcd deletes its keys now, or when it expires if etcd is unreachable. Idempotent."""
         first = not self._ended.is_set()
         self._ended.set()
         if threading.current_thread() is not self._thread:
@@ -86,18 +90,18 @@ class EtcdLease:
         if first:
             self._revoke()
 
-    def _keep(self) -> None:
-        trouble, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
+    def _renew_until_ended(self) -> None:
+        problem, wait_s = "its renewals were not answered", self._ttl_s / RENEWALS
         while not self._ended.wait(max(0.0, min(wait_s, self._valid_until_s - self._clock()))):
             sent_s = self._clock()
             left_s = self._valid_until_s - sent_s
             if left_s <= 0:
-                self._lose(f"etcd: the lease could not be kept: {trouble}")
+                self._lose(f"etcd: the lease could not be kept: {problem}")
                 return
             try:
                 ttl_s = self._renew(min(left_s, self._ttl_s / RENEWALS))
-            except Exception as error:  # gRPC needs a thread for each, which there may be none for: this one has to go on and tell
-                trouble, wait_s = str(typed(error)), self._ttl_s / RETRIES
+            except Exception as error:  # gRPC starts a thread for each, which may fail: this thread has to go on
+                problem, wait_s = str(typed(error)), self._ttl_s / RETRIES
                 continue
             if ttl_s <= 0:
                 self._lose("etcd: the lease is over")
@@ -118,12 +122,12 @@ class EtcdLease:
             self._revoke()
 
     def _revoke(self) -> None:
-        with contextlib.suppress(Exception):  # it ends by itself
+        with contextlib.suppress(Exception):  # it expires otherwise
             self._channel.call("LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=self.lease_id), timeout_s=REVOKE_TIMEOUT_S)
 
 
-def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> EtcdLease:
-    """A lease with this key under it, which is there for as long as the lease. Raises CatalogUnavailable, ConfigError."""
+def lease_with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, timeout_s: float) -> EtcdLease:
+    """Return a lease with `key` under it, which exists as long as the lease. Raises CatalogUnavailable, ConfigError."""
     lease = EtcdLease(channel, ttl_s, on_lost=lambda _why: None)
     request = rpc_pb2.TxnRequest()
     put = request.success.add().request_put
@@ -131,6 +135,6 @@ def with_key(channel: EtcdChannel, key: bytes, value: bytes, *, ttl_s: float, ti
     try:
         channel.call("Txn", request, timeout_s=timeout_s)
     except BaseException:
-        lease.close()  # whether the key is there is not known
+        lease.close()  # the key may or may not exist
         raise
     return lease

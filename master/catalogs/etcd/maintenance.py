@@ -1,9 +1,8 @@
-"""Keeping an etcd fit: its history is compacted by the catalog's owner, and what is about to stop it is told before it does.
+"""Maintenance of etcd: the owner compacts its history, and size, quorum and alarms are reported before etcd stops.
 
-etcd keeps every version of every key until its history is compacted, and stops taking writes (alarm NOSPACE) when its database has reached
-its quota, which it does not tell. Compacting frees space within the database, which is used again; the file shrinks by a defragmentation
-only, which an operator has to order, as it stops a member for seconds.
-"""
+etcd keeps every version of every key until its history is compacted. It refuses writes (alarm NOSPACE) when its
+database reaches its quota, which its API does not report. Compaction frees space within the database for reuse. Only
+a defragmentation, which an operator runs since it stops a member for seconds, shrinks the file."""
 
 import logging
 import threading
@@ -22,12 +21,14 @@ from kvstore.protocol.settings import format_size
 
 LOG = logging.getLogger("kvstore.master")
 
-LOOK_INTERVAL_S: Final = 2.0
-"""How often etcd is asked how it is, or as often as history is compacted where that is more often."""
-CROWDED_SHARE: Final = 0.5
-"""Of the quota: when as much is in use, history is compacted at each look, up to the one before. Commits at full speed would else fill a
-quota of 2 GiB within two intervals of a minute. What a master lists all values from (following.py) is left alone even then, until as much
-is in use as an operator is told of: a listing of twenty million blocks, half a quota of 2 GiB, takes longer than that."""
+CHECK_INTERVAL_S: Final = 2.0
+"""Interval of status checks; the compaction interval, if that is shorter."""
+COMPACTION_SHARE: Final = 0.5
+"""Share of the quota in use from which history is compacted at each check, up to the revision of the check before.
+Commits at full speed could fill a quota of 2 GiB within two intervals of a minute.
+
+Revisions that a master is listing (follower.py) are kept even then, up to `warning_share`: a listing of twenty
+million blocks, half a quota of 2 GiB, takes longer than an interval."""
 NO_SPACE: Final = (
     "etcd is full (alarm NOSPACE) and takes no writes: compact its history, defragment each member, then disarm the alarm "
     "(etcdctl compact REVISION; etcdctl defrag --cluster; etcdctl alarm disarm), or raise --quota-backend-bytes"
@@ -37,8 +38,8 @@ CORRUPT: Final = "etcd found its members' data to differ (alarm CORRUPT): restor
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceLimits:
-    """Seconds of history that are kept while there is room (0: never compacted by us), the quota that etcd was started with, and the share
-    of it from which on its size is told of."""
+    """Seconds of history kept (0: never compacted), the quota etcd was started with, and the share of it that
+    `health` warns from."""
 
     compact_interval_s: float = 60.0
     quota_bytes: int = 2 << 30
@@ -46,8 +47,10 @@ class MaintenanceLimits:
 
 
 class EtcdMaintenance:
-    """A thread that looks after etcd. `health`: None, or one line that says what is wrong. `outage`: the sentence of `quorum` while etcd
-    serves nobody, else "". The rest is for one thread."""
+    """Thread that checks and compacts etcd. Not thread-safe but for its attributes, which any thread reads.
+
+    `health` is None, or one line about what is wrong. `outage` is `quorum`'s sentence while etcd serves no requests,
+    else ""."""
 
     def __init__(
         self,
@@ -59,7 +62,8 @@ class EtcdMaintenance:
         is_owner: Callable[[], bool],
         timeout_s: float,
     ) -> None:
-        """Below `listings` masters have the keys of their listings under way, each written at a revision that history is needed from."""
+        """Keys below `listings` belong to masters that are listing; each was written at a revision from which
+        history is needed."""
         self._channel = channel
         self._quorum = quorum
         self._bounds = bounds
@@ -69,28 +73,28 @@ class EtcdMaintenance:
         self._stopped = threading.Event()
         self._compact_at_s = time.monotonic() + bounds.compact_interval_s
         self._compact_to = 0
-        """The newest revision when history was compacted last."""
+        """Newest revision at the last compaction."""
         self._seen = 0
-        """The newest revision at the last look."""
+        """Newest revision at the last check."""
         self.health: str | None = None
         self.outage = ""
         self.size_bytes = 0
-        """Of etcd's database, at the last look."""
+        """Size of etcd's database at the last check."""
         self._thread = threading.Thread(target=self._run, name="catalog-keep", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends soon; a call under way ends with its channel."""
+        """Stop the thread soon; a call under way ends with its channel."""
         self._stopped.set()
 
     def _run(self) -> None:
-        interval_s = min(LOOK_INTERVAL_S, self._bounds.compact_interval_s or LOOK_INTERVAL_S)
+        interval_s = min(CHECK_INTERVAL_S, self._bounds.compact_interval_s or CHECK_INTERVAL_S)
         while True:
             try:
-                self._look()
-            except Exception as error:  # also of gRPC's, which there was no thread for
+                self._check()
+            except Exception as error:  # also gRPC's, when a thread cannot be started
                 self._note(self._outage() or str(typed(error)))
             if self._stopped.wait(interval_s):
                 return
@@ -102,7 +106,7 @@ class EtcdMaintenance:
             LOG.debug("etcd's members were not asked: %s", error)
         return self.outage
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         status = self._channel.call("Status", rpc_pb2.StatusRequest(), timeout_s=self._timeout_s)
         self.size_bytes = int(status.dbSize)
         self.outage = ""
@@ -110,41 +114,41 @@ class EtcdMaintenance:
             self._note(self.outage)
             return
         alarms = self._channel.call("Alarm", rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s=self._timeout_s).alarms
-        self._note(trouble_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
+        self._note(problem_of(status, {alarm.alarm for alarm in alarms}, self._bounds))
         revision, seen = int(status.header.revision), self._seen
         self._seen = revision
         if not self._bounds.compact_interval_s:
             return
         share = status.dbSizeInUse / self._bounds.quota_bytes
-        heeds_listings = share < self._bounds.warning_share
+        keeps_listings = share < self._bounds.warning_share
         if time.monotonic() >= self._compact_at_s:
             self._compact_at_s = time.monotonic() + self._bounds.compact_interval_s
             up_to, self._compact_to = self._compact_to, revision
-            self._compact(up_to, heeds_listings=heeds_listings)
-        if share >= CROWDED_SHARE:
-            self._compact(seen, heeds_listings=heeds_listings)
+            self._compact(up_to, keeps_listings=keeps_listings)
+        if share >= COMPACTION_SHARE:
+            self._compact(seen, keeps_listings=keeps_listings)
 
-    def _compact(self, up_to: int, *, heeds_listings: bool) -> None:
+    def _compact(self, up_to: int, *, keeps_listings: bool) -> None:
         if up_to and self._is_owner():
-            if heeds_listings:
+            if keeps_listings:
                 request = rpc_pb2.RangeRequest(key=self._listings, range_end=end_of(self._listings), keys_only=True)
                 found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
                 up_to = min([up_to, *(listing.mod_revision for listing in found)])
             try:
                 self._channel.call("Compact", rpc_pb2.CompactionRequest(revision=up_to), timeout_s=self._timeout_s)
             except KVStoreError as error:
-                if not is_gone(error):  # else somebody else has compacted further
+                if not is_gone(error):  # else another client has compacted further
                     raise
 
-    def _note(self, trouble: str | None) -> None:
-        """An operator's log gets the changes only; sizes change all the time."""
-        before, self.health = self.health, trouble
-        if trouble is not None and before is None:
-            LOG.warning("catalog: %s", trouble)
+    def _note(self, problem: str | None) -> None:
+        """Set `health`; log only the change from None, since sizes change all the time."""
+        before, self.health = self.health, problem
+        if problem is not None and before is None:
+            LOG.warning("catalog: %s", problem)
 
 
-def trouble_of(status: Any, alarms: set[int], bounds: MaintenanceLimits) -> str | None:
-    """What an operator should know of an etcd with this status, the worst first; None when all is well."""
+def problem_of(status: Any, alarms: set[int], bounds: MaintenanceLimits) -> str | None:
+    """Return the worst problem of an etcd with this status, or None."""
     if rpc_pb2.AlarmType.Value("CORRUPT") in alarms:
         return CORRUPT
     if rpc_pb2.AlarmType.Value("NOSPACE") in alarms:

@@ -1,10 +1,9 @@
-"""Which masters live, as far as etcd knows: each has a key under a lease of its own. Two threads: the lease's, and one that looks.
+"""Membership of masters in etcd: each live master has a key under a lease of its own.
 
 PREFIX.masters/ADDRESS    {"name": ..., "control": ..., "key": ...}
 
-The key lets in whoever shows it to that master as one of its fellows (security/authenticator.py): who can read this range is as good as
-a master.
-"""
+The key authenticates its bearer to that master as a peer master (security/authenticator.py): a reader of this range
+has a master's rights."""
 
 import json
 import logging
@@ -15,20 +14,23 @@ from typing import Any, Final
 from aetcd.rpc import rpc_pb2
 
 from kvstore.master.catalogs.etcd.channel import EtcdChannel
-from kvstore.master.catalogs.etcd.lease import EtcdLease, end_of, with_key
+from kvstore.master.catalogs.etcd.lease import EtcdLease, end_of, lease_with_key
 from kvstore.master.catalogs.group_commit import Backoff
-from kvstore.master.catalogs.interface import NO_FELLOWS, Candidate, MasterContact, PeerMaster
+from kvstore.master.catalogs.interface import NO_PEERS, Candidate, MasterContact, PeerMaster
 from kvstore.protocol.errors import typed
 
-LOOK_S: Final = 0.5
-"""How often it is looked who lives."""
+POLL_S: Final = 0.5
+"""Interval at which the live masters are read."""
 
 log = logging.getLogger("kvstore.master")
 
 
 class EtcdMembers:
-    """`living`: addresses of the masters that live; empty while that is not known. `fellows`: the others, as they were known last.
-    `health`: None, or why that is not known. `stop` may be called from any thread."""
+    """Registers this master and polls the live ones, in a thread of its own; the lease has another. `stop` is
+    thread-safe.
+
+    `live_masters` has the addresses of the live masters, and is empty while they are unknown. `peer_masters` has the others as
+    last known. `health` is None, or the reason that they are unknown."""
 
     def __init__(
         self, channel: EtcdChannel, prefix: str, me: Candidate, contact: MasterContact, *, lease_ttl_s: float, timeout_s: float
@@ -41,8 +43,8 @@ class EtcdMembers:
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
         self._lease: EtcdLease | None = None
-        self.living: frozenset[str] = frozenset()
-        self.fellows: Mapping[str, PeerMaster] = NO_FELLOWS
+        self.live_masters: frozenset[str] = frozenset()
+        self.peer_masters: Mapping[str, PeerMaster] = NO_PEERS
         self.health: str | None = None
         self._thread = threading.Thread(target=self._run, name="catalog-members", daemon=True)
 
@@ -50,50 +52,50 @@ class EtcdMembers:
         self._thread.start()
 
     def stop(self) -> None:
-        """Live no more."""
+        """Revoke this master's key and stop."""
         self._stopped.set()
         self._thread.join(self._timeout_s)
         if self._lease is not None:
             self._lease.close()
 
     def _run(self) -> None:
-        backoff, failures = Backoff(first_s=LOOK_S, longest_s=4 * LOOK_S), 0
+        backoff, failures = Backoff(first_s=POLL_S, longest_s=4 * POLL_S), 0
         while not self._stopped.is_set():
             try:
                 if self._lease is None or not self._lease.is_valid:
-                    self._enter()
-                told = self._look()
-                self.living = frozenset(told)
-                self.fellows = {address: fellow for address, fellow in told.items() if address != self._me.address}
+                    self._register()
+                found_masters = self._read_members()
+                self.live_masters = frozenset(found_masters)
+                self.peer_masters = {address: peer_master for address, peer_master in found_masters.items() if address != self._me.address}
                 self.health, failures = None, 0
                 backoff.reset()
-                self._stopped.wait(LOOK_S)
-            except Exception as error:  # also of gRPC's, which there was no thread for
-                self.living = frozenset()  # the others are asked by what was told last: it holds for as long as they live
+                self._stopped.wait(POLL_S)
+            except Exception as error:  # also gRPC's, when a thread cannot be started
+                self.live_masters = frozenset()  # `peer_masters` stays: an address and key hold as long as their master lives
                 failures += 1
-                trouble = f"which masters live is not known: {typed(error)}"
+                problem = f"the live masters are unknown: {typed(error)}"
                 if failures == 1:
-                    log.warning(trouble)
-                else:  # a connection that is made anew costs a look, and is no trouble
-                    self.health = trouble
+                    log.warning(problem)
+                else:  # one failure is a reconnection
+                    self.health = problem
                 self._stopped.wait(backoff.next_s())
 
-    def _enter(self) -> None:
+    def _register(self) -> None:
         if self._lease is not None:
             self._lease.close()
             self._lease = None
-        key, said = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
-        self._lease = with_key(self._channel, key, said.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
+        key, fields = self._prefix + self._me.address.encode(), json.dumps({"name": self._me.name, **self._contact._asdict()})
+        self._lease = lease_with_key(self._channel, key, fields.encode(), ttl_s=self._lease_ttl_s, timeout_s=self._timeout_s)
 
-    def _look(self) -> dict[str, PeerMaster]:
+    def _read_members(self) -> dict[str, PeerMaster]:
         request = rpc_pb2.RangeRequest(key=self._prefix, range_end=end_of(self._prefix))
         found = self._channel.call("Range", request, timeout_s=self._timeout_s).kvs
-        return {record.key.removeprefix(self._prefix).decode(errors="replace"): _fellow(record.value) for record in found}
+        return {record.key.removeprefix(self._prefix).decode(errors="replace"): _parse_peer(record.value) for record in found}
 
 
-def _fellow(value: bytes) -> PeerMaster:
+def _parse_peer(value: bytes) -> PeerMaster:
     try:
-        said: Any = json.loads(value)
-        return PeerMaster(str(said["name"]), MasterContact(str(said["control"]), str(said["key"])))
+        fields: Any = json.loads(value)
+        return PeerMaster(str(fields["name"]), MasterContact(str(fields["control"]), str(fields["key"])))
     except (ValueError, TypeError, KeyError):
         return PeerMaster(value.decode(errors="replace"), MasterContact())

@@ -1,4 +1,5 @@
-"""Which etcd servers are known to lose, corrupt or wrongly serve data. A warning, not a refusal: tests and trials may run on them."""
+"""Health of the etcd servers: warnings about releases that lose or corrupt data, and the reason when no member has a
+leader."""
 
 import logging
 import re
@@ -15,11 +16,12 @@ from kvstore.protocol.errors import KVStoreError
 LOG = logging.getLogger("kvstore.master")
 
 SAFE_FROM = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
-"""(major, minor) -> the first patch release that gives no stale reads after a pause. Source: etcd issue 20418 and its back-ports."""
+"""(major, minor) -> first patch release without stale reads after a pause. Source: etcd issue 20418 and its
+back-ports."""
 
 
 def known_data_bug(version: str) -> str | None:
-    """One line for the operator about the server's version (`3.4.23`, `3.6.0-rc.1`), or None when nothing is known against it."""
+    """Return a warning about the server's version (`3.4.23`, `3.6.0-rc.1`), or None if it has no known data bug."""
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
         return f"etcd's version {version!r} is not known; use 3.4.42, 3.5.28 or 3.6.9, or later ones of these"
@@ -39,12 +41,12 @@ def warn_of_data_bug(version: str) -> None:
 
 
 PROBE_S: Final = 2.0
-"""Time of one endpoint. A member answers a status by itself, without the others."""
+"""Timeout of one endpoint. A member answers a status request without the others."""
 MEANWHILE: Final = "reads go on, puts are not confirmed"
 
 
 class EtcdQuorum:
-    """Probes all endpoints at once, each over a connection of its own. Not thread-safe, but for `close`."""
+    """Probes all endpoints in parallel, each over its own connection. Not thread-safe, but for `close`."""
 
     def __init__(self, endpoints: Sequence[str], access: EtcdAccess) -> None:
         """Raises ConfigError when a file of `access` cannot be read."""
@@ -52,7 +54,7 @@ class EtcdQuorum:
         self._channels = {endpoint: EtcdChannel([endpoint], anonymous) for endpoint in dict.fromkeys(endpoints)}
 
     def outage(self) -> str:
-        """Return one sentence about what etcd lacks, "" while any member knows a leader. Takes PROBE_S at most."""
+        """Return one sentence about what etcd lacks, "" while any member knows a leader. Takes at most PROBE_S."""
         with ThreadPoolExecutor(len(self._channels)) as threads:
             return outage_of(dict(zip(self._channels, threads.map(_is_led, self._channels.values()), strict=True)))
 
@@ -62,7 +64,7 @@ class EtcdQuorum:
 
 
 def outage_of(answers: dict[str, bool | None]) -> str:
-    """As `EtcdQuorum.outage`. By endpoint: whether the member knows a leader, None for one that does not answer."""
+    """As `EtcdQuorum.outage`. By endpoint: True if the member knows a leader, None if it does not respond."""
     count = len(answers)
     answering = sum(is_led is not None for is_led in answers.values())
     if any(answers.values()):

@@ -1,4 +1,5 @@
-"""What happened under a prefix of etcd's keys, from a revision on, in order, until the connection breaks or etcd has forgotten it."""
+"""Watch of an etcd key range: its events from a revision on, in order, until the connection breaks or the revision
+is compacted."""
 
 import threading
 import time
@@ -11,18 +12,21 @@ from kvstore.master.catalogs.etcd.channel import EtcdChannel, ReplyStream
 from kvstore.protocol.errors import CatalogUnavailable
 
 PROGRESS_INTERVAL_S: Final = 0.5
-"""How often etcd is asked for a sign of life: a member that hangs says nothing, as one where nothing happens."""
+"""Interval of progress requests. Without them a hung member looks like an idle one."""
 SILENCE_LIMIT_S: Final = 3.0
-"""What says nothing for as long as this is given up, and the next endpoint asked."""
+"""A watch without a response for this long is cancelled, and the next endpoint used."""
 
 
 class CompactedError(Exception):
-    """What was to be watched from is compacted away: all must be read anew."""
+    """The watch's first revision is compacted away: all values must be listed again."""
 
 
 class WatchEvents(NamedTuple):
-    """Events of whole revisions, but for the last one if not `is_whole`: its rest follows. `revision`: of the newest. None at all are a
-    sign of life, which says nothing of revisions: etcd before 3.4.25 and 3.5.8 names some whose events are still to come."""
+    """Events of complete revisions; if not `is_whole`, the rest of the last one follows. `revision` is the newest
+    one's.
+
+    An empty list is a sign of life, without a revision: etcd before 3.4.25 and 3.5.8 reports revisions whose events
+    are still to be sent."""
 
     events: list[Any]
     revision: int
@@ -33,10 +37,9 @@ ALIVE: Final = WatchEvents([], 0, is_whole=False)
 
 
 class EtcdWatch:
-    """One watch. A thread iterates, another may `cancel`."""
+    """One watch of the keys [begin, end). One thread iterates; another may `cancel`."""
 
     def __init__(self, channel: EtcdChannel, begin: bytes, end: bytes, *, timeout_s: float) -> None:
-        """Of the keys [begin, end). Nothing is asked for yet."""
         self._channel = channel
         self._range = (begin, end)
         self._timeout_s = timeout_s
@@ -45,7 +48,7 @@ class EtcdWatch:
         self._heard_s = 0.0
 
     def events(self, first_revision: int) -> Iterator[WatchEvents]:
-        """Raises CompactedError, CatalogUnavailable, ConfigError."""
+        """Start the watch and yield its events. Raises CompactedError, CatalogUnavailable, ConfigError."""
         self._heard_s = time.monotonic()
         self._stream = self._channel.stream("Watch", self._requests(first_revision), connect_timeout_s=self._timeout_s)
         try:
@@ -69,7 +72,7 @@ class EtcdWatch:
             self._stream.cancel()
 
     def _requests(self, first_revision: int) -> Iterator[Any]:
-        """In a thread of gRPC's, which so keeps the time, too."""
+        """Yield the requests, in a thread of gRPC's, which also enforces SILENCE_LIMIT_S."""
         create = rpc_pb2.WatchCreateRequest(key=self._range[0], range_end=self._range[1], start_revision=first_revision, fragment=True)
         yield rpc_pb2.WatchRequest(create_request=create)
         while not self._over.wait(PROGRESS_INTERVAL_S):

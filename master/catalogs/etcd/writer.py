@@ -1,9 +1,8 @@
-"""What an owner writes into etcd: transactions that take effect only while it owns the catalog.
+"""Writes of the catalog's owner to etcd: transactions that take effect only while it owns the catalog.
 
-A transaction that got no answer may still be on its way and land late, when what it says is over. So after any failure the owner's key is
-written again before anything is retried: the fence, its mod revision, moves, and what was sent under the old one no longer matches. What a
-former owner sent does not match the new owner's epoch, the key's create revision.
-"""
+A transaction without a response may still be under way and be applied late. So after any failure the owner's key is
+written again before a retry. The write changes its mod revision, the fence: transactions that were sent under the old
+fence no longer match. Those of a former owner do not match the epoch, which is the key's create revision."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,18 +18,19 @@ from kvstore.master.catalogs.segments.merger import SegmentMerger
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
 
 MAX_TXN_OPS: Final = 128
-"""etcd's default --max-txn-ops. It limits each branch of a transaction; the compare is counted apart."""
+"""etcd's default --max-txn-ops. It limits each branch of a transaction; compares are counted apart."""
 MAX_TXN_BYTES: Final = 1024 * 1024
 """Keys and values of one transaction; etcd's default --max-request-bytes is 1.5 MiB with all overhead."""
 MAX_IN_FLIGHT: Final = 4
-"""Transactions of one group that are sent at once."""
+"""Concurrent transactions of one group."""
 MIN_READ_KEYS: Final = 4
 MAX_READ_KEYS: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
 class Ownership:
-    """From an election to its end. `fence`: the owner's key's mod revision, None when it must be moved before anything is written."""
+    """State from an election to its end. `fence` is the owner key's mod revision, None when it must be moved before
+    the next write."""
 
     lease: EtcdLease
     epoch: int
@@ -40,7 +40,8 @@ class Ownership:
 
 
 class EtcdWriter:
-    """The values of one ownership; a Place for merging.py. Belongs to the committer's thread."""
+    """Fenced reads and writes of one ownership; the `CatalogRecords` of its merges. Belongs to the committer's
+    thread."""
 
     def __init__(self, channel: EtcdChannel, key: OwnerKey, owned: Ownership, *, timeout_s: float) -> None:
         self._channel = channel
@@ -49,7 +50,7 @@ class EtcdWriter:
         self._timeout_s = timeout_s
 
     def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
-        """See Place. The first request asks for few, and the number that it takes is found by doubling."""
+        """See CatalogRecords. The first request is small; the next ones are sized by its response."""
         prefix, limit = self._key.prefix, MIN_READ_KEYS
         found: list[tuple[bytes, bytes]] = []
         size_bytes, start = 0, prefix + begin
@@ -65,7 +66,8 @@ class EtcdWriter:
         return found
 
     def write(self, values: Mapping[bytes, bytes | None]) -> None:
-        """All of them, in transactions that are sent some at a time: their order is free. Raises StaleEpoch, CatalogUnavailable."""
+        """Write all values, in transactions of which several are in flight: their order is free. Raises StaleEpoch,
+        CatalogUnavailable."""
         owned = self._owned
         if not owned.lease.is_valid:
             raise StaleEpoch("etcd: this master's lease is over")
@@ -84,11 +86,9 @@ class EtcdWriter:
             raise
 
     def _move_fence(self) -> int:
-        """Write the owner's key and return its revision, the fence from now on.
+        """Write the owner's key again and return its revision, the new fence.
 
-        The write compares the revision that was read just before: of several attempts at most the one that is answered, or an
-        earlier one, takes effect, never one that lands late.
-        """
+        The write compares the revision that was just read: an attempt that is applied late no longer matches."""
         found = self._channel.call("Range", rpc_pb2.RangeRequest(key=self._key.key), timeout_s=self._timeout_s).kvs
         if not found or found[0].create_revision != self._owned.epoch:
             raise _fenced(found)
@@ -117,7 +117,7 @@ class EtcdWriter:
         return request
 
     def _guarded(self, fence: int) -> Any:
-        """A transaction that takes effect only while this master is the owner that it was, and has not moved the fence."""
+        """Return a transaction that takes effect only in this epoch and under this fence."""
         request, equal, key = rpc_pb2.TxnRequest(), rpc_pb2.Compare.EQUAL, self._key.key
         request.compare.add(result=equal, target=rpc_pb2.Compare.CREATE, key=key, create_revision=self._owned.epoch)
         request.compare.add(result=equal, target=rpc_pb2.Compare.MOD, key=key, mod_revision=fence)
@@ -125,7 +125,8 @@ class EtcdWriter:
 
 
 def cut(values: Mapping[bytes, bytes | None], *, max_ops: int, max_bytes: int) -> Iterator[list[tuple[bytes, bytes | None]]]:
-    """The values in parts of at most `max_ops` and, unless a single one is larger, `max_bytes` of keys and values."""
+    """Split the values into parts of at most `max_ops` values and, unless a single one is larger, `max_bytes` of
+    keys and values."""
     part: list[tuple[bytes, bytes | None]] = []
     part_bytes = 0
     for key, value in values.items():
@@ -140,6 +141,6 @@ def cut(values: Mapping[bytes, bytes | None], *, max_ops: int, max_bytes: int) -
 
 
 def _fenced(found: Any) -> StaleEpoch:
-    """`found`: the owner's key, if it is there."""
-    name = owner_of(found[0]).name if found else "nobody (its key is gone)"
+    """Return the error for the owner's key `found`, empty if it does not exist."""
+    name = owner_of(found[0]).name if found else "no master (its key is deleted)"
     return StaleEpoch(f"etcd: the catalog is owned by {name} now")

@@ -1,1 +1,1 @@
-"""Blocks of the catalog in segments: a log of columns a shard, rewritten in the background."""
+"""Segments of block records in a catalog: a columnar log for each shard, merged in the background."""

@@ -1,7 +1,8 @@
-"""A segment: what happened to blocks of one shard, as one value. Columns, so that a block takes about 45 bytes with its parent's key.
+"""Format of a segment: changes of one shard's blocks as one value, in columns; a block takes about 45 bytes with its
+parent's key.
 
     segment    <u64 xxh3_64 of all that follows, u8 version, u8 flags, u16 sections, u32 operations>, then the sections
-    flags      1: merged; it says again what older segments said (see merging.py)
+    flags      1: merged; it repeats the changes of older segments (see merger.py)
     section    <u8 kind, u8 tenant bytes, u32 count>, tenant; then columns of `count` entries
                kind 0, deletions:  keys
                kind 1, puts:       keys, sizes, checksums, generations, namespaces, parents, holders
@@ -9,13 +10,12 @@
     texts      integers of the lengths, then the bytes of all
     keys       texts
     sizes, checksums, generations    integers
-    namespaces    <u32 distinct>, texts of the distinct ones, integers: which each is
+    namespaces    <u32 distinct>, texts of the distinct ones, integers: the index of each
     parents       <u32 others>, texts of the others, integers: 0 for none, 1 + i for key i of this section, 1 + count + i for other i
-    holders       <u32 distinct>, integers of the distinct sets' sizes, integers of all their node ids, integers: which each is
+    holders       <u32 distinct>, integers of the distinct sets' sizes, integers of all their node ids, integers: the index of each
 
-Within a segment each (tenant, key) is named once. All integers are little-endian. The version is raised when the form changes; another one
-is refused, not guessed at.
-"""
+Within a segment each (tenant, key) occurs once. All integers are little-endian. A change of the format raises the
+version; other versions are refused."""
 
 import itertools
 import struct
@@ -30,11 +30,11 @@ from kvstore.protocol.errors import Corrupt
 VERSION: Final = 1
 MERGED: Final = 1
 MAX_SEGMENT_BYTES: Final = 768 * 1024
-"""A guess from above at what is encoded; most segments that are cut come to half of it. etcd takes 1.5 MiB, with all overhead."""
+"""Upper estimate of an encoded segment; most are half of it. etcd takes 1.5 MiB, with all overhead."""
 ROW_BYTES: Final = 48
-"""Of that guess: an entry of each column, without the texts and the holders."""
+"""In that estimate: an entry of each column, without the texts and the holders."""
 TENANT_BYTES: Final = 144
-"""Of that guess: the heads of a tenant's sections, without its name, and of their columns."""
+"""In that estimate: the headers of a tenant's sections, without its name, and of their columns."""
 
 _HEADER: Final = struct.Struct("<QBBHI")
 _SECTION: Final = struct.Struct("<BBI")
@@ -48,11 +48,11 @@ H = TypeVar("H", bound=Hashable)
 Row = tuple[bytes, int, int, int, str, bytes, tuple[int, ...]]
 """Key, size, checksum, generation, namespace, parent, holders."""
 Blocks = dict[str, dict[bytes, Row | None]]
-"""By tenant and key; None for a block that was deleted."""
+"""By tenant and key; None for a deleted block."""
 
 
 class LogSegment(NamedTuple):
-    """What a segment says. `operations`: puts and deletions."""
+    """A decoded segment. `operations` counts its puts and deletions."""
 
     merged: bool
     operations: int
@@ -60,7 +60,7 @@ class LogSegment(NamedTuple):
 
 
 def replay(blocks: Blocks, changes: Sequence[Change]) -> None:
-    """Let what a segment says happen to `blocks`."""
+    """Apply a segment's changes to `blocks`."""
     for change in changes:
         if isinstance(change, BlockPuts):
             blocks.setdefault(change.tenant, {}).update(zip(change.keys, zip(*change[1:], strict=True), strict=True))
@@ -69,7 +69,7 @@ def replay(blocks: Blocks, changes: Sequence[Change]) -> None:
 
 
 def cut(blocks: Blocks) -> Iterator[Blocks]:
-    """`blocks` in parts each of which fits a segment. Nothing for none."""
+    """Split `blocks` into parts that each fit a segment. Yields nothing for no blocks."""
     part: Blocks = {}
     left_bytes = MAX_SEGMENT_BYTES
     for tenant, rows in blocks.items():
@@ -93,7 +93,7 @@ def cut(blocks: Blocks) -> Iterator[Blocks]:
 
 
 def encode(blocks: Blocks, *, merged: bool = False) -> bytes:
-    """One segment."""
+    """Encode `blocks` as one segment."""
     parts: list[bytes] = []
     sections = operations = 0
     for tenant, rows in blocks.items():
@@ -113,7 +113,7 @@ def encode(blocks: Blocks, *, merged: bool = False) -> bytes:
 
 
 def head(value: bytes, name: bytes) -> tuple[bool, int]:
-    """(merged, operations) of the segment at the key `name`. Raises Corrupt."""
+    """Return (merged, operations) of the segment with the key `name`. Raises Corrupt."""
     if len(value) < _HEADER.size:
         raise Corrupt(f"the catalog's segment {name!r} is damaged: {len(value)} bytes")
     checksum, version, flags, _sections, operations = _HEADER.unpack_from(value)
@@ -125,7 +125,7 @@ def head(value: bytes, name: bytes) -> tuple[bool, int]:
 
 
 def decode(value: bytes, name: bytes) -> LogSegment:
-    """The segment at the key `name`. Raises Corrupt, which names it."""
+    """Decode the segment with the key `name`. Raises Corrupt, which names it."""
     merged, operations = head(value, name)
     reader = _SegmentReader(value)
     try:
@@ -161,7 +161,7 @@ def _puts(rows: Sequence[Row]) -> Iterator[bytes]:
 
 
 def _distinct(values: Sequence[H]) -> tuple[list[H], list[int]]:
-    """The different ones, and which of them each is."""
+    """Return the distinct values, and each value's index among them."""
     found = dict(zip(dict.fromkeys(values), itertools.count(), strict=False))
     return list(found), [0] * len(values) if len(found) == 1 else [found[value] for value in values]
 
@@ -183,7 +183,7 @@ def _integers(values: Sequence[int]) -> bytes:
 
 
 class _SegmentReader:
-    """Reads a segment's sections, one after the other. What leads outside raises struct.error, IndexError or ValueError."""
+    """Reads a segment's sections in order. Raises struct.error, IndexError or ValueError for malformed data."""
 
     def __init__(self, value: bytes) -> None:
         self._value = value

@@ -1,13 +1,12 @@
-"""The segments of all shards: which there are, what a commit appends to them, and what is to be merged.
+"""Log of segments of each shard: which exist, what a commit appends, and which are due for a merge.
 
-The key space is cut into shards by the xxh3_64 of a block's key, modulo their number, which is fixed when the catalog is made. A shard is a
-log of segments. A commit appends one segment to the log of each shard that it touches, at position (n, 0), n counting up; a merge of
-positions up to (n, p) writes its result behind them, at (n, p + 1) and on (merging.py). Read in the order of positions, they come to the
-blocks that there are.
+A block's shard is the xxh3_64 of its key modulo the number of shards, which is fixed when the catalog is made. A shard
+is a log of segments. A commit appends one segment to each shard that it touches, at position (n, 0), n counting up. A
+merge of positions up to (n, p) writes its result behind them, at (n, p + 1) and on (merger.py). Replayed in the order
+of positions, segments give the blocks.
 
-    segment's key    s/SHARD/N.P    in hexadecimal digits, 4, 16 and 8 of them, so that positions come in their order
-    small record     r/KEY          KEY is its raw bytes
-"""
+    segment's key    s/SHARD/N.P    in hexadecimal digits, 4, 16 and 8 of them, so that keys sort by position
+    small record     r/KEY          KEY is its raw bytes"""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -21,20 +20,21 @@ from kvstore.protocol.errors import Corrupt
 SEGMENTS: Final = b"s/"
 RECORDS: Final = b"r/"
 SPARE_OPERATIONS: Final = 4096
-"""A shard's log may be longer than what was merged by this much: a shard of few blocks is not rewritten for ever."""
+"""A shard's log may exceed its merged part by this much: small shards are not rewritten all the time."""
 MAX_RUNS: Final = 32
-"""Runs of segments in a shard's log. More are merged: most commits are small, and each segment costs etcd some hundred bytes."""
+"""Runs of segments in a shard's log; more are merged. Most commits are small, and each segment costs etcd some
+hundred bytes."""
 
 
 class LogPosition(NamedTuple):
-    """Where a segment stands in its shard's log: behind the commit `number`, and the results of how many merges since."""
+    """Position of a segment in its shard's log: the commit's number, and a counter of merge results behind it."""
 
     number: int
     part: int
 
 
 class DueMerge(NamedTuple):
-    """Segments of a shard that are to be merged: [first, last]. `whole`: there are none before them, so deletions need not be kept."""
+    """Segments [first, last] of a shard to merge. `whole`: none are older, so deletions need not be kept."""
 
     shard: int
     first: LogPosition
@@ -43,36 +43,37 @@ class DueMerge(NamedTuple):
 
 
 class SegmentLog:
-    """See the module. Belongs to one thread at a time: the follower's, and from an election on the committer's."""
+    """Log of segments of all shards. Belongs to one thread at a time: the follower's, and from an election on the
+    committer's."""
 
     def __init__(self, shards: int) -> None:
         self._logs: list[dict[LogPosition, int]] = [{} for _shard in range(shards)]
-        """The operations of each segment, in the order of positions but for what was merged since the last `_sorted`."""
+        """Operations of each segment, by position."""
         self._numbers = [0] * shards
         self._due: dict[int, None] = {}
 
     def read(self, key: bytes, value: bytes) -> Sequence[Change]:
-        """A segment that is there: what it says that was not known before. Raises Corrupt."""
-        shard, position = self._place(key)
+        """Record a segment and return its changes; none if it merges known ones. Raises Corrupt."""
+        shard, position = self._parse_key(key)
         merged, operations = form.head(value, key)
         known = merged and position.number <= self._numbers[shard]
         self._note(shard, position, operations)
         return () if known else form.decode(value, key).changes
 
     def first_read(self, key: bytes, value: bytes) -> Sequence[Change]:
-        """As `read`, while all segments are being listed: nothing is known yet."""
-        shard, position = self._place(key)
+        """As `read`, during the first listing, when nothing is known yet."""
+        shard, position = self._parse_key(key)
         segment = form.decode(value, key)
         self._note(shard, position, segment.operations)
         return segment.changes
 
     def removed(self, key: bytes) -> None:
-        """A segment that is there no more."""
-        shard, position = self._place(key)
+        """Record that a segment was deleted."""
+        shard, position = self._parse_key(key)
         self._logs[shard].pop(position, None)
 
     def append(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
-        """What makes `changes` durable: values by key, None for what is to be deleted. They touch different keys: their order is free."""
+        """Encode `changes` as values by key, None for a deletion. Their keys differ, so their order is free."""
         records: dict[bytes, bytes | None] = {}
         touched: dict[int, form.Blocks] = {}
         for change in changes:
@@ -97,7 +98,7 @@ class SegmentLog:
         return xxhash.xxh3_64_intdigest(key) % len(self._logs)
 
     def due(self) -> DueMerge | None:
-        """What should be merged next, if anything. Call `merged` or nothing when that is done: it may come again."""
+        """Return the next merge, or None. It may be returned again if it is not completed by `merged`."""
         while self._due:
             shard = next(iter(self._due))
             del self._due[shard]
@@ -106,26 +107,27 @@ class SegmentLog:
         return None
 
     def written(self, shard: int, position: LogPosition, operations: int) -> None:
-        """A merge has written a segment."""
+        """Record a segment that a merge has written."""
         self._note(shard, position, operations)
 
     def merged(self, due: DueMerge) -> None:
-        """That is done: nothing of it is there any more. What an attempt at a commit was to write that failed never was, and no merge finds
-        it: it would be due for ever."""
+        """Record that a merge is complete and its sources are deleted.
+
+        Also drops positions of failed commits, which no merge finds: they would be due for ever."""
         log = self._logs[due.shard]
         for position in [position for position in log if due.first <= position <= due.last]:
             del log[position]
 
-    def _place(self, key: bytes) -> tuple[int, LogPosition]:
+    def _parse_key(self, key: bytes) -> tuple[int, LogPosition]:
         try:
             shard, _slash, rest = key.removeprefix(SEGMENTS).partition(b"/")
             number, _dot, part = rest.partition(b".")
-            place = int(shard, 16), LogPosition(int(number, 16), int(part, 16))
+            parsed = int(shard, 16), LogPosition(int(number, 16), int(part, 16))
         except ValueError:
             raise Corrupt(f"the catalog's key {key!r} is not one of kvstore's: is the catalog shared with something else?") from None
-        if place[0] >= len(self._logs):
+        if parsed[0] >= len(self._logs):
             raise Corrupt(f"the catalog's segment {key!r} is of a shard beyond its {len(self._logs)}")
-        return place
+        return parsed
 
     def _note(self, shard: int, position: LogPosition, operations: int) -> None:
         self._logs[shard][position] = operations
@@ -133,9 +135,9 @@ class SegmentLog:
         self._due[shard] = None
 
     def _judge(self, shard: int) -> DueMerge | None:
-        """The newest runs of the shard's log that are too many, with each older one that is no larger than what is merged anyway: so a
-        block is rewritten as often as the log doubles, not as often as it grows. All, when what came after the first run is longer.
-        """
+        """Choose the segments to merge: the newest runs if they are too many, with each older run that is no larger
+        than the sum so far. So a block is rewritten when the log doubles, not each time that it grows. All runs, if
+        those after the first are larger than it."""
         log = self._logs[shard]
         runs: list[list[int]] = []
         positions = sorted(log)
@@ -164,12 +166,12 @@ def segment_key(shard: int, position: LogPosition) -> bytes:
 
 
 def shard_range(due: DueMerge) -> tuple[bytes, bytes]:
-    """The keys [begin, end) of the segments that are to be merged."""
+    """Return the key range [begin, end) of the segments to merge."""
     return segment_key(due.shard, due.first), segment_key(due.shard, due.last) + b"\x00"
 
 
 def positions_behind(due: DueMerge) -> Iterator[LogPosition]:
-    """Where the results of a merge go."""
+    """Yield the positions for the results of a merge."""
     number, part = due.last
     while True:
         part += 1

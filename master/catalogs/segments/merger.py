@@ -1,17 +1,16 @@
-"""Merging in the background: older segments are replaced by what they come to.
+"""Background merge of segments: older segments are replaced by one that has their result.
 
-A merge of a shard's segments A..Z, Z at (n, p), reads them, writes what they come to as segments behind Z and before what is committed
-meanwhile, at (n, p + 1) and on, and then deletes A..Z, the oldest first. The catalog is right whenever it stops in between, as a reader
-replays all that it finds in the order of positions:
+A merge of a shard's segments A..Z, Z at (n, p), reads them and writes their result behind Z and before later commits,
+at (n, p + 1) and on. Then it deletes A..Z, the oldest first. A reader replays all segments in the order of positions,
+so the catalog is correct after a crash at any point:
 
-- Results written in part: A..Z are all there, and the results say again what they came to.
-- All results written, A..M deleted: what M+1..Z say of a key, the results say again last. A block that Z or any before deleted is in no
-  result, or deleted there too, and the segment that had put it went before the one that deleted it.
-- The results keep deletions unless there is nothing older than A that they could undo.
+- Some results written: A..Z all exist, and the results repeat their outcome.
+- All results written, A..M deleted: the results, replayed last, override M+1..Z. A block that was deleted is in no
+  result, or deleted there too, and the segment with its put was deleted before the one with its deletion.
+- The results keep deletions unless nothing older than A exists.
 
-A follower that has seen commit n has all that such a result says, and skips it. A merge that failed is forgotten: the next one of that
-shard reads what is there, its own half results included.
-"""
+A follower that has seen commit n has all changes of the result, and skips it. A failed merge is dropped: the next
+one of that shard reads all segments, its partial results included."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
@@ -20,32 +19,34 @@ from kvstore.master.catalogs.segments import form
 from kvstore.master.catalogs.segments.log import DueMerge, SegmentLog, positions_behind, segment_key, shard_range
 
 STEP_BYTES: Final = 1024 * 1024
-"""What a step reads at most, unless a single value is larger."""
+"""Bytes that a step reads, unless a single value is larger."""
 MAX_DELETIONS: Final = 128
 
 
 class CatalogRecords(Protocol):
-    """Where the catalog's values are, as its owner sees it."""
+    """Storage of the catalog's values, as its owner reads and writes it."""
 
     def read(self, begin: bytes, end: bytes, *, max_bytes: int) -> list[tuple[bytes, bytes]]:
-        """The first values of the keys [begin, end), in order: about `max_bytes`, one at least if there is one."""
+        """Return the first values of the keys [begin, end), in order: about `max_bytes`, and at least one if any
+        exists."""
 
     def write(self, values: Mapping[bytes, bytes | None]) -> None:
-        """Make these durable, at once or not at all; None deletes. At most 128, and one segment. Raises StaleEpoch."""
+        """Write the values durably and atomically; None deletes. At most 128 values, and one segment. Raises
+        StaleEpoch."""
 
 
 class SegmentMerger:
-    """The work of one ownership, a step at a time. Belongs to the committer's thread."""
+    """Merges of one ownership, in steps. Belongs to the committer's thread."""
 
-    def __init__(self, log: SegmentLog, place: CatalogRecords) -> None:
+    def __init__(self, log: SegmentLog, storage: CatalogRecords) -> None:
         self._log = log
-        self._place = place
+        self._storage = storage
         self._work: Iterator[None] | None = None
 
     def step(self) -> bool:
-        """Do a step; whether there is more to do. What fails is forgotten, and its reason raised."""
+        """Do one step; return True if more is left. A failed merge is dropped and its error raised."""
         if self._work is None:
-            self._work = work(self._log, self._place)
+            self._work = work(self._log, self._storage)
         try:
             next(self._work)
         except BaseException as end:
@@ -56,17 +57,17 @@ class SegmentMerger:
         return True
 
 
-def work(log: SegmentLog, place: CatalogRecords) -> Iterator[None]:
-    """All that is to be done, a step of about a MiB at a time; ends when nothing is left."""
+def work(log: SegmentLog, storage: CatalogRecords) -> Iterator[None]:
+    """Run all due merges, in steps of about 1 MiB."""
     while (due := log.due()) is not None:
-        yield from _merge(log, place, due)
+        yield from _merge(log, storage, due)
 
 
-def _merge(log: SegmentLog, place: CatalogRecords, due: DueMerge) -> Iterator[None]:
+def _merge(log: SegmentLog, storage: CatalogRecords, due: DueMerge) -> Iterator[None]:
     blocks: form.Blocks = {}
     found: list[bytes] = []
     begin, end = shard_range(due)
-    while page := place.read(begin, end, max_bytes=STEP_BYTES):
+    while page := storage.read(begin, end, max_bytes=STEP_BYTES):
         for key, value in page:
             form.replay(blocks, form.decode(value, key).changes)
             found.append(key)
@@ -75,12 +76,12 @@ def _merge(log: SegmentLog, place: CatalogRecords, due: DueMerge) -> Iterator[No
     if due.whole:
         blocks = {tenant: {key: row for key, row in rows.items() if row is not None} for tenant, rows in blocks.items()}
     for part, position in zip(_parts(blocks), positions_behind(due), strict=False):
-        place.write({segment_key(due.shard, position): form.encode(part, merged=True)})
+        storage.write({segment_key(due.shard, position): form.encode(part, merged=True)})
         log.written(due.shard, position, sum(map(len, part.values())))
         yield
     for at in range(0, len(found), MAX_DELETIONS):
         old = found[at : at + MAX_DELETIONS]
-        place.write(dict.fromkeys(old))
+        storage.write(dict.fromkeys(old))
         for key in old:
             log.removed(key)
         yield
@@ -88,7 +89,7 @@ def _merge(log: SegmentLog, place: CatalogRecords, due: DueMerge) -> Iterator[No
 
 
 def _parts(blocks: form.Blocks) -> Iterator[form.Blocks]:
-    """At least one, which keeps the log's count where nothing is left."""
+    """At least one part, possibly empty, which keeps the log's commit number."""
     parts = form.cut(blocks)
     yield next(parts, {})
     yield from parts

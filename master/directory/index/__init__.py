@@ -1,1 +1,1 @@
-"""Index of blocks: rows, keys, holders, prefixes, and lookups in them."""
+"""Index of blocks: rows, keys, holders, prefixes, and lookups."""

@@ -1,10 +1,10 @@
-"""Contents of the directory for people: copies of its columns, usage by tenant and namespace, and the tree of prefixes.
+"""Contents of the directory for display: copies of its columns, usage by tenant and namespace, and the prefix tree.
 
-The columns are copied a slice at a time; the rest is pure and works on the copy, in a thread of its own. Between two slices rows may
-change, so a copy may tell of a block twice or not at all, and of a parent whose row is another block's by then.
+The columns are copied in slices; the rest is pure, and works on the copy in a thread of its own. Rows may change
+between slices: a copy may miss a block, have it twice, or have a parent whose row is another block's by then.
 
-The tree of a million blocks takes some tenths of a second and no object a block: depths by doubling (the ancestors of ancestors), sizes of
-subtrees a level at a time from the deepest up, and loops of Python only over what is returned."""
+The tree of a million blocks takes some tenths of a second and no object per block: depths by pointer doubling,
+subtree sizes by level from the deepest up, and Python loops only over the returned segments."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ Bytes = npt.NDArray[np.uint64]
 
 @dataclass(slots=True)
 class ContentsColumns:
-    """By row. Row 0 is none."""
+    """Copied columns, by row. Row 0 is none."""
 
     sizes: Bytes
     parents: Indexes
@@ -33,14 +33,14 @@ class ContentsColumns:
     namespaces: Indexes
     holders: Indexes
     masks: npt.NDArray[np.uint8]
-    """By index of holders: 1 << 7 where a block with them can be read now, and the bits of the tiers that have it."""
+    """By index of holders: LIVE if a block with them is readable, and the bits of the tiers that hold it."""
     tenant_names: dict[int, str] = field(default_factory=dict)
     namespace_names: list[str] = field(default_factory=list)
     pins: dict[int, int] = field(default_factory=dict)
     """Pinned keys by tenant's index."""
 
     def row_masks(self) -> npt.NDArray[np.uint8]:
-        """`masks` by row; of holders that came after they were copied 0."""
+        """Return `masks` by row; 0 for holders that are newer than the copy."""
         return self.masks[np.where(self.holders < len(self.masks), self.holders, 0)]
 
 
@@ -48,7 +48,8 @@ LIVE = 1 << 7
 
 
 def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[ContentsColumns | None]:
-    """None after each slice but the last, then the copy. The directory may change while nobody iterates."""
+    """Copy the columns in slices: yields None after each slice but the last, then the copy. The directory may change
+    in between."""
     count = len(rows)
     sizes: Bytes = np.zeros(count, np.uint64)
     others: list[Indexes] = [np.zeros(count, np.uint32) for _ in range(4)]
@@ -64,7 +65,7 @@ def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Content
         masks += map(_mask, rows.sets.live[begin : begin + slice_rows], rows.sets.tiers[begin : begin + slice_rows])
         yield None
     parents, tenant_indexes, namespaces, holders = others
-    parents[parents >= count] = NO_ROW  # of a row that was used again meanwhile, whose parent came after the copy was begun
+    parents[parents >= count] = NO_ROW  # of a reused row, whose parent is newer than the copy
     yield ContentsColumns(
         sizes,
         parents,
@@ -79,8 +80,8 @@ def copied(rows: Rows, tenants: Tenants, *, slice_rows: int) -> Iterator[Content
 
 
 def joined(parts: Sequence[ContentsColumns], links: Sequence[tuple[Indexes, Indexes]]) -> tuple[ContentsColumns, list[int]]:
-    """The tables of all partitions as one, and where the rows of each begin in it. `links` say, of the rows of each that stand for blocks
-    of other partitions, which they are, by their places in the whole."""
+    """Concatenate the tables of all partitions; return them and the first row of each. `links` map, for each table,
+    rows that stand for other partitions' blocks to their rows in the whole."""
     begins = np.cumsum([0, *(len(part.sizes) for part in parts)]).tolist()
     tenants, namespaces, pins = dict[str, int](), dict[str, int](), dict[int, int]()
     stands_for = np.arange(begins[-1], dtype=np.uint32)
@@ -120,12 +121,12 @@ def _mask(live: int, tiers: bytes) -> int:
 
 
 FASTEST: Final = np.array([next((place for place, bit in enumerate(TIER_BITS.values()) if mask & bit), 3) for mask in range(256)])
-"""By a mask of tiers: which is the fastest of them, 0 for HBM; 3 for none that is known."""
+"""By tier mask: index of the fastest tier, 0 for HBM; 3 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
-    """Blocks, and their bytes by the fastest tier that has them: HBM, DRAM, NVMe, not known."""
+    """Number of blocks, and bytes by their fastest tier: HBM, DRAM, NVMe, unknown."""
 
     blocks: int
     tiers: tuple[int, int, int, int]
@@ -137,15 +138,17 @@ class TierUsage:
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
+    """Usage of one tenant's namespace."""
+
     tenant: str
     namespace: str
     held: TierUsage
     pinned: int
-    """Blocks of the tenant, in whatever namespace."""
+    """Pinned blocks of the tenant, in all namespaces."""
 
 
 def usage(columns: ContentsColumns, tenant: str | None, *, limit: int) -> list[BlockUsage]:
-    """Of one tenant or all (None), the largest first, `limit` at most. O(rows)."""
+    """Return the usage of one tenant or all (None), the largest first, at most `limit`. O(rows)."""
     masks = columns.row_masks()
     index = {name: number for number, name in columns.tenant_names.items()}.get(tenant, -1) if tenant is not None else None
     chosen = np.flatnonzero((masks & LIVE != 0) & ((columns.tenants == index) if index is not None else True))
@@ -168,25 +171,26 @@ def usage(columns: ContentsColumns, tenant: str | None, *, limit: int) -> list[B
 def tier_sums(
     groups: "npt.NDArray[np.intp]", masks: "npt.NDArray[np.uint8]", sizes: "npt.NDArray[np.uint64]", count: int
 ) -> "npt.NDArray[np.int64]":
-    """Bytes of `count` groups by fastest tier: [group, tier]. Exact up to 8 PiB a group and tier."""
+    """Return bytes of `count` groups by fastest tier: [group, tier]. Exact up to 8 PiB a group and tier."""
     places = groups * 4 + FASTEST[masks & (LIVE - 1)]
     summed = np.bincount(places, weights=sizes.astype(np.float64), minlength=4 * count)
     return summed.astype(np.int64).reshape(count, 4)
 
 
 MAX_DOUBLINGS: Final = 17
-"""Lines of up to 131,072 blocks; what goes on longer, or in a circle, for its rows changed while they were copied, is cut."""
+"""Chains of up to 131,072 blocks. Longer chains, and cycles (rows may change during the copy), are cut."""
 MAX_WALKED: Final = 1 << 18
-"""Blocks that are looked at one by one: a fifth of a second. Segments that would take more end there."""
+"""Blocks visited one by one: a fifth of a second. Segments that would take more are cut there."""
 
 Numbers = npt.NDArray[np.int64]
 Reads = npt.NDArray[np.float64]
-"""A second, by row."""
+"""Reads a second, by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSegment:
-    """`parent` is the place of the segment it goes on from, from 1; `row` that of its first block."""
+    """Blocks of one chain without a branch. `parent` is the number of the preceding segment, from 1; `row` is its
+    first block."""
 
     parent: int
     row: int
@@ -194,13 +198,13 @@ class ChainSegment:
     subtree_bytes: int
     branches: int
     reads_per_s: float = 0.0
-    """Blocks of its own that clients read in a second."""
+    """Reads a second of its own blocks."""
     subtree_reads_per_s: float = 0.0
 
 
 def segments(columns: ContentsColumns, tenant: str, namespace: str, *, limit: int, reads: Reads | None = None) -> list[ChainSegment]:
-    """The `limit` segments with the largest subtrees, each after the one that it goes on from; with `reads` those of which most blocks are
-    read in a second, and none of which no block is."""
+    """Return the `limit` segments with the largest subtrees, each after its parent. With `reads`: those with the
+    most reads a second, without unread ones."""
     rows, tree = _tree(columns, tenant, namespace, reads)
     if not len(rows):
         return []
@@ -232,7 +236,7 @@ def segments(columns: ContentsColumns, tenant: str, namespace: str, *, limit: in
 
 @dataclass(slots=True)
 class _Tree:
-    """Of nodes from 1; 0 is above all."""
+    """Prefix tree: nodes count from 1, and 0 is the root."""
 
     own: Numbers
     totals: Numbers
@@ -242,12 +246,12 @@ class _Tree:
     _begins: Numbers
 
     def children(self, node: int) -> Numbers:
-        """Those with anything below them."""
+        """Children with a nonempty subtree."""
         found = self._by_parent[self._begins[node] : self._begins[node + 1]]
         return found[self.totals[found] > 0]
 
     def run(self, node: int, limit: int) -> list[int]:
-        """The node and those after it as long as each is the only one; `limit` at most."""
+        """Return the node and its descendants while each is the only child; at most `limit`."""
         run = [node]
         while len(run) < limit and len(onward := self.children(run[-1])) == 1:
             run.append(int(onward[0]))
@@ -255,14 +259,14 @@ class _Tree:
 
 
 def _tree(columns: ContentsColumns, tenant: str, namespace: str, reads: Reads | None) -> tuple[Numbers, _Tree]:
-    """The rows of the tree's nodes from 1 on, and the tree."""
+    """Return the rows of the tree's nodes from 1 on, and the tree."""
     indexes = [index for index, name in columns.tenant_names.items() if name == tenant]
     spaces = [index for index, name in enumerate(columns.namespace_names) if name == namespace]
     is_live = columns.row_masks() & LIVE != 0
     is_theirs = np.isin(columns.tenants, indexes)
     is_theirs[NO_ROW] = False
     counts = is_live & np.isin(columns.namespaces, spaces)
-    rows = np.flatnonzero(is_theirs & (counts | ~is_live))  # a block that is gone still links those that are not
+    rows = np.flatnonzero(is_theirs & (counts | ~is_live))  # an unreadable block still links its children
     place = np.zeros(len(columns.parents), np.int64)
     place[rows] = np.arange(1, len(rows) + 1)
     parents = np.concatenate(([0], place[columns.parents[rows]]))
@@ -285,7 +289,7 @@ def _tree(columns: ContentsColumns, tenant: str, namespace: str, reads: Reads | 
 
 
 def _depths(parents: Numbers) -> tuple[Numbers, Numbers]:
-    """How many ancestors each node has, and the parents less those of lines that are too long."""
+    """Return each node's number of ancestors, and the parents without those of too long chains."""
     ancestors, depths = parents.copy(), (parents > 0).astype(np.int64)
     for _ in range(MAX_DOUBLINGS):
         if not ancestors.any():

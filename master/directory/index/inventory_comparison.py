@@ -1,10 +1,9 @@
-"""What the directory knows of a node's blocks against the digests that the node sends of its inventory. Sans-I/O.
+"""Comparison of the directory's view of a node with digests of the node's inventory (anti-entropy). Sans-I/O.
 
-Only hints are compared: rows whose block the node has held, and has not named since its inventory began. They are summed by the node's runs
-(protocol/digests.py), and then those of equal runs are taken as named. No hint comes to be or changes its block while an inventory is under
-way; one that goes meanwhile makes its run differ, or was asked of the node with a Drop of its own. A block that was removed
-without the node's answer is left out, so that the node names it and is told to drop it, and is no holder of it where it does not.
-"""
+Only hints are compared: rows that list the node as a holder, and that its inventory has not confirmed. They are
+summed by the node's runs (protocol/digests.py), and hints in equal runs are confirmed. No hint is added or changed
+during an inventory; one that is removed meanwhile makes its run differ, or has a Drop command of its own. A removed
+block that the node has not acknowledged is left out: the node then sends it, and gets a drop for it."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -22,15 +21,15 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import TIER_BITS
 
 SLICE_ROWS: Final = 1 << 14
-"""Looked at in one turn of the loop: 2 ms."""
+"""Rows compared in one time slice: 2 ms."""
 _MASKS: Final = sum(TIER_BITS.values())
 
 
 class DigestComparison:
-    """`take` each message, then go through `steps`, in turns of the loop of their own; `flags` are the answers then. Not thread-safe."""
+    """`take` all messages, then run `steps`, a time slice each; then `flags` are the responses. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts, node: NodeMember) -> None:
-        self._rows, self._tenants, self._recording = parts.rows, parts.tenants, parts.recording
+        self._rows, self._tenants, self._record_policy = parts.rows, parts.tenants, parts.record_policy
         self._node_id = node.node_id
         self._limit = 2 * node.known_blocks
         self._messages: list[Digests] = []
@@ -42,40 +41,40 @@ class DigestComparison:
         self._removed = np.zeros(0, np.intp)
         self._tiers = np.zeros(0, np.uint8)
         self._equal: Bools = np.zeros(0, np.bool_)
-        """Runs whose blocks are about to be taken as named."""
+        """Runs whose blocks are about to be confirmed."""
         self._same: Bools = np.zeros(0, np.bool_)
-        """Runs whose blocks are. None until all are: a comparison that fails half-way leaves every block to be named, for what is not named
-        is no longer there once the inventory ends."""
+        """Runs whose blocks are confirmed. All false until all are: after a failed comparison the node sends every
+        block, since the end of the inventory drops unconfirmed ones."""
         self.blocks = 0
-        """Taken as named."""
+        """Confirmed blocks."""
 
     def take(self, message: Digests) -> bool:
-        """Whether all are there now. Raises InvalidArgument: too many runs, such as are none, or none where more are to come, for there
-        would be no limit to such messages; the comparison is over then."""
+        """Add a message; return True if it is the last. Raises InvalidArgument for too many, invalid or missing
+        runs; the comparison is over then."""
         self._runs += len(message.firsts)
         if self._runs > self._limit:
-            raise InvalidArgument(f"digests of {self._runs} runs, where at most {self._limit} were to come: send the whole inventory")
+            raise InvalidArgument(f"digests of {self._runs} runs, at most {self._limit} are allowed: send the whole inventory")
         if self._messages and self._messages[0].seed != message.seed:
-            raise InvalidArgument("the digests of an inventory have one seed")
+            raise InvalidArgument("digests of one inventory differ in their seed: send all with one seed")
         if message.more and not len(message.firsts):
-            raise InvalidArgument("digests that others follow have runs")
+            raise InvalidArgument("a digest message that is not the last has no runs")
         last = self._messages[-1].firsts[-1:] if self._messages else ()
         firsts = as_numbers((*last, *message.firsts))
         if (firsts[1:] <= firsts[:-1]).any():
-            raise InvalidArgument("runs come by ascending generation")
+            raise InvalidArgument("runs are not in ascending order of generation")
         if len(message.firsts) and not (min(message.counts) and 1 <= min(message.tiers) <= max(message.tiers) <= _MASKS):
-            raise InvalidArgument("a run has at least one block, in tiers that there are")
+            raise InvalidArgument("a run has no blocks, or unknown tiers")
         self._messages.append(message)
         self._same = np.zeros(self._runs, np.bool_)
         return not message.more
 
     def steps(self) -> Iterator[list[Change]]:
-        """Each compares some rows; operations of the catalog for which nobody waits."""
+        """Compare some rows in each step; yields catalog operations that need no wait."""
         self._begin()
         yield []
         yield from self._find_removed()
         end = 0
-        while end < len(self._rows):  # which may grow
+        while end < len(self._rows):  # grows meanwhile
             self._sum(end)
             end += SLICE_ROWS
             yield []
@@ -85,7 +84,7 @@ class DigestComparison:
         self._same = self._equal
 
     def flags(self) -> list[bytes]:
-        """By message; none is the same until `steps` are over."""
+        """Return one byte a run, for each message; all 0 until `steps` are over."""
         ends = np.cumsum([len(message.firsts) for message in self._messages])[:-1]
         return [part.astype(np.uint8).tobytes() for part in np.split(self._same, ends)]
 
@@ -97,7 +96,7 @@ class DigestComparison:
         self._sums = np.zeros(self._runs, np.uint64)
 
     def _find_removed(self) -> Iterator[list[Change]]:
-        """Rows of what was removed by now: a block that is removed later is dropped at the node by a command of its own."""
+        """Find the rows of removed blocks. Blocks that are removed later get a drop command of their own."""
         found = [self._removed]
         for tenant in list(self._tenants):
             removed = list(tenant.removed.items())
@@ -115,9 +114,9 @@ class DigestComparison:
         np.add.at(self._sums, runs, numbers(self._seed, *columns))
 
     def _decide(self) -> None:
-        told = np.frombuffer(b"".join(message.counts for message in self._messages), np.uint8)
+        counts = np.frombuffer(b"".join(message.counts for message in self._messages), np.uint8)
         sums = np.concatenate([as_numbers(message.sums) for message in self._messages])
-        self._equal = (self._counted == told) & (self._sums == sums)
+        self._equal = (self._counted == counts) & (self._sums == sums)
 
     def _confirm(self, begin: int) -> list[Change]:
         rows, runs = self._hinted(begin)
@@ -125,17 +124,17 @@ class DigestComparison:
         rows, runs = rows[is_same], runs[is_same]
         if not len(rows):
             return []
-        self._rows.hold_all(rows, self._node_id, self._tiers[runs])
+        self._rows.set_tiers(rows, self._node_id, self._tiers[runs])
         self.blocks += len(rows)
-        if self._recording.is_all:
+        if self._record_policy.is_all:
             return []
         ops: list[Change] = []
         for row in rows.tolist():
-            ops += self._recording.settle(self._tenants.at(self._rows.tenant_indexes[row]), self._rows.keys[row])
+            ops += self._record_policy.settle(self._tenants.at(self._rows.tenant_indexes[row]), self._rows.keys[row])
         return ops
 
     def _hinted(self, begin: int) -> tuple[Found, Found]:
-        """The rows of a slice that have the node as a hint, are not removed and fall into a run, and their runs."""
+        """Return the rows of a slice with the node as a hint, that are not removed and are in a run, and their runs."""
         is_hint = np.zeros(len(self._rows.sets), np.bool_)
         is_hint[self._rows.sets.hinted_at(self._node_id)] = True
         end = min(begin + SLICE_ROWS, len(self._rows))

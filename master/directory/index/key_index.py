@@ -1,9 +1,8 @@
-"""Rows whose bucket of a key index is full (key_index.py), by bucket. Not thread-safe.
+"""Hash table from keys to rows, in numpy arrays: buckets of 8 ways, grown incrementally. Not thread-safe.
 
-Rows lie packed in bytes objects, in dictionaries of a few hundred buckets each: nothing of it is ever looked at by Python's garbage
-collector, and no dictionary is large when it grows. One dictionary of lists stopped the loop for 0.1 s at 20 million rows, in each full
-collection, and in proportion to them.
-"""
+Rows whose bucket is full are in `SpilledRows`, packed in bytes objects, in dictionaries of a few hundred buckets
+each. Python's garbage collector visits none of it, and no dictionary is large when it grows. One dictionary of lists
+stopped the loop for 0.1 s at 20 million rows in each full collection."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -16,11 +15,11 @@ import numpy.typing as npt
 from kvstore.master.directory.index.keys import NO_ROW, RowKeys
 
 PART_BUCKETS: Final = 4096
-"""Whose rows are in one dictionary: every tenth to fiftieth of them has any."""
+"""Buckets of one dictionary: every tenth to fiftieth of them has spilled rows."""
 
 
 class SpilledRows:
-    """See the module. Buckets without rows take nothing."""
+    """Spilled rows by bucket. Buckets without rows take no memory."""
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, bytes]] = {}
@@ -29,21 +28,21 @@ class SpilledRows:
         return bool(self._parts)
 
     def __getitem__(self, bucket: int) -> list[int]:
-        """Empty for one that has none."""
+        """Rows of the bucket; empty if it has none."""
         rows: list[int] = memoryview(self._parts.get(bucket // PART_BUCKETS, {}).get(bucket, b"")).cast("I").tolist()
         return rows
 
     def __iter__(self) -> Iterator[int]:
-        """The buckets that have any, in no order."""
+        """Buckets with spilled rows, in no order."""
         return chain.from_iterable(self._parts.values())
 
     def add(self, bucket: int, *rows: int) -> None:
-        """Behind those that it has."""
+        """Append rows to the bucket."""
         part = self._parts.setdefault(bucket // PART_BUCKETS, {})
         part[bucket] = part.get(bucket, b"") + pack(f"{len(rows)}I", *rows)
 
     def pop(self, bucket: int) -> list[int]:
-        """What `[bucket]` is; it has none any more."""
+        """Remove and return the rows of the bucket."""
         rows = self[bucket]
         if rows:
             part = self._parts[bucket // PART_BUCKETS]
@@ -55,18 +54,20 @@ class SpilledRows:
 
 WAYS: Final = 8
 WORDS: Final = 2 * WAYS
-"""u32 of a bucket: the tags of its ways, 0 for a free one, and then their rows."""
+"""u32 words of a bucket: the tags of its ways, 0 for a free one, then their rows."""
 SPILLED: Final = 2
-"""The last way's tag in a bucket with more rows than ways: what is beyond its other ways is in a dictionary. Rows' tags are odd."""
+"""Tag of the last way of a bucket with more rows than ways: the rows beyond its other ways are in SpilledRows. Rows'
+tags are odd."""
 FIRST_BUCKETS: Final = 8
 FULL_BUCKET: Final = 4.8
-"""Rows a bucket, on average, at which the table begins to grow: a fiftieth of the rows has no way in its own then."""
-PACE: Final = 2
-"""Buckets that are moved for each row that comes while the table grows: it has grown before the buckets that wait are a tenth fuller."""
-PART: Final = 256
-"""Buckets that are moved at a time, 30 us, when rows come one by one."""
-FEW: Final = 16
-"""So many keys are looked up one by one: the calls of a batch take as long."""
+"""Average rows a bucket at which the table begins to grow: then a fiftieth of the rows is spilled."""
+MOVES_PER_INSERT: Final = 2
+"""Buckets moved for each inserted row while the table grows: growth ends before the unmoved buckets are a tenth
+fuller."""
+MOVE_BATCH: Final = 256
+"""Buckets moved at a time, 30 us, for single inserts."""
+SMALL_BATCH: Final = 16
+"""Batches up to this size are looked up key by key: numpy's calls take as long."""
 
 _TAGS: Final = Struct(f"{WAYS}I")
 _TAG_MASK: Final = (1 << 32) - 1
@@ -76,18 +77,19 @@ Words = npt.NDArray[np.uint32]
 
 
 class KeyIndex:
-    """The row of each key. The table is seeded as Python's hashes are, per process. Rows have their keys in `keys` before they are inserted
-    here, and until they are removed. Not thread-safe."""
+    """Row of each key. Seeded as Python's hashes are, per process. Not thread-safe.
+
+    `keys` must have a row's key from before its insertion until after its removal."""
 
     def __init__(self, keys: RowKeys) -> None:
         self._keys = keys
         self._count = 0
-        self._owed = 0
-        """Buckets to be moved for rows that came."""
+        self._due_moves = 0
+        """Buckets to be moved for inserted rows."""
         self._split = 0
-        """While it grows, buckets below this one are in the larger table, each as two."""
+        """While the table grows, buckets below this one are in the larger table, each as two."""
         self._spilled = SpilledRows()
-        """The rows that their bucket has no way for."""
+        """Rows without a way in their bucket."""
         self._use(np.zeros((FIRST_BUCKETS, WORDS), np.uint32))
         self._larger: Words | None = None
         self._larger_view = self._view
@@ -105,7 +107,7 @@ class KeyIndex:
         return row
 
     def items(self) -> Iterator[tuple[bytes, int]]:
-        """Each key and its row, in no order."""
+        """Iterate over keys and rows, in no order."""
         tables = [self._table[self._split :]]
         if self._larger is not None:
             tables += [self._larger[: self._split], self._larger[self._buckets : self._buckets + self._split]]
@@ -118,7 +120,7 @@ class KeyIndex:
                 yield self._keys[row], row
 
     def get(self, key: bytes, default: int = NO_ROW) -> int:
-        """The row of `key`, or `default`."""
+        """Return the row of `key`, or `default`."""
         tag = hash(key) & _TAG_MASK | 1
         bucket = tag >> 1 & self._mask
         view = self._view
@@ -138,8 +140,8 @@ class KeyIndex:
         return default
 
     def find(self, keys: Sequence[bytes]) -> Found:
-        """The row of each key, NO_ROW for those that have none."""
-        if len(keys) <= FEW:
+        """Return the row of each key, NO_ROW for missing ones."""
+        if len(keys) <= SMALL_BATCH:
             return np.fromiter(map(self.get, keys), np.intp, len(keys))
         lengths = list(map(len, keys))
         if lengths.count(lengths[0]) == len(keys):
@@ -153,36 +155,36 @@ class KeyIndex:
         return found
 
     def has_any(self, keys: Sequence[bytes]) -> bool:
-        """Whether one of the keys has a row."""
-        if len(keys) <= FEW:
+        """Return True if any of the keys has a row."""
+        if len(keys) <= SMALL_BATCH:
             return any(map(self.get, keys))
         return bool(self.find(keys).any())
 
     def insert(self, key: bytes, row: int) -> None:
-        """`key`, which has no row, has this one from now on."""
-        self._make_room(1)
+        """Insert `key`, which must have no row."""
+        self._grow_for(1)
         self._insert(hash(key), row)
 
     def insert_all(self, keys: Sequence[bytes], rows: Words) -> None:
-        """As `insert`, of different keys: a row each."""
-        self._make_room(len(keys))
+        """As `insert`, of different keys with a row each."""
+        self._grow_for(len(keys))
         hashes = _hashes(keys)
         while len(hashes):
             buckets = self._numbers(hashes)
             _, chosen = np.unique(buckets, return_index=True)  # one row a bucket at a time: the next ones see what it took
             is_free = self._gather(hashes[chosen])[:, :WAYS] == 0
-            has_room = is_free.any(axis=1)
-            for number in chosen[~has_room].tolist():
+            has_free_way = is_free.any(axis=1)
+            for number in chosen[~has_free_way].tolist():
                 self._insert(int(hashes[number]), int(rows[number]))
             left = np.ones(len(hashes), np.bool_)
             left[chosen] = False
-            chosen = chosen[has_room]
-            self._write(buckets[chosen], is_free[has_room].argmax(axis=1), _tags(hashes[chosen]), rows[chosen])
+            chosen = chosen[has_free_way]
+            self._write(buckets[chosen], is_free[has_free_way].argmax(axis=1), _tags(hashes[chosen]), rows[chosen])
             hashes, rows = hashes[left], rows[left]
 
     def remove(self, key: bytes, row: int) -> None:
-        """`key` has no row any more; it had this one."""
-        bucket, view = self._place(hash(key))
+        """Remove `key`, which must have this row."""
+        bucket, view = self._bucket_of(hash(key))
         self._count -= 1
         begin = bucket * WORDS
         spilled = self._spilled.pop(bucket)
@@ -209,7 +211,7 @@ class KeyIndex:
         self._count -= len(rows)
 
     def check_integrity(self) -> None:
-        """Assert that each key is found where it is, and is counted. For tests; O(rows)."""
+        """Assert that each key is found at its row, and is counted. For tests; O(rows)."""
         items = list(self.items())
         assert len({key for key, _row in items}) == len(items) == self._count
         assert all(self.get(key) == row for key, row in items)
@@ -252,14 +254,14 @@ class KeyIndex:
         return found
 
     def _numbers(self, hashes: Hashes) -> Found:
-        """The bucket that each belongs to."""
+        """Return the bucket of each hash."""
         numbers: Found = hashes >> 1 & self._mask
         if self._split:
             numbers = np.where(numbers < self._split, hashes >> 1 & self._larger_mask, numbers)
         return numbers
 
     def _gather(self, hashes: Hashes) -> Words:
-        """The bucket that each belongs to, copied."""
+        """Return a copy of the bucket of each hash."""
         numbers = hashes >> 1 & self._mask
         buckets = self._table.take(numbers, axis=0)
         if self._larger is not None:
@@ -267,7 +269,7 @@ class KeyIndex:
             buckets[moved] = self._larger.take(hashes[moved] >> 1 & self._larger_mask, axis=0)
         return buckets
 
-    def _place(self, hashed: int) -> "tuple[int, memoryview[int]]":
+    def _bucket_of(self, hashed: int) -> "tuple[int, memoryview[int]]":
         bucket = hashed >> 1 & self._mask
         if bucket < self._split:
             return hashed >> 1 & self._larger_mask, self._larger_view
@@ -277,7 +279,7 @@ class KeyIndex:
         return next((row for row in self._spilled[bucket] if self._keys[row] == key), default)
 
     def _insert(self, hashed: int, row: int) -> None:
-        bucket, view = self._place(hashed)
+        bucket, view = self._bucket_of(hashed)
         begin = bucket * WORDS
         tags = _TAGS.unpack_from(view, 4 * begin)
         if 0 in tags:
@@ -291,32 +293,36 @@ class KeyIndex:
             view[last], view[last + WAYS] = SPILLED, NO_ROW
 
     def _write(self, buckets: Found, ways: Found, tags: Words, rows: Words) -> None:
-        """Put these into free ways of different buckets."""
+        """Write entries into free ways of different buckets."""
         is_moved = (buckets < self._split) | (buckets >= self._buckets)
         for table, part in ((self._table, ~is_moved), (self._larger, is_moved)):
             if table is not None:
                 table[buckets[part], ways[part]] = tags[part]
                 table[buckets[part], ways[part] + WAYS] = rows[part]
 
-    def _make_room(self, count: int) -> None:
-        """So many rows come."""
+    def _grow_for(self, count: int) -> None:
+        """Count `count` inserted rows, and grow the table."""
         self._count += count
         if self._larger is None and self._count <= FULL_BUCKET * self._buckets:
             return
-        self._owed += PACE * count
+        self._due_moves += MOVES_PER_INSERT * count
         while self._larger is not None or self._count > FULL_BUCKET * self._buckets:
             if self._larger is None:
                 self._larger = np.zeros((2 * self._buckets, WORDS), np.uint32)
                 self._larger_view = self._larger.reshape(-1).data
-            part = min(PART, self._buckets - self._split) if self._owed < 2 * PART else min(self._owed, self._buckets - self._split)
-            if self._owed < part:
+            part = (
+                min(MOVE_BATCH, self._buckets - self._split)
+                if self._due_moves < 2 * MOVE_BATCH
+                else min(self._due_moves, self._buckets - self._split)
+            )
+            if self._due_moves < part:
                 return
-            self._owed -= part
+            self._due_moves -= part
             self._move(self._split + part)
-        self._owed = 0
+        self._due_moves = 0
 
     def _move(self, end: int) -> None:
-        """Buckets up to this one go to the larger table, each as two."""
+        """Move the buckets below `end` to the larger table, each as two."""
         assert self._larger is not None
         begin, self._split = self._split, end
         part = self._table[begin:end]

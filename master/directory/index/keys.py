@@ -1,7 +1,6 @@
-"""The keys of the rows, side by side: those of one length lie in one buffer, and a row says the length and the place of its own.
+"""Keys of the rows: keys of one length share a buffer, and a row has the length and position of its own.
 
-An engine's key of 16 bytes takes 21 this way, where a bytes object takes 64 and a pointer to it 8.
-"""
+An engine's key of 16 bytes takes 21 bytes this way; a bytes object takes 64 and a pointer to it 8."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -11,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 NO_ROW: Final = 0
-"""Row 0 is nobody's: queries use it for keys that have no row, and its set of holders is never live."""
+"""Row 0 is no block's: queries use it for missing keys, and its holder set is never live."""
 Bools = npt.NDArray[np.bool_]
 RowNumbers = npt.NDArray[np.uint32]
 
 
 class _KeysOfLength:
-    """The keys of one length. A place whose key left is used again."""
+    """Keys of one length. Slots of removed keys are reused."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -26,53 +25,53 @@ class _KeysOfLength:
 
     def add(self, key: bytes) -> int:
         if self.free:
-            place = self.free.pop()
-            self.data[place * self.length : (place + 1) * self.length] = key
+            slot = self.free.pop()
+            self.data[slot * self.length : (slot + 1) * self.length] = key
         else:
-            place = len(self.data) // self.length
+            slot = len(self.data) // self.length
             self.data += key
-        return place
+        return slot
 
     def add_all(self, keys: Sequence[bytes]) -> RowNumbers:
-        """As `add`, one after the other: the places."""
+        """As `add`, for each; return the slots."""
         reused = min(len(self.free), len(keys))
         begin = len(self.data) // self.length
-        places = np.arange(begin - reused, begin - reused + len(keys), dtype=np.uint32)
+        slots = np.arange(begin - reused, begin - reused + len(keys), dtype=np.uint32)
         self.data += b"".join(keys[reused:])
         if reused:
-            places[:reused] = np.array(self.free[-reused:], np.uint32)[::-1]
+            slots[:reused] = np.array(self.free[-reused:], np.uint32)[::-1]
             del self.free[-reused:]
             bytes_of = np.frombuffer(self.data, np.uint8).reshape(-1, self.length)
-            bytes_of[places[:reused]] = np.frombuffer(b"".join(keys[:reused]), np.uint8).reshape(-1, self.length)
-        return places
+            bytes_of[slots[:reused]] = np.frombuffer(b"".join(keys[:reused]), np.uint8).reshape(-1, self.length)
+        return slots
 
 
 class RowKeys:
-    """By row; b"" for a row that has none. Row 0 never has one. Not thread-safe."""
+    """Keys by row; b"" for a row without one. Row 0 never has one. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._lengths, self._places = array("B", (0,)), array("I", (0,))
+        self._lengths, self._slots = array("B", (0,)), array("I", (0,))
         self._alike: dict[int, _KeysOfLength] = {}
 
     def __len__(self) -> int:
-        """Rows, with or without a key: every row number is below it."""
+        """Upper bound of all row numbers."""
         return len(self._lengths)
 
     def __getitem__(self, row: int) -> bytes:
         length = self._lengths[row]
-        begin = self._places[row] * length
+        begin = self._slots[row] * length
         return bytes(self._alike[length].data[begin : begin + length]) if length else b""
 
     def append(self, key: bytes) -> int:
-        """The number of a new row, which is the last now and has this key."""
+        """Append a row with this key; return its number."""
         row = len(self)
         self._lengths.append(0)
-        self._places.append(0)
+        self._slots.append(0)
         self.set(row, key)
         return row
 
     def extend(self, keys: Sequence[bytes]) -> None:
-        """As `append`, one after the other."""
+        """As `append`, for each."""
         lengths = bytes(map(len, keys))
         if lengths.count(lengths[:1]) < len(keys):
             for key in keys:
@@ -82,66 +81,67 @@ class RowKeys:
             first = len(alike.data) // alike.length
             alike.data += b"".join(keys)
             self._lengths.frombytes(lengths)
-            self._places.extend(range(first, first + len(keys)))
+            self._slots.extend(range(first, first + len(keys)))
 
     def set(self, row: int, key: bytes) -> None:
-        """Give a row without a key this one."""
-        self._places[row] = self._of(len(key)).add(key)
+        """Set the key of a row without one."""
+        self._slots[row] = self._of(len(key)).add(key)
         self._lengths[row] = len(key)
 
     def set_all(self, rows: RowNumbers, keys: Sequence[bytes]) -> None:
-        """As `set`, one after the other, of at least one."""
+        """As `set`, for each of at least one."""
         length = len(keys[0])
         if list(map(len, keys)).count(length) < len(keys):
             for row, key in zip(rows.tolist(), keys, strict=True):
                 self.set(row, key)
             return
-        np.frombuffer(self._places, np.uint32)[rows] = self._of(length).add_all(keys)
+        np.frombuffer(self._slots, np.uint32)[rows] = self._of(length).add_all(keys)
         np.frombuffer(self._lengths, np.uint8)[rows] = length
 
     def clear(self, row: int) -> None:
-        """Take its key off a row that has one."""
-        self._alike[self._lengths[row]].free.append(self._places[row])
+        """Remove the key of a row that has one."""
+        self._alike[self._lengths[row]].free.append(self._slots[row])
         self._lengths[row] = 0
 
     def clear_all(self, rows: RowNumbers) -> None:
-        """As `clear`, of different rows; there is at least one."""
+        """As `clear`, of different rows, at least one."""
         of_rows = np.frombuffer(self._lengths, np.uint8)[rows]
-        places = np.frombuffer(self._places, np.uint32)[rows]
+        slots = np.frombuffer(self._slots, np.uint32)[rows]
         for length in np.unique(of_rows).tolist():
-            self._alike[length].free.frombytes(places[of_rows == length].tobytes())
+            self._alike[length].free.frombytes(slots[of_rows == length].tobytes())
         np.frombuffer(self._lengths, np.uint8)[rows] = 0
 
     def are(self, rows: RowNumbers, keys: "npt.NDArray[np.bytes_]", length: int) -> Bools:
-        """Whether each row, which has a key, has the one at the same position of `keys`, all of `length` bytes."""
+        """Return, for each row, which must have a key, True if it equals the one at the same position of `keys`, all
+        of `length` bytes."""
         alike = self._alike.get(length)
         if alike is None:
             return np.zeros(len(rows), np.bool_)
-        places = np.frombuffer(self._places, np.uint32)[rows]
+        slots = np.frombuffer(self._slots, np.uint32)[rows]
         if len(self._alike) == 1:
-            return self._equal(alike, places, keys)
+            return self._equal(alike, slots, keys)
         is_alike: Bools = np.frombuffer(self._lengths, np.uint8)[rows] == length
-        return self._equal(alike, places * is_alike, keys) & is_alike
+        return self._equal(alike, slots * is_alike, keys) & is_alike
 
     def check_integrity(self, with_keys: Iterable[int]) -> None:
-        """Assert that these rows have keys, all others none, and each place is one row's or free. For tests; O(rows)."""
+        """Assert that exactly these rows have keys, and each slot is one row's or free. For tests; O(rows)."""
         named = set(with_keys)
         assert named == {row for row, length in enumerate(self._lengths) if length}
         for length, alike in self._alike.items():
-            places = [self._places[row] for row in named if self._lengths[row] == length]
-            assert sorted([*places, *alike.free]) == list(range(len(alike.data) // length)), length
+            slots = [self._slots[row] for row in named if self._lengths[row] == length]
+            assert sorted([*slots, *alike.free]) == list(range(len(alike.data) // length)), length
 
     def _of(self, length: int) -> _KeysOfLength:
         return self._alike.get(length) or self._alike.setdefault(length, _KeysOfLength(length))
 
-    def _equal(self, alike: _KeysOfLength, places: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
+    def _equal(self, alike: _KeysOfLength, slots: RowNumbers, keys: "npt.NDArray[np.bytes_]") -> Bools:
         words, rest = divmod(alike.length, 8)
         if rest:
-            # numpy strips the zeros that end a string before it compares: strings of one length are equal then as they are otherwise.
-            same: Bools = np.frombuffer(alike.data, keys.dtype)[places] == keys
+            # numpy strips trailing zeros before it compares; for strings of one length the result is the same.
+            same: Bools = np.frombuffer(alike.data, keys.dtype)[slots] == keys
             return same
-        # In a third of the time; and so long are the hashes that engines give.
-        is_same = np.frombuffer(alike.data, np.uint64).reshape(-1, words).take(places, axis=0) == keys.view(np.uint64).reshape(-1, words)
+        # Takes a third of the time; engines' hashes have such lengths.
+        is_same = np.frombuffer(alike.data, np.uint64).reshape(-1, words).take(slots, axis=0) == keys.view(np.uint64).reshape(-1, words)
         same = is_same[:, 0]
         for word in range(1, words):
             same &= is_same[:, word]

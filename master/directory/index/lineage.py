@@ -1,9 +1,9 @@
-"""Parents of rows that come in any order, as two columns: a row's parent, and how many children a row has. No row becomes its own ancestor.
+"""Parents of rows in any order, in two columns: each row's parent, and its number of children. No row becomes its own
+ancestor.
 
-Whoever is told of a block before its parent, as a catalog's reader is, cannot rely on parents being older than their children. A row
-without children closes no cycle; for any other one the line above its parent is walked. Of many rows together the lines are walked at
-once, a step for all of them: one by one takes five times as long.
-"""
+A catalog's reader may see a block before its parent, so parents need not be older than their children. A row without
+children closes no cycle; for any other one the ancestors of its parent are walked. For a batch, all chains are
+walked together, a step for all at once: one by one takes five times as long."""
 
 from array import array
 from typing import Final
@@ -17,15 +17,15 @@ Numbers = npt.NDArray[np.uint32]
 
 NO_PARENT: Final = NO_ROW
 MAX_LINEAGE: Final = 65_536
-"""Ancestors that are looked at for a cycle, some milliseconds: as many as a prompt of a million tokens has blocks of 16. A longer line is
-cut there: whoever says who is whose parent could else keep a master that reads a catalog at it for ever."""
+"""Ancestors checked for a cycle, some milliseconds: the blocks of 16 tokens in a prompt of a million. A longer chain
+is cut there; otherwise crafted parents could keep a master busy for ever."""
 MAX_TOGETHER: Final = 64
-"""Steps that the lines of many rows are walked together: most are shorter, and where one is not each row is looked at by itself."""
+"""Steps of the joint walk. Most chains are shorter; if one is not, each row is checked alone."""
 
 
 def adopt_all(parents: "array[int]", children: "array[int]", rows: Numbers, above: Numbers) -> None:
-    """Give these rows, all different and without a parent, those `above`, one after the other: but where that is the row, a descendant of
-    it, or has too many ancestors to tell."""
+    """Set the parents of rows, which are different and have none, to `above`. Skips a parent that is the row itself,
+    a descendant of it, or has too many ancestors to tell."""
     is_other = rows != above
     rows, above = rows[is_other], above[is_other]
     if not _adopt_together(np.frombuffer(parents, np.uint32), np.frombuffer(children, np.uint32), rows, above):
@@ -36,10 +36,11 @@ def adopt_all(parents: "array[int]", children: "array[int]", rows: Numbers, abov
 
 
 def _adopt_together(parents: Numbers, children: Numbers, rows: Numbers, above: Numbers) -> bool:
-    """All of them, if every line above them ends soon: then no order closes a cycle. Else False, with nothing done."""
+    """Adopt all, and return True, if all chains end soon: then no order closes a cycle. Else return False, with
+    nothing changed."""
     parents[rows] = above
     np.add.at(children, above, 1)
-    line = above[children[rows] > 0]  # the others are nobody's parents, and in no line
+    line = above[children[rows] > 0]  # the others have no children, and are in no chain
     for _ in range(min(MAX_TOGETHER, MAX_LINEAGE)):
         line = line[line != NO_PARENT]
         if not len(line):
@@ -51,7 +52,7 @@ def _adopt_together(parents: Numbers, children: Numbers, rows: Numbers, above: N
 
 
 def _is_apart(parents: "array[int]", row: int, other: int) -> bool:
-    """Neither the row nor an ancestor of it is `other`."""
+    """Return True if neither the row nor an ancestor is `other`."""
     for _ in range(MAX_LINEAGE):
         if row in (NO_PARENT, other):
             return row == NO_PARENT

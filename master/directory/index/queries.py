@@ -1,4 +1,4 @@
-"""Queries of the directory: which keys can be read now, where, and how much of a prompt each node has. They change nothing.
+"""Lookups in the directory: readable keys, their locations, and each node's prefix of a prompt. Read-only.
 
 The hot path: a few C loops over columns (rows.py) a batch."""
 
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenant, Tenants
@@ -23,8 +23,8 @@ Indexes = NDArray[np.intp]
 
 
 def locate(rows: Rows, found: Indexes, *, avoid: int = 0) -> Locations:
-    """Where the blocks of the rows `found` (NO_ROW: a miss) are, at nodes that live and are not `avoid` (0: none). Where these are more
-    than a message takes, as many are told of each block."""
+    """Return the locations of the blocks of rows `found` (NO_ROW: a miss), at live nodes other than `avoid` (0:
+    none). If they exceed a message, the replicas of each block are limited."""
     sets = rows.sets
     found = found.copy()
     held = np.frombuffer(rows.holders, np.uint32)[found]
@@ -34,7 +34,7 @@ def locate(rows: Rows, found: Indexes, *, avoid: int = 0) -> Locations:
         most = MAX_COUNT // len(held)
         nodes, tiers = _some_of(rows, held, found, most)
         replicas = np.minimum(replicas, most)
-    elif len(held) and (held == held[0]).all():  # as a rule: a chain's blocks are together
+    elif len(held) and (held == held[0]).all():  # usual: a chain's blocks are at the same nodes
         nodes, tiers = sets.nodes[held[0]] * len(held), sets.tiers[held[0]] * len(held)
     else:
         held_list = held.tolist()
@@ -51,7 +51,8 @@ def locate(rows: Rows, found: Indexes, *, avoid: int = 0) -> Locations:
 
 
 def _some_of(rows: Rows, held: NDArray[np.uint32], found: Indexes, most: int) -> tuple[bytes, bytes]:
-    """Nodes and tiers of so many replicas a block at most: those from one on that its generation says, so that reads are spread."""
+    """Return nodes and tiers of at most `most` replicas a block. The block's generation selects the first one, which
+    spreads reads."""
     nodes, tiers = bytearray(), bytearray()
     for index, generation in zip(held.tolist(), _picked(rows.generations, found), strict=True):
         its_nodes, its_tiers = rows.sets.nodes[index], rows.sets.tiers[index]
@@ -69,7 +70,7 @@ def _picked(column: "array[int]", rows: Indexes) -> "array[int]":
 
 
 def _without(answer: Locations, avoid: int) -> Locations:
-    """`answer` without the replicas at node `avoid`; a block that is only there is a miss."""
+    """Return `answer` without the replicas at node `avoid`; a block that is only there is a miss."""
     replicas, at, kept = bytearray(answer.replicas), 0, array("I")
     tiers = bytearray()
     for index, count in enumerate(answer.replicas):
@@ -89,14 +90,14 @@ def _without(answer: Locations, avoid: int) -> Locations:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatches:
-    """`blocks` of the prompt from the first on, by node id, for the nodes that have any; `block_bytes` is what a block takes on average."""
+    """Leading blocks of the prompt by node id, for nodes with any; `block_bytes` is the average block size."""
 
     blocks: dict[int, int]
     block_bytes: int
 
 
 class PrefixPart(NamedTuple):
-    """The blocks of a prompt that one table knows of: its rows `found` (NO_ROW: nowhere), which are the prompt's blocks `places`."""
+    """Blocks of a prompt in one table: rows `found` (NO_ROW: missing) of the prompt's blocks `places`."""
 
     rows: Rows
     found: Indexes
@@ -104,15 +105,14 @@ class PrefixPart(NamedTuple):
 
 
 PART_BITS: Final = 32
-"""Of the number of a set of holders, above which that of its table stands."""
+"""Bits of a holder set's index; the table's number is above them."""
 
 
 def prefixes(parts: Sequence[PrefixPart]) -> PrefixMatches:
-    """Of the prompt whose blocks are in these tables, at nodes that can be read from now.
+    """Return the prefixes of a prompt at the readable nodes, over all tables.
 
-    Most blocks of a prompt are at the same nodes, and have the same set of holders: a node loses its run at the first block with a set
-    that it is not in. So the work is a sort of the sets' numbers, and a step in Python for each set there is.
-    """
+    Most blocks of a prompt have the same set of holders. A node's prefix ends at the first block with a set that it
+    is not in. So the work is a sort of the sets' indexes, and a Python step for each distinct set."""
     count = sum(len(part.places) for part in parts)
     held, sizes = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
     for number, (rows, found, places) in enumerate(parts):
@@ -140,7 +140,7 @@ def prefixes(parts: Sequence[PrefixPart]) -> PrefixMatches:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """The numbers of the bits that are set."""
+    """Yield the numbers of the bits that are set."""
     while mask:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
@@ -148,53 +148,53 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 class DirectoryQueries:
-    """See the module. An unknown tenant has nothing, and a question makes none. Not thread-safe."""
+    """Lookups by tenant and key. An unknown tenant has no blocks, and a lookup does not create it. Not thread-safe."""
 
     def __init__(self, rows: Rows, tenants: Tenants) -> None:
         self._rows, self._tenants = rows, tenants
 
     def exists(self, tenant: str, keys: Sequence[bytes]) -> bytes:
-        """1 for each key that can be read now."""
+        """Return 1 for each readable key."""
         return self._of_sets(tenant, keys, self._rows.sets.live)
 
-    def standing(self, tenant: str, keys: Sequence[bytes]) -> bytes:
-        """Of each key NOBODY, HINTED or NAMED: see holders.py."""
-        return self._of_sets(tenant, keys, self._rows.sets.standing)
+    def presence(self, tenant: str, keys: Sequence[bytes]) -> bytes:
+        """Return ABSENT, HINTED or CONFIRMED for each key: see holders.py."""
+        return self._of_sets(tenant, keys, self._rows.sets.presence)
 
     def _of_sets(self, tenant: str, keys: Sequence[bytes], column: bytearray) -> bytes:
-        """Of each key what `column` says of its holders."""
-        if len(keys) <= FEW:
-            index, holders = self._tenants.asked(tenant).rows, self._rows.holders
+        """Return the value of `column` for each key's holder set."""
+        if len(keys) <= SMALL_BATCH:
+            index, holders = self._tenants.lookup(tenant).rows, self._rows.holders
             return bytes([column[holders[index.get(key)]] for key in keys])
         held = np.frombuffer(self._rows.holders, np.uint32)[self._find(tenant, keys)]
         return np.frombuffer(column, np.uint8)[held].tobytes()
 
     def match_prefix(self, tenant: str, keys: Sequence[bytes]) -> int:
-        """How many keys can be read now, from the first on without a gap."""
+        """Return the number of leading keys that are readable without a gap."""
         gap = self.exists(tenant, keys).find(0)
         return len(keys) if gap < 0 else gap
 
     def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
-        """How many of these keys, from the first on without a gap, can be read at each node."""
+        """Return, for each node, the number of leading keys that are readable there without a gap."""
         return prefixes([self.part(tenant, keys, range(len(keys)))])
 
     def part(self, tenant: str, keys: Sequence[bytes], places: Sequence[int]) -> PrefixPart:
-        """Of a prompt the blocks `places`, which have these keys."""
+        """Return this table's part of a prompt: the blocks `places`, which have these keys."""
         return PrefixPart(self._rows, self._find(tenant, keys), places)
 
     def rows_of(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
-        """The rows of the keys, in their order; NO_ROW for those that are nowhere."""
+        """Return the rows of the keys, NO_ROW for missing ones."""
         return self._find(tenant, keys)
 
     def lookup(self, tenant: str, keys: Sequence[bytes], *, avoid: int = 0) -> Locations:
-        """Where the keys are, at nodes that live and are not `avoid` (0: none)."""
+        """Return the locations of the keys, at live nodes other than `avoid` (0: none)."""
         return locate(self._rows, self._find(tenant, keys), avoid=avoid)
 
     def list_keys(self, tenant: str, namespace: str | None = None, *, slice_rows: int = 65_536) -> Iterator[list[tuple[bytes, int, str]]]:
-        """(key, size, namespace) of the blocks that can be read, of one namespace or all (None), `slice_rows` rows at a time.
+        """Yield (key, size, namespace) of the readable blocks of one namespace or all (None), `slice_rows` rows at a
+        time.
 
-        The directory may change between slices: a block that is there all the time is listed once.
-        """
+        The directory may change between slices: a block that exists all the time is listed once."""
         rows = self._rows
         for owner, part in self._slices(tenant, slice_rows):
             listed = [
@@ -205,8 +205,8 @@ class DirectoryQueries:
             yield [entry for entry in listed if namespace in (None, entry[2])]
 
     def held_keys(self, tenant: str, namespace: str | None, pattern: str, *, slice_rows: int) -> Iterator[list[bytes]]:
-        """The keys of blocks that nodes hold, live or not, in one namespace or all (None), that match `pattern`, a shell's, as UTF-8:
-        `slice_rows` rows at a time, as `list_keys`."""
+        """Yield the keys of blocks with holders, live or not, in one namespace or all (None), that match the shell
+        `pattern` (UTF-8). `slice_rows` rows at a time, as `list_keys`."""
         rows, matches = self._rows, re.compile(fnmatch.translate(pattern.encode().decode("latin-1")).encode("latin-1")).match
         for owner, part in self._slices(tenant, slice_rows):
             yield [
@@ -219,7 +219,7 @@ class DirectoryQueries:
             ]
 
     def _slices(self, tenant: str, slice_rows: int) -> Iterator[tuple[Tenant, range]]:
-        """Rows from the first to the last that there is by then, in parts; to its end if the tenant has nothing any more."""
+        """Yield ranges over all rows, including those added meanwhile; stops if the tenant is gone."""
         begin = 0
         while begin < len(self._rows) and (owner := self._tenants.get(tenant)) is not None:
             end = min(begin + slice_rows, len(self._rows))
@@ -227,4 +227,4 @@ class DirectoryQueries:
             begin = end
 
     def _find(self, tenant: str, keys: Sequence[bytes]) -> Indexes:
-        return self._tenants.asked(tenant).rows.find(keys)
+        return self._tenants.lookup(tenant).rows.find(keys)

@@ -1,9 +1,8 @@
-"""The blocks as a table of columns: one row a block, no object a block.
+"""Table of blocks in columns: one row a block, no object per block.
 
-A block takes 80 to 110 bytes this way: 45 in columns, 21 for its key (keys.py), 13 to 27 to find it by (key_index.py). One small object a
-block would cost as much again and give the garbage collector a million things to walk. What a row means (who holds it, what may be seen)
-is the directory's business; this table keeps rows, their parents and their holders' sets consistent.
-"""
+A block takes 80 to 110 bytes: 45 in columns, 21 for its key (keys.py), 13 to 27 in the index (key_index.py). One
+small object per block would cost as much again, and a million objects for the garbage collector. The directory
+decides which holders are valid and visible; this table keeps rows, parents and holder sets consistent."""
 
 from array import array
 from collections import Counter
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.holders import HINT, HolderSets, Pairs, has_holder, with_holder
-from kvstore.master.directory.index.key_index import FEW, Found
+from kvstore.master.directory.index.key_index import SMALL_BATCH, Found
 from kvstore.master.directory.index.keys import NO_ROW, Bools
 from kvstore.master.directory.index.lineage import NO_PARENT, Numbers, adopt_all
 from kvstore.master.directory.index.tenants import Tenant, Tenants
@@ -24,12 +23,12 @@ from kvstore.master.directory.records import Version
 T = TypeVar("T")
 Tiers = npt.NDArray[np.uint8]
 
-MADE_ROWS: Final = 1024
-"""Rows that the columns are lengthened by."""
+GROWTH_ROWS: Final = 1024
+"""Rows added to the columns at a time."""
 
 
 class Namespaces:
-    """Namespace names by index, counted by row, so that a name without blocks is forgotten."""
+    """Interned namespace names, reference-counted by row: a name without blocks is dropped."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -44,11 +43,11 @@ class Namespaces:
         return len(self._index)
 
     def names(self) -> list[str]:
-        """By index; a former name where there is none now."""
+        """Names by index; an unused index has a former name."""
         return list(self._names)
 
     def enter(self, name: str, count: int = 1) -> int:
-        """Count so many rows more of `name`; its index."""
+        """Add `count` rows of `name`; return its index."""
         index = self._index.get(name)
         if index is None:
             index = self._new(name)
@@ -74,13 +73,12 @@ class Namespaces:
 
 
 class Rows:
-    """The table. Columns are public to the directory's queries, which read them in C loops; only this class writes them.
+    """The table. Queries read the columns directly, in C loops; only this class writes them. Not thread-safe.
 
-    A block that goes while it has children leaves its row behind, held by nobody, until the last child goes: a parent's row is
-    never given to another block, and a parent that comes back finds its children. The parent of a row is fixed when the row is
-    made and existed before it, so there are no cycles. Where rows are made before their parents are known, from a catalog
-    (`replay`), a row that has children is given a parent only once it is sure that this is none of its descendants. Not thread-safe.
-    """
+    A removed block with children keeps its row, without holders, until the last child is removed: a parent's row is
+    never given to another block, and a parent that returns finds its children. A row's parent is fixed when the row
+    is made and existed before it, so there are no cycles. `replay` may see children first: there a row with children
+    gets a parent only if that is none of its descendants."""
 
     def __init__(self, tenants: Tenants) -> None:
         self.tenants = tenants
@@ -91,22 +89,22 @@ class Rows:
         self.tenant_indexes, self.namespace_indexes = array("I", (0,)), array("I", (self.namespaces.enter(""),))
         self.holders = array("I", (0,))
         self.recorded = bytearray(1)
-        """1: the catalog has a record of the block. Recording alone sets and reads it, but for what comes from a catalog."""
+        """1: the catalog has a record of the block. RecordPolicy sets and reads it; `replay` sets it too."""
         self.keys = tenants.keys
         self.is_elsewhere: Callable[[bytes], bool] | None = None
-        """Whether a key belongs to another partition of the key space, where there are several: such a parent never gets a row as a block
-        here, and has one all the same, held by nobody, for its children's sake."""
+        """With several partitions: True for a key of another partition. Such a parent has a row without holders, for
+        its children's sake."""
         self._free = array("I")
 
     def __len__(self) -> int:
-        """Rows of the table, free ones and row 0 included: every row number is below it."""
+        """Upper bound of all row numbers, free rows and row 0 included."""
         return len(self.keys)
 
     def pairs(self, row: int) -> Pairs:
         return self.sets[self.holders[row]]
 
     def readable_at(self, tenant: Tenant, key: bytes) -> list[int]:
-        """The node ids that the block can be read from."""
+        """Return the node ids from which the block is readable."""
         return self.sets.readable_at(self.holders[tenant.rows.get(key)])
 
     def version(self, row: int) -> Version:
@@ -114,11 +112,11 @@ class Rows:
         return Version(self.sizes[row], self.checksums[row], self.generations[row], self.namespaces[self.namespace_indexes[row]], parent)
 
     def is_version(self, row: int, version: Version) -> bool:
-        """Size, checksum and generation are the row's."""
+        """Return True if the row has this size, checksum and generation."""
         return version[:3] == (self.sizes[row], self.checksums[row], self.generations[row])
 
     def insert(self, tenant: Tenant, key: bytes, version: Version, pairs: Pairs) -> int:
-        """Give `key` this version and these holders, in its row or a new one; the row. A new row gets its parent if that has a row."""
+        """Set the version and holders of `key`; return its row. A new row gets its parent if that has a row."""
         row = tenant.rows.get(key)
         if row == NO_ROW:
             row = self._new(tenant, key, self._parent_row(tenant, key, version.parent))
@@ -126,8 +124,8 @@ class Rows:
         return row
 
     def insert_new(self, tenant: Tenant, puts: BlockPuts, pairs: Pairs) -> None:
-        """As `insert`, one after the other, of different keys that have no rows. `pairs` hold them, whoever `puts` says."""
-        if len(puts.keys) <= FEW:
+        """As `insert`, for different keys without rows. `pairs` are the holders; those in `puts` are ignored."""
+        if len(puts.keys) <= SMALL_BATCH:
             for key, *version in zip(puts.keys, *puts[2:7], strict=True):
                 self.insert(tenant, key, Version._make(version), pairs)
             return
@@ -146,7 +144,7 @@ class Rows:
             self._adopt_new(tenant, rows, puts.parents)
 
     def _reuse(self, tenant: Tenant, rows: Numbers, puts: BlockPuts, holders: int) -> None:
-        """Free rows are the first blocks' of `puts` from now on, as `_append`."""
+        """Use free rows for the first blocks of `puts`, as `_append` does."""
         free = len(rows)
         self.keys.set_all(rows, puts.keys[:free])
         tenant.rows.insert_all(puts.keys[:free], rows)
@@ -158,7 +156,7 @@ class Rows:
         np.frombuffer(self.holders, np.uint32)[rows] = holders
 
     def _adopt_new(self, tenant: Tenant, rows: Numbers, parents: Sequence[bytes]) -> None:
-        """Give new rows their parents, as far as those came before them: what comes later, and the block itself, is not there yet."""
+        """Set the parents of new rows, if these were inserted before them."""
         above = tenant.rows.find(parents)
         order = np.argsort(rows)
         near = order[np.minimum(np.searchsorted(rows, above, sorter=order), len(rows) - 1)]
@@ -166,14 +164,13 @@ class Rows:
         np.frombuffer(self.parents, np.uint32)[rows[is_there]] = above[is_there]
         np.add.at(np.frombuffer(self.children, np.uint32), above[is_there], 1)
         if self.is_elsewhere is not None:
-            strangers = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
-            self._adopt_parents(tenant, rows, strangers)
+            unknown_nodes = [parent if parent and self.is_elsewhere(parent) else b"" for parent in parents]
+            self._adopt_parents(tenant, rows, unknown_nodes)
 
     def replay(self, tenant: Tenant, puts: BlockPuts) -> None:
-        """Make the rows of these keys what the catalog says of them, in whatever order it tells of blocks and their parents.
+        """Apply a catalog's records, in any order of blocks and parents.
 
-        A parent without a row gets one, held by nobody. A row's parent is the first that was said of it. Holders are hints.
-        """
+        A missing parent gets a row without holders. The first recorded parent of a row stays. Holders become hints."""
         pairs_of = {holders: tuple((node_id, HINT) for node_id in holders) for holders in set(puts.holders)}
         found = np.array(tenant.rows.find(puts.keys), np.uint32)
         new = np.flatnonzero(found == NO_ROW).tolist()
@@ -190,7 +187,7 @@ class Rows:
         self._replay_known(tenant, puts, found, pairs_of)
 
     def _replay_new(self, tenant: Tenant, puts: BlockPuts, pairs_of: Mapping[tuple[int, ...], Pairs]) -> None:
-        """`replay` of different keys that have no rows, behind all rows that there are."""
+        """`replay` of different keys without rows, appended."""
         sets = {holders: self.sets.enter(pairs_of[holders], count) for holders, count in Counter(puts.holders).items()}
         held = array("I", map(sets.__getitem__, puts.holders))
         first = self._append(tenant, puts.keys, puts.sizes, puts.checksums, puts.generations, puts.namespaces, held)
@@ -211,12 +208,12 @@ class Rows:
         namespaces[rows] = list(map(names.__getitem__, puts.namespaces))
         held[rows] = list(map(sets.__getitem__, puts.holders))
         np.frombuffer(self.recorded, np.uint8)[rows] = 1
-        del namespaces, held, column  # the columns cannot grow while they are looked at
+        del namespaces, held, column  # a column cannot grow while numpy views it
         self._adopt_parents(tenant, rows, puts.parents)
 
     def _adopt_parents(self, tenant: Tenant, rows: Numbers, parents: Sequence[bytes]) -> None:
-        """Give those of the rows that have none their parents. Those that have no row get one, all at once: half of a catalog's blocks come
-        before their parents."""
+        """Set the parents of rows without one. Missing parents get rows, all at once: half of a catalog's blocks
+        precede their parents."""
         wanted = np.flatnonzero((np.frombuffer(self.parents, np.uint32)[rows] == NO_PARENT) & np.fromiter(map(bool, parents), bool))
         if not len(wanted):
             return
@@ -242,8 +239,8 @@ class Rows:
         namespaces: Sequence[str],
         holders: "array[int]",
     ) -> int:
-        """Rows for different keys that have none, without parents, behind all rows that there are; the first of them. `holders`: the index
-        of each one's set, entered already."""
+        """Append rows for different keys without rows and without parents; return the first. `holders` are the
+        indexes of their sets, already entered."""
         first, end = len(self.keys), len(self.keys) + len(keys)
         while len(self.sizes) < end:
             self._make_rows()
@@ -258,33 +255,33 @@ class Rows:
         return first
 
     def _set(self, row: int, version: Version, pairs: Pairs) -> None:
-        """This is the row's version, and these hold it, from now on."""
+        """Set the row's version and holders."""
         self.sizes[row], self.checksums[row], self.generations[row] = version[:3]
         namespace_index = self.namespaces.enter(version.namespace)
         self.namespaces.leave(self.namespace_indexes[row])
         self.namespace_indexes[row] = namespace_index
-        self.hold(row, pairs)
+        self.set_holders(row, pairs)
 
-    def hold(self, row: int, pairs: Pairs) -> None:
-        """`pairs` hold the row's block from now on."""
+    def set_holders(self, row: int, pairs: Pairs) -> None:
+        """Set the holders of the row's block."""
         index = self.sets.enter(pairs)
         self.sets.leave(self.holders[row])
         self.holders[row] = index
 
-    def hold_known(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> Bools:
-        """The node holds, in these tiers from now on, those of these rows, each named once, that it is a holder of already in the version
-        that `version_columns` (sizes, checksums, generations) tell. Which these are; NO_ROW is none; nothing is done with the others."""
+    def confirm_held(self, rows: Found, version_columns: Sequence[Sequence[int]], node_id: int, tiers: bytes) -> Bools:
+        """Set the node's tiers for those rows, all different, that list it as a holder in the version of
+        `version_columns` (sizes, checksums, generations). Return which these are; others, and NO_ROW, are unchanged."""
         is_known: Bools = rows != NO_ROW
-        for wide, told in zip((self.sizes, self.checksums, self.generations), version_columns, strict=True):
-            is_known &= np.frombuffer(wide, np.uint64)[rows] == np.array(told, np.uint64)
+        for wide, reported in zip((self.sizes, self.checksums, self.generations), version_columns, strict=True):
+            is_known &= np.frombuffer(wide, np.uint64)[rows] == np.array(reported, np.uint64)
         holders = np.frombuffer(self.holders, np.uint32)[rows]
         others = [index for index in np.unique(holders[is_known]).tolist() if not has_holder(self.sets[index], node_id)]
         is_known &= ~np.isin(holders, others)
-        self.hold_all(rows[is_known], node_id, np.frombuffer(tiers, np.uint8)[is_known])
+        self.set_tiers(rows[is_known], node_id, np.frombuffer(tiers, np.uint8)[is_known])
         return is_known
 
-    def hold_all(self, rows: Found, node_id: int, tiers: Tiers) -> None:
-        """The node, which is a holder of each of these rows, each named once, holds them in these tiers from now on."""
+    def set_tiers(self, rows: Found, node_id: int, tiers: Tiers) -> None:
+        """Set the node's tiers for these rows, all different, which list it as a holder."""
         holders = np.frombuffer(self.holders, np.uint32)
         changes = holders[rows].astype(np.uint64) << 8 | tiers
         kinds, which, counts = np.unique(changes, return_inverse=True, return_counts=True)
@@ -295,8 +292,8 @@ class Rows:
             self.sets.leave(index, count)
 
     def remove(self, row: int) -> None:
-        """The row's block is gone. Frees the row, and every ancestor's that only waited for it."""
-        self.hold(row, ())
+        """Remove the row's block. Frees the row, and every ancestor that only waited for it."""
+        self.set_holders(row, ())
         self.recorded[row] = 0
         while row != NO_ROW and not self.holders[row] and not self.children[row]:
             parent = self.parents[row]
@@ -315,8 +312,8 @@ class Rows:
         self._release_all(tenant, self._childless(rows.tolist()))
 
     def _childless(self, rows: Sequence[int]) -> Numbers:
-        """Those of these rows, held by nobody, that have no children, and their ancestors that only waited for them: no child counts them
-        any more."""
+        """Return those of these rows without holders that have no children, and the ancestors that only waited for
+        them. Updates the counts of children."""
         holders, parents, children = self.holders, self.parents, self.children
         found: dict[int, None] = {}
         for first in rows:
@@ -341,7 +338,7 @@ class Rows:
         self._free.frombytes(rows.tobytes())
 
     def check_integrity(self) -> None:
-        """assert that rows, indexes, holders' sets and children counts agree. For tests; O(rows)."""
+        """Assert that rows, indexes, holder sets and child counts agree. For tests; O(rows)."""
         named = {row: tenant for tenant in self.tenants for _key, row in tenant.rows.items()}
         free = set(self._free)
         assert len(free) == len(self._free)
@@ -350,7 +347,7 @@ class Rows:
         children = [0] * len(self)
         for row, tenant in named.items():
             assert self.tenants.at(self.tenant_indexes[row]) is tenant
-            assert self.holders[row] or self.children[row], "a row held by nobody waits for no child"
+            assert self.holders[row] or self.children[row], "a row without holders has no children"
             children[self.parents[row]] += 1
         assert children[1:] == list(self.children[1 : len(self)])
         assert not any(self.holders[len(self) :])
@@ -369,7 +366,7 @@ class Rows:
         return row
 
     def _new(self, tenant: Tenant, key: bytes, parent: int) -> int:
-        """A row for `key`, held by nobody yet."""
+        """Return a row for `key`, without holders."""
         if self._free:
             row = self._free.pop()
             self.keys.set(row, key)
@@ -384,12 +381,12 @@ class Rows:
         return row
 
     def _make_rows(self) -> None:
-        """The columns get room for more rows: one at a time takes ten times as long."""
+        """Extend the columns: one row at a time takes ten times as long."""
         for wide in (self.sizes, self.checksums, self.generations):
-            wide.extend(bytes(MADE_ROWS))
+            wide.extend(bytes(GROWTH_ROWS))
         for column in (self.parents, self.children, self.tenant_indexes, self.namespace_indexes, self.holders):
-            column.extend(bytes(MADE_ROWS))
-        self.recorded.extend(bytes(MADE_ROWS))
+            column.extend(bytes(GROWTH_ROWS))
+        self.recorded.extend(bytes(GROWTH_ROWS))
 
     def _adopt(self, row: int, parent: int) -> None:
         self.parents[row] = parent
@@ -405,7 +402,7 @@ class Rows:
 
 
 def _some(puts: BlockPuts, indexes: Sequence[int]) -> BlockPuts:
-    """Those of the blocks with these indexes."""
+    """Return the blocks with these indexes."""
 
     def some(column: Sequence[T]) -> list[T]:
         return [column[at] for at in indexes]

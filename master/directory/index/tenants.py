@@ -1,9 +1,9 @@
-"""The tenants: for each its blocks, reservations, commits in flight and pins, in dictionaries of its own, so that none can see another's.
+"""Tenants: each has its own blocks, reservations, pending commits and pins, so that none sees another's.
 
-A tenant exists from its first block, reservation or pin until the last of them is gone: inventing names grows nothing for long.
+A tenant exists from its first block, reservation or pin until the last is gone: invented names use no memory for long.
 
-Commits that came together, of keys of which nothing was known, are kept together: the columns of their message, no object a block. Such a
-block gets one when something else happens to its key before the catalog has answered."""
+Pending commits of one message with unknown keys are stored as the message's columns, without an object per block. A
+block gets its own object when another event of its key precedes the catalog's response."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ from kvstore.master.directory.records import Version, check_tenant, tenant_prefi
 
 
 class Pending(NamedTuple):
-    """A version that a node has and the catalog does not yet: nobody sees it. `ticket` is the number of the plan it waits in."""
+    """A version that a node has and the catalog has not stored yet: it is not readable. `ticket` is the number of
+    its plan."""
 
     ticket: int
     node_id: int
@@ -26,7 +27,7 @@ class Pending(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """Versions of one plan. `tiers`: a mask each, in the order of the columns."""
+    """Pending versions of one plan. `tiers` has a mask for each, in the order of the columns."""
 
     ticket: int
     node_id: int
@@ -35,7 +36,7 @@ class PendingBatch:
     _places: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, key: bytes) -> Pending:
-        """The one of a key that it has."""
+        """Return the version of a key in this batch."""
         if not self._places:
             self._places.update(zip(self.puts.keys, range(len(self.puts.keys)), strict=True))
         at, puts = self._places[key], self.puts
@@ -44,40 +45,40 @@ class PendingBatch:
 
 
 class PendingCommits:
-    """By key, in the order in which they came. Not thread-safe."""
+    """Pending versions by key, in order. Not thread-safe."""
 
     def __init__(self) -> None:
         self._of_key: dict[bytes, tuple[Pending, ...] | PendingBatch] = {}
 
     def __len__(self) -> int:
-        """Keys that have any."""
+        """Number of keys with pending versions."""
         return len(self._of_key)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._of_key
 
     def __getitem__(self, key: bytes) -> tuple[Pending, ...]:
-        """Those of a key; none: an empty tuple."""
+        """Return the pending versions of a key."""
         found = self._of_key.get(key, ())
         return (found.of(key),) if isinstance(found, PendingBatch) else found
 
     def __setitem__(self, key: bytes, waiting: tuple[Pending, ...]) -> None:
-        """These are all of the key from now on."""
+        """Replace the pending versions of a key."""
         if waiting:
             self._of_key[key] = waiting
         else:
             self._of_key.pop(key, None)
 
     def has_any(self, keys: Iterable[bytes]) -> bool:
-        """Whether one of the keys has any."""
+        """Return True if any of the keys has pending versions."""
         return bool(self._of_key) and not self._of_key.keys().isdisjoint(keys)
 
     def add_all(self, batch: PendingBatch) -> None:
-        """Of different keys that have none."""
+        """Add versions of different keys without pending ones."""
         self._of_key.update(dict.fromkeys(batch.puts.keys, batch))
 
     def take_all(self, batch: PendingBatch) -> bool:
-        """Take out all of a batch, if they are as they came; else False, with nothing done."""
+        """Remove a batch if all of it is unchanged; else return False, with nothing changed."""
         keys = batch.puts.keys
         if list(map(self._of_key.get, keys)).count(batch) < len(keys):
             return False
@@ -86,7 +87,7 @@ class PendingCommits:
         return True
 
     def items(self) -> Iterator[tuple[bytes, tuple[Pending, ...]]]:
-        """Each key and what it has; nothing must change meanwhile."""
+        """Iterate over keys and versions; they must not change meanwhile."""
         for key in self._of_key:
             yield key, self[key]
 
@@ -95,7 +96,7 @@ FOR_GOOD: Final = 1 << 63
 
 
 class Reservation(NamedTuple):
-    """A granted put: nobody else gets its key before `expires_ns` while the node lives."""
+    """A granted put: no other writer gets its key before `expires_ns` while the node lives."""
 
     generation: int
     node_id: int
@@ -105,7 +106,8 @@ class Reservation(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """`rows` names the row of each key; `prefix` starts its catalog keys. Compared and hashed by identity."""
+    """State of a tenant. `rows` maps keys to rows; `prefix` starts its catalog keys. Compared and hashed by
+    identity."""
 
     name: str
     index: int
@@ -114,24 +116,25 @@ class Tenant:
     reserved: dict[bytes, Reservation] = field(default_factory=dict)
     pending: PendingCommits = field(default_factory=PendingCommits)
     pins: dict[bytes, int] = field(default_factory=dict)
-    """Until when each pinned key is, by the loop's clock in ns; FOR_GOOD: it has no end."""
+    """End of each pin, by the loop's clock in ns; FOR_GOOD if it has none."""
     targets: dict[bytes, int] = field(default_factory=dict)
-    """At how many nodes a block is to be, where that is more than one."""
+    """Replica targets above one."""
     removed: dict[bytes, int] = field(default_factory=dict)
-    """Keys removed while a node was away, up to which generation: that node may still have them."""
+    """Tombstones: removed keys and their generation, which an unreachable node may still hold."""
     removing: dict[bytes, int] = field(default_factory=dict)
-    """Keys whose holders have been told to drop them and have not all answered: by how many removes. No other node becomes a holder."""
+    """Keys whose holders have not all acknowledged a drop, by number of removals. No node becomes a holder
+    meanwhile."""
 
 
-_NOBODY: Final = Tenant("", -1, b"", KeyIndex(RowKeys()))
+_NO_TENANT: Final = Tenant("", -1, b"", KeyIndex(RowKeys()))
 
 
 class Tenants:
-    """By name, and by the index that a row keeps."""
+    """Tenants by name, and by the index that rows have."""
 
     def __init__(self) -> None:
         self.keys = RowKeys()
-        """Of the rows of all tenants."""
+        """Keys of the rows of all tenants."""
         self._by_name: dict[str, Tenant] = {}
         self._by_index: list[Tenant | None] = []
         self._free: list[int] = []
@@ -140,12 +143,12 @@ class Tenants:
         return iter(self._by_name.values())
 
     def get(self, name: str) -> Tenant | None:
-        """None for a tenant that has nothing."""
+        """None for a tenant without state."""
         return self._by_name.get(name)
 
-    def asked(self, name: str) -> Tenant:
-        """The tenant, or an empty one to be read only: a question makes none."""
-        return self._by_name.get(name) or _NOBODY
+    def lookup(self, name: str) -> Tenant:
+        """Return the tenant, or an empty one that must only be read: a lookup creates none."""
+        return self._by_name.get(name) or _NO_TENANT
 
     def at(self, index: int) -> Tenant:
         tenant = self._by_index[index]
@@ -153,7 +156,7 @@ class Tenants:
         return tenant
 
     def of(self, name: str) -> Tenant:
-        """The tenant, made if need be. Raises InvalidArgument for a name too long to be kept."""
+        """Return the tenant, created if needed. Raises InvalidArgument for a too long name."""
         found = self._by_name.get(name)
         if found is not None:
             return found
@@ -164,7 +167,7 @@ class Tenants:
         return made
 
     def forget_empty(self) -> None:
-        """Forget the tenants that have nothing. O(tenants)."""
+        """Drop tenants without state. O(tenants)."""
         for tenant in list(self._by_name.values()):
             kept = tenant.reserved, tenant.pending, tenant.pins, tenant.targets, tenant.removed, tenant.removing
             if not (tenant.rows or any(kept)):

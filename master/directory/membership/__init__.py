@@ -1,1 +1,1 @@
-"""Registered nodes, their load and the reads that they report."""
+"""Registered nodes, their load and their reported reads."""

@@ -1,11 +1,12 @@
-"""The nodes: their stable ids, who is alive, and the epoch of each registration. Sans-I/O; `now_ns` is monotonic and passed in.
+"""Membership: the nodes, their stable ids, their state, and the epoch of each registration. Sans-I/O; `now_ns` is
+monotonic and passed in.
 
-A node lives from its registration until its link to the master breaks or its heartbeats stop for the TTL; what a node says under
-an older registration than its last, or while it counts as dead, is refused with StaleEpoch, and it registers again.
+A node lives from its registration until its connection to the master breaks or its heartbeats stop for the TTL.
+Messages of a dead node, or under an older registration, fail with StaleEpoch, and the node registers again.
 
-A node's *floor* is a generation: what the node has up to it may have been removed while it was away, so it must drop that when it
-returns. A node that is not known gets the strangers' floor, since it may be one that was forgotten. Removals say when floors rise.
-"""
+A node's *removal horizon* is a generation. Blocks up to it may have been removed while the node was unreachable, so
+it must drop them when it returns. An unknown node gets the horizon of unknown nodes, since it may be a forgotten
+one. writes/removals.py raises horizons."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from kvstore.master.directory.records import (
     MAX_NAME_BYTES,
     NO_DESCRIPTION,
     Description,
-    GuestsRecord,
     NodeRecord,
+    UnknownNodesRecord,
 )
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
@@ -29,7 +30,8 @@ from kvstore.protocol.node_states import ALIVE, AWAY, DEAD, STOPPED, SYNCING
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """Who a node is. `instance` differs in every process; `unix` ("" for none) works where it is the socket of that `host_id`."""
+    """Identity and addresses of a node. `instance` differs in every process. `unix` ("" for none) is valid on the
+    host with this `host_id`."""
 
     name: str
     instance: int
@@ -39,13 +41,13 @@ class NodeInfo:
     tcp: str = ""
     http: str = ""
     takes_traces: bool = False
-    """Trace messages, over its link."""
+    """It accepts trace messages on its connection."""
 
 
 @dataclass(slots=True, eq=False)
 class NodeMember:
-    """A node that was ever seen. `changed_ns` is when it registered, died or stopped. A stopped one is as dead as others, but for what
-    operators are told: its process ended in an orderly way."""
+    """A known node. `changed_ns` is the time of its registration, death or stop. STOPPED differs from DEAD only for
+    display: its process ended in order."""
 
     node_id: int
     info: NodeInfo
@@ -58,33 +60,33 @@ class NodeMember:
     tiers: Sequence[pb.TierStatus] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     links: Sequence[pb.LinkFlow] = ()
-    """What its host's NICs have carried, as of the last heartbeat."""
+    """Counters of its host's NICs, as of the last heartbeat."""
     tenants: Sequence[pb.TenantUse] = ()
     slow: Sequence[pb.SlowRequest] = ()
-    """The slowest requests there, as it told last."""
+    """Its slowest requests, as last reported."""
     rates: NodeRates = field(default_factory=NodeRates)
-    """At which it received from other nodes lately, as it measured."""
+    """Measured rates of receiving from other nodes."""
     load: NodeLoad = field(default_factory=NodeLoad)
     description: Description = NO_DESCRIPTION
-    """As the node last said, before a restart of the master too."""
+    """As last reported, also before a restart of the master."""
     revision: int = 0
-    """Rises with each change of the description."""
+    """Increases with each change of the description."""
     written_off: bool = False
-    """Dead for so long that it is no longer counted as a holder of anything."""
-    floor: int = 0
-    """What it has up to this generation must go, unless the directory lists it there; 0 for nothing."""
+    """Dead for so long that it is no longer a holder of any block."""
+    removal_horizon: int = 0
+    """It must drop blocks up to this generation, unless the directory lists it as a holder; 0 for none."""
     drain: str = ""
-    """Where what only it has is to go (records.DRAINS), for it is to be stopped; "": it is not."""
+    """Destination of a drain (records.DRAINS); "" if it is not drained."""
     is_stopping: bool = False
     """Its process has announced its end."""
     is_new: bool = False
-    """No node of this name was known when it registered: it is new, or was forgotten."""
+    """Its name was unknown when it registered: it is new, or was forgotten."""
     dropped: int = 0
-    """Blocks of its inventory that had to go, since its last registration."""
+    """Blocks of its inventory that it had to drop, since its last registration."""
     known_blocks: int = 0
-    """That it was thought to have when it registered."""
+    """Blocks that listed it as a holder when it registered."""
     owed: int = 0
-    """Removed blocks that its inventory named, and that it has not said to have dropped."""
+    """Removed blocks in its inventory whose drop it has not acknowledged."""
 
     @property
     def is_live(self) -> bool:
@@ -92,22 +94,23 @@ class NodeMember:
 
     @property
     def takes_blocks(self) -> bool:
-        """It lives, and is neither drained nor about to end."""
+        """True if it is live, and neither drained nor stopping."""
         return self.is_live and not self.drain and not self.counters.get("closed", 0)
 
     @property
     def host(self) -> str:
-        """Where others reach it."""
+        """Host part of its TCP address."""
         return self.info.tcp.rpartition(":")[0]
 
     @property
     def is_settled(self) -> bool:
-        """It has told its inventory, and dropped what was removed: nothing that is gone can come back with it any more."""
+        """True if it has sent its inventory and dropped all removed blocks: no removed block can return with it."""
         return self.state == ALIVE and not self.owed
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that can be written without eviction, over the healthy tiers, less what was granted since. May be negative."""
+        """Bytes that can be written without eviction, over the healthy tiers, less those granted since. May be
+        negative."""
         free_bytes = sum(tier.capacity_bytes - tier.used_bytes - tier.quarantined_bytes for tier in self._healthy())
         return free_bytes - self.reserved_bytes
 
@@ -117,7 +120,7 @@ class NodeMember:
 
     @property
     def largest_bytes(self) -> int:
-        """The capacity of the largest tier: no larger value can be kept."""
+        """Capacity of the largest tier: the limit of a value's size."""
         return max((tier.capacity_bytes for tier in self._healthy()), default=0)
 
     @property
@@ -129,23 +132,22 @@ class NodeMember:
 
 
 class Membership:
-    """The nodes by id. Not thread-safe."""
+    """Known nodes by id and name. Not thread-safe."""
 
     def __init__(self, *, wall_ns: int, node_ttl_ns: int, max_live: int, max_absent: int) -> None:
-        """Registration epochs count from `wall_ns`, the wall clock or what is above it, so that none repeats one of a former master's.
+        """Registration epochs start above `wall_ns`, so that none repeats one of a former master.
 
-        A new node beyond `max_live` is refused; of the dead ones `max_absent` are kept (`surplus`).
-        """
+        A new node beyond `max_live` is refused; `excess_dead` returns the dead ones beyond `max_absent`."""
         self._next_epoch = wall_ns + 1
         self._node_ttl_ns = node_ttl_ns
         self._max_live = max_live
         self._max_absent = max_absent
         self._last_node_id = 0
-        self._strangers_floor = 0
+        self._unknown_horizon = 0
         self._by_id: dict[int, NodeMember] = {}
         self._by_name: dict[str, NodeMember] = {}
         self._drains: dict[str, str] = {}
-        """Of the nodes that are drained, by name: a record may be read before that of its node."""
+        """Drained nodes by name: a drain's record may be read before its node's."""
 
     def __iter__(self) -> Iterator[NodeMember]:
         return iter(self._by_id.values())
@@ -160,16 +162,16 @@ class Membership:
         return [node for node in self._by_id.values() if node.is_live]
 
     def remember(self, record: NodeRecord, now_ns: int) -> None:
-        """A node known from the catalog: dead until it registers."""
-        self._add(NodeMember(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, floor=record.floor))
+        """Add a node from the catalog: dead until it registers."""
+        self._add(NodeMember(record.node_id, NodeInfo(record.name, 0), changed_ns=now_ns, removal_horizon=record.removal_horizon))
 
-    def remember_strangers(self, record: GuestsRecord) -> None:
-        """What the catalog says of nodes that it does not know."""
-        self._strangers_floor = record.floor
+    def load_unknown_nodes(self, record: UnknownNodesRecord) -> None:
+        """Load the catalog's record about unknown nodes."""
+        self._unknown_horizon = record.removal_horizon
         self._last_node_id = max(self._last_node_id, record.last_node_id)
 
     def set_drain(self, name: str, to: str) -> None:
-        """The node of that name is drained, "": no more. It need not be known yet."""
+        """Set the drain of a node, "" for none. The node need not be known yet."""
         if to:
             self._drains[name] = to
         else:
@@ -179,13 +181,13 @@ class Membership:
             node.drain = to
 
     def set_stopped(self, name: str) -> None:
-        """The process of the node of that name has ended in an orderly way, as the catalog has it."""
+        """Load that the node's process ended in order."""
         node = self._by_name.get(name)
         if node is not None:
             node.state, node.is_stopping = STOPPED, True
 
     def stopping(self, node_id: int, epoch: int) -> NodeMember:
-        """The node's process announces its end. Raises StaleEpoch."""
+        """Mark that the node's process is about to end. Raises StaleEpoch."""
         node = self.check(node_id, epoch)
         node.is_stopping = True
         return node
@@ -193,18 +195,18 @@ class Membership:
     def register(
         self, info: NodeInfo, tiers: Sequence[pb.TierStatus], now_ns: int, description: Description = NO_DESCRIPTION, *, node_id: int = 0
     ) -> tuple[NodeMember, bool]:
-        """The node, under a new epoch and SYNCING; whether its name was seen for the first time.
+        """Return the node, under a new epoch and SYNCING, and True if its name was unknown.
 
-        A new one has the id `node_id`, which no other has, or the next one (0). The same process registers again freely. Raises
-        InvalidArgument when another live process has the name, for a name that is empty or over MAX_NAME_BYTES, or a description over
-        MAX_DESCRIPTION_BYTES; Full for a new name when `max_live` nodes live."""
+        A new node gets the id `node_id`, which must be unused, or the next one (0). The same process may register
+        again. Raises InvalidArgument if another live process has the name, or name or description is too long; Full
+        for a new name when `max_live` nodes live."""
         if not 1 <= len(info.name.encode()) <= MAX_NAME_BYTES:
             raise InvalidArgument(f"a node's name is 1 to {MAX_NAME_BYTES} bytes long")
         _check(description)
         node, is_new = self._by_name.get(info.name), False
         if node is None:
-            self._check_room(info.name)
-            node, is_new = self._add(NodeMember(node_id or self._last_node_id + 1, info, floor=self._strangers_floor)), True
+            self._check_limit(info.name)
+            node, is_new = self._add(NodeMember(node_id or self._last_node_id + 1, info, removal_horizon=self._unknown_horizon)), True
         elif node.is_live and node.info.instance != info.instance:
             raise InvalidArgument(f"a live node already has the name {info.name!r}, at {node.info.tcp or node.info.unix}: choose another")
         node.info, node.tiers, node.state, node.counters, node.tenants = info, tiers, SYNCING, {}, ()
@@ -217,10 +219,10 @@ class Membership:
         return node, is_new
 
     def check(self, node_id: int, epoch: int) -> NodeMember:
-        """The live node. Raises StaleEpoch when `epoch` is not its last registration's, or it counts as dead."""
+        """Return the live node. Raises StaleEpoch if `epoch` is not its current registration, or it counts as dead."""
         node = self._by_id.get(node_id)
         if node is None or node.epoch != epoch or not node.is_live:
-            raise StaleEpoch(f"node {node_id} speaks under registration {epoch}, which is over: it must register again")
+            raise StaleEpoch(f"node {node_id} sent a message of registration {epoch}, which is over: it must register again")
         return node
 
     def heartbeat(
@@ -233,19 +235,18 @@ class Membership:
         *,
         tenants: Sequence[pb.TenantUse] = (),
     ) -> None:
-        """The node lives, and this is how full it is. Raises StaleEpoch, InvalidArgument; nothing has changed."""
+        """Record a heartbeat with the node's state. Raises StaleEpoch, InvalidArgument; nothing has changed then."""
         node = self.check(node_id, epoch)
         if len(tenants) > MAX_TENANT_USES:
-            raise InvalidArgument(f"a node tells of {len(tenants)} tenants: at most {MAX_TENANT_USES}")
+            raise InvalidArgument(f"a node reported {len(tenants)} tenants: at most {MAX_TENANT_USES} are allowed")
         node.tiers, node.counters, node.tenants = tiers, counters, tenants
         node.heartbeat_ns, node.reserved_bytes = now_ns, 0
-        node.load.told(counters, now_ns)
+        node.load.update(counters, now_ns)
 
     def describe(self, node_id: int, epoch: int, *, topology: bytes | None, transfer: bytes | None) -> tuple[NodeMember, Description]:
-        """The node says these parts of its description anew (None: not this one): the node, and what it said before.
+        """Replace parts of the node's description (None: unchanged). Return the node and its former description.
 
-        Raises StaleEpoch, InvalidArgument.
-        """
+        Raises StaleEpoch, InvalidArgument."""
         node = self.check(node_id, epoch)
         old = node.description
         new = Description(old.topology if topology is None else topology, old.transfer if transfer is None else transfer)
@@ -254,7 +255,8 @@ class Membership:
         return node, old
 
     def disconnected(self, node_id: int, epoch: int, now_ns: int) -> bool:
-        """The link of registration `epoch` broke; whether the node died of it (not if it has registered again since)."""
+        """The connection of registration `epoch` broke. Return True if the node died of it; False if it has
+        registered again."""
         node = self._by_id.get(node_id)
         if node is None or node.epoch != epoch or not node.is_live:
             return False
@@ -262,14 +264,14 @@ class Membership:
         return True
 
     def expire(self, now_ns: int) -> list[NodeMember]:
-        """The nodes that died of silence by now."""
+        """Return the nodes that died of silence."""
         silent = [node for node in self.live() if node.heartbeat_ns + self._node_ttl_ns <= now_ns]
         for node in silent:
             _end(node, now_ns)
         return silent
 
     def write_off(self, now_ns: int, after_ns: int) -> list[NodeMember]:
-        """The nodes that have been dead for `after_ns` by now, each told once a death."""
+        """Return the nodes that have been dead for `after_ns`; each once a death."""
         found = [
             node for node in self._by_id.values() if not node.is_live and not node.written_off and node.changed_ns + after_ns <= now_ns
         ]
@@ -277,18 +279,17 @@ class Membership:
             node.written_off = True
         return found
 
-    def surplus(self) -> list[NodeMember]:
-        """The dead nodes beyond `max_absent`, those that died first. Of a node that was only read of nobody knows whether it is away: it
-        counts once it is written off, for all nodes have yet to register with an owner that has just taken over."""
+    def excess_dead(self) -> list[NodeMember]:
+        """Return the dead nodes beyond `max_absent`, those that died first. A node known only from the catalog
+        counts once it is written off: after a failover all nodes have yet to register."""
         dead = [node for node in self._by_id.values() if not node.is_live and (node.epoch or node.written_off)]
         excess = len(dead) - self._max_absent
         return sorted(dead, key=lambda node: node.changed_ns)[:excess] if excess > 0 else []
 
     def forget(self, name: str) -> NodeMember:
-        """The dead node `name` is known no more: should it come back, it is a stranger, with another id.
+        """Forget the dead node `name`: if it returns it is unknown, and gets another id.
 
-        Raises InvalidArgument: no node has the name, or it is alive.
-        """
+        Raises InvalidArgument: no such node, or it is alive."""
         node = self._by_name.get(name)
         if node is None:
             known = ", ".join(sorted(self._by_name)) or "none"
@@ -299,22 +300,25 @@ class Membership:
         self._drains.pop(name, None)
         return node
 
-    def raise_floors(self, generation: int) -> list[Op]:
-        """The floor of every node that is not settled, strangers too, is `generation` from now on; operations for the catalog."""
+    def raise_horizons(self, generation: int) -> list[Op]:
+        """Set the horizon of every unsettled node, and of unknown nodes, to `generation`; return catalog operations."""
         away = [node for node in self._by_id.values() if not node.is_settled]
         for node in away:
-            node.floor = generation
-        return [self.raise_strangers_floor(generation), *(records.put_node(node.info.name, node.node_id, node.floor) for node in away)]
+            node.removal_horizon = generation
+        return [
+            self.raise_unknown_horizon(generation),
+            *(records.put_node(node.info.name, node.node_id, node.removal_horizon) for node in away),
+        ]
 
-    def raise_strangers_floor(self, generation: int) -> Op:
-        self._strangers_floor = generation
-        return records.put_strangers(generation, self._last_node_id)
+    def raise_unknown_horizon(self, generation: int) -> Op:
+        self._unknown_horizon = generation
+        return records.put_unknown_nodes(generation, self._last_node_id)
 
-    def clear_floors(self) -> list[Op]:
-        """Nodes that are settled need no floor any more; operations for the catalog."""
-        settled = [node for node in self._by_id.values() if node.floor and node.is_settled]
+    def clear_horizons(self) -> list[Op]:
+        """Clear the horizons of settled nodes; return catalog operations."""
+        settled = [node for node in self._by_id.values() if node.removal_horizon and node.is_settled]
         for node in settled:
-            node.floor = 0
+            node.removal_horizon = 0
         return [records.put_node(node.info.name, node.node_id, 0) for node in settled]
 
     def _set_description(self, node: NodeMember, description: Description) -> None:
@@ -325,7 +329,7 @@ class Membership:
         self._next_epoch += 1
         return self._next_epoch - 1
 
-    def _check_room(self, name: str) -> None:
+    def _check_limit(self, name: str) -> None:
         live_count = len(self.live())
         if live_count >= self._max_live:
             raise Full(f"there are {live_count} live nodes, as many as max_nodes allows: {name!r} cannot join")

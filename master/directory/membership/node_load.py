@@ -1,7 +1,7 @@
 """Load of a node and the transfer rates that it measured. Sans-I/O; `now_ns` is passed in.
 
-Placement weighs the free space of a node by its load: one that is as busy as the mean of all gets half of what an idle one of the same free
-space gets. Up to IDLE_BYTES_S a node counts as idle: what little traffic there is then says nothing of where more of it should go."""
+Placement weighs a node's free space by its load: a node with the mean load gets half the share of an idle one with
+the same free space. Up to IDLE_BYTES_S a node counts as idle: so little traffic is no reason to prefer other nodes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,59 +17,60 @@ if TYPE_CHECKING:
     from kvstore.master.directory.membership.members import NodeMember
 
 SPAN_S: Final = 10.0
-"""What a node did counts for 1/e after this: writers follow a change within seconds, and not the noise of one heartbeat."""
+"""Time constant of the average (1/e): writers follow a change within seconds, but not the noise of one heartbeat."""
 IDLE_BYTES_S: Final = 16 << 20
-"""A thousandth of what a node's memory gives, a hundredth of a 10 Gbit/s NIC."""
+"""A thousandth of a node's memory bandwidth, a hundredth of a 10 Gbit/s NIC."""
 COUNTERS: Final = ("in_bytes", "out_bytes")
-"""Of a node's heartbeat: values put here, and values read, however they went."""
+"""Counters of a heartbeat: bytes written to and read from the node, over any transport."""
 
 
 class NodeLoad:
-    """Of one process of a node. Not thread-safe."""
+    """Moving average of one node process's traffic. Not thread-safe."""
 
     def __init__(self) -> None:
         self.bytes_s = 0.0
         self._total_bytes: int | None = None
-        self._told_ns = 0
+        self._updated_ns = 0
 
-    def told(self, counters: Mapping[str, int], now_ns: int) -> None:
-        """What the node has counted since its process began."""
+    def update(self, counters: Mapping[str, int], now_ns: int) -> None:
+        """Update from the node's counters since its process began."""
         total_bytes = sum(counters.get(name, 0) for name in COUNTERS)
-        elapsed_s = (now_ns - self._told_ns) / 1e9
+        elapsed_s = (now_ns - self._updated_ns) / 1e9
         if self._total_bytes is not None and elapsed_s > 0:
             kept = math.exp(-elapsed_s / SPAN_S)
             self.bytes_s = kept * self.bytes_s + (1 - kept) * max(0, total_bytes - self._total_bytes) / elapsed_s
-        self._total_bytes, self._told_ns = total_bytes, now_ns
+        self._total_bytes, self._updated_ns = total_bytes, now_ns
 
 
 def shares(nodes: Iterable["NodeMember"]) -> dict[int, float]:
-    """By node id, what is left of its share: 1 of an idle one, less the busier it is beside the mean of these."""
+    """Return, by node id, the factor of its share: 1 for an idle node, less the busier it is relative to the mean."""
     busy = {node.node_id: max(0.0, node.load.bytes_s - IDLE_BYTES_S) for node in nodes}
     mean = sum(busy.values()) / len(busy) if busy else 0.0
     return {node_id: 1 / (1 + bytes_s / mean) if bytes_s else 1.0 for node_id, bytes_s in busy.items()}
 
 
 MAX_BYTES_PER_S: Final = 1e15
-"""No network carries a petabyte a second: the figure is wrong."""
+"""Limit of plausible rates: no network carries a petabyte a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRate:
-    """At what rate bytes come from another node, measured by who received them."""
+    """Rate of receiving from another node, measured by the receiver."""
 
     bytes_per_s: float
     basis_bytes: int
     measured_ns: int
-    """By the master's clock: when it heard of it, less the age that it was told."""
+    """Receive time by the master's clock, less the reported age."""
 
 
 class NodeRates:
-    """A node's last report, less what has grown old. At most MAX_RATES, so that 1,000 nodes take 32,000 and not a million."""
+    """A node's last report of rates, without expired ones. At most MAX_RATES, so that 1,000 nodes take 32,000 and
+    not a million."""
 
     __slots__ = ("_bytes_per_s", "_next_expiry_ns", "_rates", "_ttl_ns")
 
     def __init__(self, reports: Sequence[pb.PeerRate] = (), *, ttl_ns: int = 0, now_ns: int = 0) -> None:
-        """Raises InvalidArgument: too many, or what cannot have been measured."""
+        """Raises InvalidArgument for too many rates, or implausible ones."""
         if len(reports) > MAX_RATES:
             raise InvalidArgument(f"a node reports {len(reports)} rates: at most {MAX_RATES}")
         for report in reports:
@@ -85,12 +86,13 @@ class NodeRates:
         self._next_expiry_ns = now_ns
 
     def fresh(self, now_ns: int) -> Mapping[int, NodeRate]:
-        """Those that count, by the id of the node that sent."""
+        """Return the unexpired rates, by the id of the sending node."""
         self.bytes_per_s(now_ns)
         return self._rates
 
     def bytes_per_s(self, now_ns: int) -> Mapping[int, float]:
-        """The rates alone. O(1) but where one has grown old since the last call: the scheduler asks for them with each decision."""
+        """Return the rates alone. O(1) unless one has expired since the last call: the scheduler calls it for each
+        decision."""
         if now_ns >= self._next_expiry_ns:
             self._rates = {node_id: rate for node_id, rate in self._rates.items() if rate.measured_ns + self._ttl_ns > now_ns}
             self._bytes_per_s = {node_id: rate.bytes_per_s for node_id, rate in self._rates.items()}

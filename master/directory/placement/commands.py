@@ -1,4 +1,4 @@
-"""Orders of the master to its nodes, gathered by node and tenant: a message for each, or several where a batch has no room for all."""
+"""Commands of the master to its nodes, batched into messages by node and tenant."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from kvstore.protocol.frames import MAX_BATCH
 
 
 class NodeCommands:
-    """What to tell which node. Every message carries the master's epoch: a node refuses those of a former master."""
+    """Commands collected for nodes. Each message has the master's epoch: a node refuses those of a former master."""
 
     def __init__(self, master_epoch: int) -> None:
         self._master_epoch = master_epoch
@@ -16,22 +16,23 @@ class NodeCommands:
         self._holds: dict[tuple[int, str, int], list[bytes]] = {}
 
     def drop(self, node_id: int, tenant: Tenant, key: bytes, generation: int, *, force: bool = False) -> None:
-        """`node_id` shall delete the block of this generation or an older one; with `force` also while it is pinned or read."""
+        """`node_id` shall delete the block of this generation or an older one; with `force` even if it is pinned or
+        being read."""
         keys, generations = self._drops.setdefault((node_id, tenant.name, force), ([], []))
         keys.append(key)
         generations.append(generation)
 
-    def hold(self, node_id: int, tenant: Tenant, key: bytes, *, pinned: bool) -> None:
-        """`node_id` shall keep the block from eviction, or no longer."""
-        self.hold_all(node_id, tenant, (key,), pinned=pinned)
+    def set_pinned(self, node_id: int, tenant: Tenant, key: bytes, *, pinned: bool) -> None:
+        """`node_id` shall pin the block, or unpin it."""
+        self.set_pinned_all(node_id, tenant, (key,), pinned=pinned)
 
-    def hold_all(self, node_id: int, tenant: Tenant, keys: Iterable[bytes], *, pinned: bool) -> None:
-        """As `hold`, all of these."""
+    def set_pinned_all(self, node_id: int, tenant: Tenant, keys: Iterable[bytes], *, pinned: bool) -> None:
+        """As `set_pinned`, for each key."""
         self._holds.setdefault((node_id, tenant.name, int(pinned)), []).extend(keys)
 
     def messages(self) -> list[tuple[int, DeleteBlocks | SetPinned]]:
-        """(node id, message) of all that was gathered."""
-        if not self._drops and not self._holds:  # as a rule
+        """Return (node id, message) of all collected commands."""
+        if not self._drops and not self._holds:  # usual
             return []
         drops = [
             (node_id, DeleteBlocks(self._master_epoch, tenant, keys[part], generations[part], force=int(force)))
@@ -47,5 +48,5 @@ class NodeCommands:
 
 
 def _parts(keys: list[bytes]) -> list[slice]:
-    """For a message each."""
+    """Slices of at most one message each."""
     return [slice(begin, begin + MAX_BATCH) for begin in range(0, len(keys), MAX_BATCH)]

@@ -1,10 +1,9 @@
-"""Which blocks that are about to leave a node are at others as well, so that the last copy leaves last. Sans-I/O.
+"""Selects which replicas may be evicted, so that the last one of a block is evicted last. Sans-I/O.
 
-Of a block's holders as many keep it as its replica target wants, one without a target, more while it is hot (hot_copies.py); which, says
-the block's generation, so that all are told the same and two nodes that ask at once do not both give it up. Those that got it for its heat
-are the first to give it up. What was spilled the nodes that took it keep, and its source does not (spilled_blocks.py). Nothing is
-remembered, and no holder is held to it.
-"""
+A block is kept by as many holders as its replica target, one without a target, more while it is hot (hot_copies.py).
+The block's generation selects them, so that all nodes get the same result, and two nodes that ask at once do not
+both evict it. Hot copies are evicted first. A spilled block is kept by its receiver, not by its source
+(spilled_blocks.py). The choice is stateless, and not enforced."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,19 +16,19 @@ from kvstore.protocol.node_states import ALIVE
 
 
 class LastReplicas:
-    """Not thread-safe."""
+    """Answers which blocks a node may evict because others keep them. Not thread-safe."""
 
     def __init__(
         self, parts: DirectoryParts, guests: Mapping[tuple[str, bytes], SpilledBlock], hot: Mapping[tuple[str, bytes], HotBlock]
     ) -> None:
-        """`guests`: blocks that were spilled, by tenant and key. `hot`: those that are, or have copies for that."""
+        """`guests` are spilled blocks, by tenant and key; `hot` are hot blocks, and those with hot copies."""
         self._rows, self._tenants, self._members = parts.rows, parts.tenants, parts.members
         self._guests, self._hot = guests, hot
 
-    def may_leave(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
-        """A flag a key, 1: others hold it and keep it, all of them nodes that live and stay. Raises StaleEpoch."""
+    def may_evict(self, node_id: int, epoch: int, tenant: str, keys: Sequence[bytes]) -> bytes:
+        """Return a flag a key, 1 if other nodes, live and staying, hold and keep it. Raises StaleEpoch."""
         self._members.check(node_id, epoch)
-        owner = self._tenants.asked(tenant)
+        owner = self._tenants.lookup(tenant)
         stay = {node.node_id for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
         flags = bytearray()
         for key in keys:

@@ -1,9 +1,8 @@
-"""Which node a new block goes to. Pure: nodes, randomness and time are passed in.
+"""Choice of the node for a new block. Pure: nodes, randomness and time are passed in.
 
-The writer's own node first: the bytes then never cross a network. Otherwise a draw weighted by free bytes, so that nodes fill
-evenly without all writers choosing the emptiest at once; a busy node is drawn less (node_load.py), and so is one just
-registered until it is warm.
-"""
+The writer's own node first: then no bytes cross a network. Otherwise a draw weighted by free bytes, so that nodes
+fill evenly, and concurrent writers do not all choose the emptiest. Busy nodes have a lower weight (node_load.py), as
+have nodes that have just registered."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -15,22 +14,24 @@ from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.settings import format_size
 
 FULL_SHARE: Final = 0.05
-"""Of its capacity a full node still counts as free: it can evict, and its cold blocks deserve eviction as much as others'."""
+"""Share of its capacity that a full node counts as free: it can evict, and its cold blocks are as good victims as
+others'."""
 CHAIN_SHARE: Final = 0.125
-"""Of its capacity a batch may put on one node beyond its free bytes before the next node is drawn: chains stay together."""
+"""Share of its capacity that a batch may put on one node beyond its free bytes: chains stay together."""
 MIN_RAMP: Final = 0.01
-"""The weight of a node that registered this instant: small, but a lone one is drawn all the same."""
+"""Weight factor of a node that has just registered: not 0, since it may be the only one."""
 
 
 def place(
     sizes: Sequence[int], nodes: Sequence[NodeMember], *, local_node: int, slow_start_ns: int, rng: random.Random, now_ns: int
 ) -> list[int]:
-    """A node id a size, from `nodes`, which are all live; `local_node` (0: none) wins wherever its DRAM can hold the value.
+    """Return a node id for each size, from `nodes`, which are all live. `local_node` (0: none) is used if its DRAM can
+    hold the value.
 
     Raises:
-        Unavailable: there is no node.
-        InvalidArgument: a value is larger than the largest tier of every node.
-    """
+
+        Unavailable: no nodes are given.
+        InvalidArgument: a value is larger than the largest tier of every node."""
     if not nodes:
         raise Unavailable("no node is registered that could take the blocks")
     largest_bytes = max(node.largest_bytes for node in nodes)

@@ -1,9 +1,8 @@
-"""Replica targets: how many nodes a block is to be at, and which copies are made for it. Sans-I/O; `now_ns` is passed in.
+"""Replica targets: how many nodes are to hold a block, and the copies made for it. Sans-I/O; `now_ns` is passed in.
 
-A target is a record beside the block's: it outlives the master, and ends with the block. Copies are ordered when a target is set, and
-again when nodes come or go or somebody asks again, a bounded amount at once (copies.py). A replica that its node evicted for want of
-room is not made anew before that: it would have another one leave. Never two at one host where there is a choice.
-"""
+A target is a record, durable until the block is removed. Copies are ordered when a target is set, and again when
+nodes join or die, or a client repeats the request; a bounded number at once (copies.py). A replica that a full node
+evicted is not restored before that: it would displace another one. Replicas are at different hosts if possible."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,18 +13,18 @@ from kvstore.master.directory import records
 from kvstore.master.directory.directory_parts import DirectoryParts
 from kvstore.master.directory.index.holders import HINT
 from kvstore.master.directory.membership.members import NodeMember
-from kvstore.master.directory.placement.copies import LOOK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
+from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
 from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
 from kvstore.protocol.node_states import ALIVE
 
 PAUSE_NS: Final = 1_000_000_000
-"""Before what has found no room is looked at again."""
-NO_ROOM_COST: Final = 2 * LOOK_COST
-"""As so much more counts what has found no room: it comes again and again, where a cache is full for ever."""
+"""Delay before a block that found no room is checked again."""
+NO_ROOM_COST: Final = 2 * CHECK_COST
+"""Additional cost of a block without room: it is checked repeatedly while the caches are full."""
 
-_Where = tuple[str, bytes]
+_BlockId = tuple[str, bytes]
 """Tenant and key."""
 
 
@@ -37,35 +36,35 @@ class TargetResult(NamedTuple):
 
 
 class ReplicaTargets:
-    """See the module. Not thread-safe."""
+    """Blocks with a replica target, and their missing copies. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits, *, patience_ns: int) -> None:
-        """A node that died less than `patience_ns` ago may be back with what it had: it is not missed yet."""
+        """A node that died less than `patience_ns` ago may return with its blocks: its replicas still count."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._copying = CopyBatcher(parts, replication, pace)
+        self._batcher = CopyBatcher(parts, replication, pace)
         self._patience_ns = patience_ns
-        self._due: OrderedDict[_Where, None] = OrderedDict()
-        """To be looked at next."""
-        self._no_room: OrderedDict[_Where, int] = OrderedDict()
-        """What has found no room, and from when on it is looked at again: when there is nothing else to look at."""
-        self._walk: Iterator[_Where] = iter(())
-        """Over all targets."""
+        self._due: OrderedDict[_BlockId, None] = OrderedDict()
+        """Blocks to be checked next."""
+        self._no_room: OrderedDict[_BlockId, int] = OrderedDict()
+        """Blocks that found no room, and when they are checked again, if no others are due."""
+        self._walk: Iterator[_BlockId] = iter(())
+        """Walk over all targets."""
         self._seen: frozenset[tuple[int, int, str]] = frozenset()
-        """The nodes that counted when the walk was begun, their registrations and states."""
+        """Counted nodes at the begin of the walk, with registrations and states."""
         self._last: frozenset[int] = frozenset()
-        """Who got the block before: chains stay together, and there are few sets of holders."""
-        self._ordered: set[_Where] = set()
-        """What copies were ordered of in this step."""
+        """Receivers of the last block: chains stay together, and holder sets stay few."""
+        self._ordered: set[_BlockId] = set()
+        """Blocks with copies ordered in this step."""
 
     def ask(self, tenant: str, keys: Sequence[bytes], count: int) -> TargetResult:
-        """Have these blocks be at `count` nodes, or more if more were asked for before: where they are now. Those that cannot be read get
-        no target. Raises InvalidArgument: a count out of range."""
+        """Raise the target of these blocks to `count`; return which have it now. Unreadable blocks get no target.
+        Raises InvalidArgument for a count out of range."""
         if not 1 <= count <= MAX_REPLICAS:
             raise InvalidArgument(f"a block has 1 to {MAX_REPLICAS} replicas, not {count}")
-        owner = self._tenants.asked(tenant)
-        takers = self._takers()
+        owner = self._tenants.lookup(tenant)
+        accepting = self._accepting()
         flags, ops = bytearray(), list[Change]()
-        there: dict[int, int] = {}  # of each set of holders, how many have the block and stay
+        there: dict[int, int] = {}  # by holder set: the number of confirmed, staying holders
         for key, row in zip(keys, owner.rows.find(keys).tolist(), strict=True):
             if not self._rows.sets.live[self._rows.holders[row]]:
                 flags.append(REPLICAS_ABSENT)
@@ -76,25 +75,26 @@ class ReplicaTargets:
                 self._due[tenant, key] = None
             held = self._rows.holders[row]
             if held not in there:
-                there[held] = sum(node_id in takers and not state & HINT for node_id, state in self._rows.pairs(row))
-            is_there, may_be = there[held] >= count, len(takers) >= count
+                there[held] = sum(node_id in accepting and not state & HINT for node_id, state in self._rows.pairs(row))
+            is_there, may_be = there[held] >= count, len(accepting) >= count
             flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
             if not is_there and may_be and (tenant, key) not in self._no_room and not self._replication.is_ordered(tenant, key):
-                self._due[tenant, key] = None  # one was evicted since, say: who waits for it would do so in vain
+                self._due[tenant, key] = None  # a replica was evicted since: without a check a waiting client would time out
         return TargetResult(bytes(flags), ops)
 
-    def look_again(self, tenant: str, key: bytes) -> None:
-        """The block may be at fewer nodes than it was, and nobody has evicted it."""
-        if key in self._tenants.asked(tenant).targets:
+    def recheck(self, tenant: str, key: bytes) -> None:
+        """Check the block again: it may have lost replicas other than by eviction."""
+        if key in self._tenants.lookup(tenant).targets:
             self._due[tenant, key] = None
 
-    def step(self, now_ns: int, *, is_tick: bool = True) -> list[CopyOrder]:
-        """Order the next copies. What has arrived or failed since the last step is looked at again. What found no room, and all targets
-        when nodes have come or gone, are looked at in ticks only: requests are many, and each would look at a whole pace of them."""
-        copying = self._copying
-        self._due.update(dict.fromkeys(copying.begin(now_ns)))
-        takers = self._takers()
-        receivers = CopyReceivers(copying, takers)
+    def step(self, now_ns: int, *, is_periodic: bool = True) -> list[CopyOrder]:
+        """Order the next copies. Checks blocks whose copies arrived or failed. Blocks without room, and all targets
+        after nodes joined or died, are checked in ticks only: requests are many, and each would do a full step of
+        them."""
+        batcher = self._batcher
+        self._due.update(dict.fromkeys(batcher.begin(now_ns)))
+        accepting = self._accepting()
+        receivers = CopyReceivers(batcher, accepting)
         counted = {node.node_id: node for node in self._members if not node.drain and self._counts(node, now_ns)}
         seen = frozenset((node.node_id, node.epoch, node.state) for node in counted.values())
         if seen != self._seen:
@@ -102,57 +102,59 @@ class ReplicaTargets:
             self._walk = self._all()
         self._ordered.clear()
         cost = 0
-        while cost + receivers.looked_at < copying.pace.rows and not copying.is_busy:
-            where = self._next(now_ns) if self._due or is_tick else None
-            if where is None:
+        while cost + receivers.checked < batcher.pace.rows and not batcher.is_busy:
+            block_id = self._next(now_ns) if self._due or is_periodic else None
+            if block_id is None:
                 break
-            cost += LOOK_COST
-            if where in self._ordered:
+            cost += CHECK_COST
+            if block_id in self._ordered:
                 continue
-            self._no_room.pop(where, None)
-            if not self._look_at(where, takers, counted, receivers):
-                self._no_room[where] = now_ns + PAUSE_NS
+            self._no_room.pop(block_id, None)
+            if not self._check_block(block_id, accepting, counted, receivers):
+                self._no_room[block_id] = now_ns + PAUSE_NS
                 cost += NO_ROOM_COST
-        return copying.take_orders()
+        return batcher.take_orders()
 
-    def _next(self, now_ns: int) -> _Where | None:
+    def _next(self, now_ns: int) -> _BlockId | None:
         if self._due:
             return self._due.popitem(last=False)[0]
-        where = next(self._walk, None)
-        if where is None and self._no_room and next(iter(self._no_room.values())) <= now_ns:
+        block_id = next(self._walk, None)
+        if block_id is None and self._no_room and next(iter(self._no_room.values())) <= now_ns:
             return self._no_room.popitem(last=False)[0]
-        return where
+        return block_id
 
-    def _takers(self) -> dict[int, NodeMember]:
+    def _accepting(self) -> dict[int, NodeMember]:
         return {node.node_id: node for node in self._members.live() if node.takes_blocks and node.state == ALIVE}
 
-    def _all(self) -> Iterator[_Where]:
-        """All that there are now, tenant by tenant."""
+    def _all(self) -> Iterator[_BlockId]:
+        """Yield all targets, by tenant."""
         for tenant in list(self._tenants):
             for key in list(tenant.targets):
                 yield tenant.name, key
 
     def _counts(self, node: NodeMember, now_ns: int) -> bool:
-        """What it had is not missed: it takes blocks, tells its inventory just now, or may yet be back."""
+        """Return True if the node's replicas count: it takes blocks, or died only recently."""
         return node.takes_blocks or (not node.is_live and now_ns < node.changed_ns + self._patience_ns)
 
-    def _look_at(self, where: _Where, takers: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers) -> bool:
-        """Order what the block lacks. False: no node has room for it."""
-        name, key = where
-        owner = self._tenants.asked(name)
+    def _check_block(
+        self, block_id: _BlockId, accepting: dict[int, NodeMember], counted: dict[int, NodeMember], receivers: CopyReceivers
+    ) -> bool:
+        """Order the missing copies of a block. Return False if no node has room for one."""
+        name, key = block_id
+        owner = self._tenants.lookup(name)
         row = owner.rows.get(key)
         pairs = self._rows.pairs(row)
         sources = [node_id for node_id, state in pairs if not state & HINT and node_id in self._rows.sets.live_nodes]
         if key not in owner.targets or not sources or self._replication.is_removed(owner, key, row):
             return True
-        has = {node_id for node_id, state in pairs if node_id in counted and not (state & HINT and node_id in takers)}
-        has |= takers.keys() & self._replication.receivers(name, key)
+        has = {node_id for node_id, state in pairs if node_id in counted and not (state & HINT and node_id in accepting)}
+        has |= accepting.keys() & self._replication.receivers(name, key)
         chosen: set[int] = set()
         has_room = True
         for _ in range(owner.targets[key] - len(has)):
             there = has.union(sources)
-            if takers.keys() <= there:
-                break  # there are not as many nodes: once there are, all is walked over
+            if accepting.keys() <= there:
+                break  # too few nodes: once one joins, all targets are walked
             hosts = {node.host for node_id in there if (node := self._members.get(node_id)) is not None}
             node_id = receivers.choose(self._rows.sizes[row], has=there, hosts=hosts, last=self._last)
             if not node_id:
@@ -160,8 +162,8 @@ class ReplicaTargets:
                 break
             has.add(node_id)
             chosen.add(node_id)
-            self._copying.add(name, key, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
+            self._batcher.add(name, key, self._rows.sizes[row], node_id=node_id, source_node_id=sources[0])
         if chosen:
             self._last = frozenset(chosen)
-            self._ordered.add(where)
+            self._ordered.add(block_id)
         return has_room

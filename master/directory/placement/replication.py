@@ -1,9 +1,9 @@
-"""Copies of blocks from node to node: which to order, and whether what has arrived may be seen. Sans-I/O; `now_ns` is passed in.
+"""Copies of blocks between nodes: orders under way, and which arrived copies become visible. Sans-I/O; `now_ns` is
+passed in.
 
-An order is remembered until its node reports, and nothing of it is written down. What arrives is entered only under an order that
-still stands, at the generation that is current then: an order ends with the block's removal, and a master that restarts has none. So
-a copy never brings back what was removed or replaced while it was under way. It moves no bytes and sends nothing.
-"""
+An order lasts until its node reports, and is in memory only. A copy becomes visible only under a current order, of
+the block's current generation. An order ends with the block's removal, and a restarted master has none. So a copy
+never restores a block that was removed or replaced meanwhile. This module moves no bytes and sends nothing."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -23,27 +23,28 @@ from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.message import TIER_BITS
 
 ORDER_TTL_S: Final = 60.0
-"""A node that has not reported by then has lost the order, or has so much before it that the copy comes too late to be of use."""
+"""An order without a report expires after this: the node lost it, or is too busy for the copy to be useful."""
 SPARE_ENDS: Final = 1024
 MAX_ORDERS: Final = 1 << 18
-"""Blocks that may be under way at once, over all nodes: about 100 MB of memory. More are not ordered."""
+"""Blocks under way at once, over all nodes: about 100 MB of memory. More are not ordered."""
 
 
 class _OrderedCopy(NamedTuple):
-    """A block that a node shall fetch: of which generation, under which registration of the node."""
+    """A block that a node shall fetch: its generation, and the node's registration."""
 
     generation: int
     epoch: int
     expires_ns: int
 
 
-_Where = tuple[str, bytes, int]
+_CopyId = tuple[str, bytes, int]
 """Tenant, key and receiving node of an order."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnteredReplica:
-    """What a node's report comes to. `flags` (1: it holds the block now) by key; `ops` nobody waits for; `commands` for after the flags."""
+    """Result of a node's report. `flags` by key (1: it is a holder now); `ops` need no wait; `commands` are sent
+    after the flags."""
 
     flags: bytearray
     commands: NodeCommands
@@ -51,26 +52,26 @@ class EnteredReplica:
 
 
 class ReplicaPlanner:
-    """The orders under way. Not thread-safe."""
+    """Orders of copies under way. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts) -> None:
-        self._rows, self._tenants, self._members, self._recording = parts.rows, parts.tenants, parts.members, parts.recording
+        self._rows, self._tenants, self._members, self._record_policy = parts.rows, parts.tenants, parts.members, parts.record_policy
         self._master_epoch = parts.master_epoch
-        self._orders: dict[_Where, _OrderedCopy] = {}
+        self._orders: dict[_CopyId, _OrderedCopy] = {}
         self._nodes: dict[tuple[str, bytes], list[int]] = {}
-        """The nodes with an order for a block."""
-        self._expiry: deque[tuple[_Where, _OrderedCopy]] = deque()
-        """Every order, and some that are over."""
+        """Receivers of each block."""
+        self._expiry: deque[tuple[_CopyId, _OrderedCopy]] = deque()
+        """All orders by expiry, and stale entries."""
 
     def __len__(self) -> int:
         return len(self._orders)
 
     def plan(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int) -> list[CopyBlocks]:
-        """Order, for node `node_id` and in the order of `keys`, those blocks that the source holds and the node neither holds nor awaits.
+        """Order, for node `node_id` and in the order of `keys`, the blocks that the source holds and the node neither
+        holds nor awaits.
 
-        Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive, or the node takes no blocks); nothing is
-        ordered then.
-        """
+        Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive, or the node takes no
+        blocks); nothing is ordered then."""
         if node_id == source_node_id:
             raise InvalidArgument(f"node {node_id} has no need of copies of its own blocks: name another source")
         node, source = self._live(node_id), self._live(source_node_id)
@@ -94,32 +95,33 @@ class ReplicaPlanner:
         ]
 
     def is_removed(self, owner: Tenant, key: bytes, row: int) -> bool:
-        """Nodes have been told to drop the block, and those that have it may not have answered: it is not copied."""
+        """True if the block is being removed, or was: nodes may not have acknowledged the drop. It is not copied."""
         return key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0)
 
     def is_ordered(self, tenant: str, key: bytes) -> bool:
-        """A copy of the block is under way, to whichever node."""
+        """True if a copy of the block is under way, to any node."""
         return (tenant, key) in self._nodes
 
     def receivers(self, tenant: str, key: bytes) -> Sequence[int]:
-        """The nodes that a copy of the block is under way to."""
+        """Return the nodes to which a copy of the block is under way."""
         return self._nodes.get((tenant, key), ())
 
     def is_under_way(self, tenant: str, key: bytes, node_id: int) -> bool:
-        """A copy of the block is under way to that node."""
+        """True if a copy of the block is under way to that node."""
         return (tenant, key, node_id) in self._orders
 
     def answered(self, node_id: int, message: CopyBlocks, flags: bytes | None) -> None:
-        """The node's answer to a Copy: what it does not try, all of it without an answer (None), is ordered no more."""
+        """Apply the node's response to a Copy: end the orders that it refuses; all of them without a response
+        (None)."""
         for key, generation, flag in zip(message.keys, message.generations, flags or bytes(len(message.keys)), strict=True):
             if not flag:
                 self._end((message.tenant, key, node_id), generation)
 
     def enter(self, node_id: int, message: CopyResult) -> EnteredReplica:
-        """Make the node a holder of what has arrived under a standing order, at once: the catalog has the block already.
+        """Make the node a holder of blocks that arrived under a current order. Immediate, since the catalog has these
+        blocks already.
 
-        Raises StaleEpoch: the registration is over, and with it its orders.
-        """
+        Raises StaleEpoch: the registration is over, and its orders with it."""
         node = self._members.check(node_id, message.epoch)
         entered = EnteredReplica(bytearray(len(message.keys)), NodeCommands(self._master_epoch), [])
         owner = self._tenants.get(message.tenant)
@@ -130,33 +132,33 @@ class ReplicaPlanner:
             row = owner.rows.get(key, NO_ROW)
             pairs = self._rows.pairs(row)
             if arrived and order is not None and order.epoch == node.epoch and pairs and self._rows.generations[row] == generation:
-                self._rows.hold(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
+                self._rows.set_holders(row, with_holder(pairs, node_id, TIER_BITS["dram"]))
                 entered.flags[index] = 1
-                entered.ops.extend(self._recording.ops(owner, key))
+                entered.ops.extend(self._record_policy.ops(owner, key))
                 if key in owner.pins:
-                    entered.commands.hold(node_id, owner, key, pinned=True)
+                    entered.commands.set_pinned(node_id, owner, key, pinned=True)
         return entered
 
     def cancel(self, tenant: Tenant, key: bytes) -> None:
-        """The block is being removed: what arrives of it from now on is refused."""
+        """End the block's orders, since it is being removed: copies that arrive later are refused."""
         for node_id in self._nodes.pop((tenant.name, key), ()):
             del self._orders[tenant.name, key, node_id]
 
-    def left(self, node_id: int) -> None:
-        """The node's registration is over, and with it its orders. O(orders)."""
-        for where in [where for where in self._orders if where[2] == node_id]:
-            self._end(where, self._orders[where].generation)
+    def end_orders_of_node(self, node_id: int) -> None:
+        """End the node's orders, since its registration is over. O(orders)."""
+        for copy_id in [copy_id for copy_id in self._orders if copy_id[2] == node_id]:
+            self._end(copy_id, self._orders[copy_id].generation)
 
     def expire(self, now_ns: int) -> None:
-        """Forget the orders whose time is over."""
+        """End orders whose time is over."""
         while self._expiry:
-            where, order = self._expiry[0]
-            if self._orders.get(where) is order:
+            copy_id, order = self._expiry[0]
+            if self._orders.get(copy_id) is order:
                 if order.expires_ns > now_ns:
                     break
-                self._end(where, order.generation)
+                self._end(copy_id, order.generation)
             self._expiry.popleft()
-        if len(self._expiry) > 2 * len(self._orders) + SPARE_ENDS:  # behind one that stands
+        if len(self._expiry) > 2 * len(self._orders) + SPARE_ENDS:  # stale entries behind a current one
             self._expiry = deque(one for one in self._expiry if self._orders.get(one[0]) is one[1])
 
     def check_integrity(self) -> None:
@@ -193,28 +195,29 @@ class ReplicaPlanner:
             [source.description.transfer] if source.description.transfer else [],
         )
 
-    def _add(self, where: _Where, order: _OrderedCopy) -> bool:
-        """False: there is one already, or there are too many. One of a former registration, or for a version replaced since, is over."""
-        former = self._orders.get(where)
+    def _add(self, copy_id: _CopyId, order: _OrderedCopy) -> bool:
+        """Return False if there is a current order, or too many. An order of a former registration or version is
+        replaced."""
+        former = self._orders.get(copy_id)
         if former is not None and former[:2] == order[:2]:
             return False
         if former is not None:
-            self._end(where, former.generation)
+            self._end(copy_id, former.generation)
         if len(self._orders) >= MAX_ORDERS:
             return False
-        self._orders[where] = order
-        self._nodes.setdefault(where[:2], []).append(where[2])
-        self._expiry.append((where, order))
+        self._orders[copy_id] = order
+        self._nodes.setdefault(copy_id[:2], []).append(copy_id[2])
+        self._expiry.append((copy_id, order))
         return True
 
-    def _end(self, where: _Where, generation: int) -> _OrderedCopy | None:
-        """The order, which is over now; None if there is none for this generation."""
-        order = self._orders.get(where)
+    def _end(self, copy_id: _CopyId, generation: int) -> _OrderedCopy | None:
+        """End and return the order of this generation, None if there is none."""
+        order = self._orders.get(copy_id)
         if order is None or order.generation != generation:
             return None
-        del self._orders[where]
-        nodes = self._nodes[where[:2]]
-        nodes.remove(where[2])
+        del self._orders[copy_id]
+        nodes = self._nodes[copy_id[:2]]
+        nodes.remove(copy_id[2])
         if not nodes:
-            del self._nodes[where[:2]]
+            del self._nodes[copy_id[:2]]
         return order

@@ -1,1 +1,1 @@
-"""Changes of the index: reservations, block events, removals."""
+"""Writes to the directory: reservations, block events, removals."""

@@ -1,12 +1,14 @@
-"""Which blocks have a record in the catalog, by the setting `records`, and the operations that keep it so. Sans-I/O.
+"""Policy of which blocks have a record in the catalog, by the setting `records`, and the operations that maintain it.
+Sans-I/O.
 
-ALL: every block, from before it is seen. OUTLIVING: those that outlive their node's process, for they are in NVMe, at several nodes, or
-pinned; the record is written as that becomes so, and nobody waits for it. MEMBERSHIP: none; nodes, drains, pins, replica targets,
-quotas and removals have theirs. What has none a restarted master knows once the block's node has told its inventory.
+- ALL: every block, before it becomes visible.
+- OUTLIVING: blocks that outlive their node's process, because they are in NVMe, at several nodes, or pinned. No request
+  waits for the record.
+- MEMBERSHIP: none; nodes, drains, pins, replica targets, quotas and removals have records in any case.
 
-But for ALL it keeps a bit a row of whether there is a record, so that what never had one costs no deletion, and so that the records of a
-former setting go as nodes tell of their blocks.
-"""
+A restarted master learns of blocks without a record from their nodes' inventories. Unless it is ALL, one bit a row
+tells if a record exists: so blocks without one need no deletion, and records of a former setting are deleted as
+nodes report their blocks."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -26,30 +28,30 @@ from kvstore.protocol.message import TIER_BITS
 ALL, OUTLIVING, MEMBERSHIP = "all", "outliving", "membership"
 RECORDS: Final = (ALL, OUTLIVING, MEMBERSHIP)
 DURABLE_TIERS: Final = TIER_BITS["nvme"]
-"""What outlives a node's process."""
+"""Tiers that outlive a node's process."""
 
 
 class RecordPolicy:
-    """See the module. Not thread-safe."""
+    """Decides which blocks have a record, and tracks which do. Not thread-safe."""
 
     def __init__(self, rows: Rows, choice: str) -> None:
         """`choice` is one of RECORDS."""
         self._rows = rows
         self._choice = choice
         self._left: set[tuple[str, bytes]] = set()
-        """Tenant and key of blocks whose rows went and whose records are to be deleted."""
+        """Tenant and key of removed rows whose records are to be deleted."""
 
     @property
     def is_all(self) -> bool:
-        """Every block has a record, and is seen only once that is durable."""
+        """True if every block has a record, and becomes visible only once that is durable."""
         return self._choice == ALL
 
     def count(self) -> int:
-        """Blocks that have a record."""
+        """Return the number of blocks with a record."""
         return self._rows.sets.held_blocks() if self.is_all else self._rows.recorded.count(1)
 
     def ops(self, tenant: Tenant, key: bytes) -> list[Change]:
-        """What makes the catalog say what is known of the key now; with ALL commits in flight included."""
+        """Return operations that bring the key's record up to date; with ALL also for pending commits."""
         if self.is_all:
             return [self._op_of_all(tenant, key)]
         row = tenant.rows.get(key, NO_ROW)
@@ -64,34 +66,35 @@ class RecordPolicy:
         return [records.delete_block(tenant.name, key)]
 
     def settle(self, tenant: Tenant, key: bytes) -> list[Change]:
-        """Tiers, or the pin, of a block have changed: operations where it gets a record for that, or has one no longer."""
+        """Return operations after a change of a block's tiers or pin, if it gains or loses its record."""
         row = NO_ROW if self.is_all else tenant.rows.get(key, NO_ROW)
         if row == NO_ROW or self._is_worth_one(tenant, key, row) == self._rows.recorded[row]:
             return []
         return self.ops(tenant, key)
 
     def entered(self, tenant: Tenant, puts: BlockPuts, tiers: int) -> list[Change]:
-        """As `ops`, of blocks without pins that have just got their rows, at one node and in the same tiers. With ALL they have records."""
+        """As `ops`, for blocks without pins that have just got rows, at one node and in the same tiers. With ALL
+        they have records already."""
         if self._choice != OUTLIVING or not tiers & DURABLE_TIERS:
             return []
         for row in tenant.rows.find(puts.keys).tolist():
             self._rows.recorded[row] = 1
         return [puts]
 
-    def leaves(self, tenant: Tenant, key: bytes) -> None:
-        """The row of the block is about to go: `ops` follows."""
+    def before_removal(self, tenant: Tenant, key: bytes) -> None:
+        """The block's row is about to be removed: call `ops` afterwards."""
         if not self.is_all and self._rows.recorded[tenant.rows.get(key, NO_ROW)]:
             self._left.add((tenant.name, key))
 
-    def gone(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
-        """As `leaves` and `ops`, of blocks whose rows go, of which nothing else is known."""
+    def removed(self, tenant: Tenant, keys: Sequence[bytes], rows: Found) -> list[Change]:
+        """As `before_removal` and `ops`, for blocks whose rows are removed, without pending commits."""
         if not self.is_all:
             is_recorded = np.frombuffer(self._rows.recorded, np.uint8)[rows]
             keys = list(compress(keys, is_recorded.tolist()))
         return [BlockDeletes(tenant.name, keys)] if keys else []
 
     def check_integrity(self) -> None:
-        """Assert that no deletion was forgotten, and that what is worth a record has one. For tests; O(rows)."""
+        """Assert that no deletion is missing, and every block that should have a record has one. For tests; O(rows)."""
         assert not self._left
         if self._choice != OUTLIVING:
             return
@@ -117,5 +120,5 @@ class RecordPolicy:
         if not pairs or self._choice == MEMBERSHIP:
             return False
         state = pairs[0][1]
-        # Of a bare hint, which came from a record, nobody knows the tiers until the node has told its inventory.
+        # The tiers of a bare hint, which came from a record, are unknown until the node's inventory.
         return len(pairs) > 1 or bool(state & DURABLE_TIERS) or state == HINT or key in tenant.pins

@@ -1,12 +1,13 @@
-"""Removals: which nodes are to drop what, what their answers come to, and the tombstones for absent nodes. Sans-I/O.
+"""Removals: drops at the holders, their responses, and tombstones for unreachable nodes. Sans-I/O.
 
-A block is gone once its holders have said that they dropped it. While every node is settled (it has told its inventory, and dropped what
-was removed) no tombstone is kept. While one is away it may hold what is removed, even if the directory has forgotten that it does. So
-the removal is kept, in the catalog too, until every node that is known is settled.
+A removal completes once all holders have acknowledged the drop. While every node is settled (it has sent its inventory,
+and dropped removed blocks) no tombstones are kept. An unreachable node may hold a removed block, even one that the
+directory does not list. So a tombstone, in the catalog too, is kept until every known node is settled.
 
-As many as `limit` are kept. When there are more, the floors of the nodes that are away rise (members.py): such a node must drop
-all that it has up to there when it returns, and single removals need not be remembered for it. Nor need they for a node that is
-forgotten, since strangers have a floor too. What floors stand in for is deleted from the catalog only once they are in it."""
+At most `limit` are kept. Beyond that the removal horizons of unreachable nodes rise (members.py): such a node must
+drop all blocks up to its horizon when it returns, and needs no single tombstones. A forgotten node needs none
+either, since unknown nodes have a horizon. Tombstones that horizons replace are deleted from the catalog only once
+the horizons are durable."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from kvstore.master.directory.writes.reservations import DirectoryReservations
 
 
 class RemovedKeys:
-    """Keys are in Tenant.removed, up to which generation; those that are there already count. Not thread-safe."""
+    """Tombstones, which are in Tenant.removed with their generation; loaded ones count. Not thread-safe."""
 
     def __init__(self, tenants: Tenants, members: Membership, *, limit: int) -> None:
         self._tenants = tenants
@@ -40,63 +41,65 @@ class RemovedKeys:
 
     @property
     def unwritten(self) -> int:
-        """How often floors have risen without being durable yet: `floors_written` is to be called as often."""
+        """Raised horizons that are not durable yet; `horizons_written` is called once for each."""
         return self._unwritten
 
     def are_kept(self, generation: int) -> bool:
-        """Whether `remember` has anything to do for removals up to `generation`: a node is not settled."""
-        return any(node.floor < generation and not node.is_settled for node in self._members)
+        """True if `remember` has to act for removals up to `generation`: a node is not settled."""
+        return any(node.removal_horizon < generation and not node.is_settled for node in self._members)
 
     def remember(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
-        """A block is being removed, with all its versions up to `generation`; operations that must be durable before that is said.
+        """Record the removal of all versions of a block up to `generation`; return operations that must be durable
+        before the response.
 
-        If floors rise for it, so does `unwritten`. Until they are written more than `limit` may be kept: those of the calls under way.
-        """
+        If this raises horizons, `unwritten` rises. Until they are durable, tombstones may exceed `limit` by those of
+        the calls under way."""
         if not self.are_kept(generation):
             return []
         if key not in tenant.removed:
             if self._count >= self._limit and not self._unwritten:
                 self._unwritten += 1
-                return self._members.raise_floors(generation)
+                return self._members.raise_horizons(generation)
             self._count += 1
         tenant.removed[key] = generation
         return [records.removed(tenant.prefix, key, generation)]
 
     def forget(self, name: str, generation: int) -> tuple[NodeMember, list[Op]]:
-        """The dead node `name` is known no more; what it has up to `generation` must go if it ever returns. It, and operations that
-        must be durable before that is said; `unwritten` has risen. Raises InvalidArgument: no node has the name, or it is alive.
-        """
+        """Forget the dead node `name`; if it returns it must drop blocks up to `generation`. Return it, and
+        operations that must be durable before the response; `unwritten` has risen. Raises InvalidArgument: no such
+        node, or it is alive."""
         node = self._members.forget(name)
         self._unwritten += 1
-        return node, [self._members.raise_strangers_floor(generation), records.delete_node(name)]
+        return node, [self._members.raise_unknown_horizon(generation), records.delete_node(name)]
 
-    def floors_written(self) -> list[Op]:
-        """Floors that have risen are durable: the removals that they stand in for are kept no more. Operations nobody waits for."""
+    def horizons_written(self) -> list[Op]:
+        """Raised horizons are durable: drop the tombstones that they replace. Return operations that need no wait."""
         self._unwritten -= 1
         if self._unwritten:
             return []
-        return self._let_go(min((node.floor for node in self._members if not node.is_settled), default=math.inf))
+        return self._drop_tombstones(min((node.removal_horizon for node in self._members if not node.is_settled), default=math.inf))
 
     def refused(self, tenant: Tenant, key: bytes, generation: int) -> list[Op]:
-        """A holder keeps the block of `generation` (it is in use): it is not removed after all, only what was there before it."""
+        """A holder keeps the block of `generation`, which is in use: only earlier versions stay removed."""
         if tenant.removed.get(key, 0) < generation:
             return []
         tenant.removed[key] = generation - 1
         return [records.removed(tenant.prefix, key, generation - 1)]
 
     def settle(self) -> list[Op]:
-        """Forget all of them, if every node is settled by now, and the floors of those that are; operations nobody waits for."""
-        ops = self._members.clear_floors()
+        """Drop all tombstones if every node is settled, and the horizons of settled nodes; return operations that
+        need no wait."""
+        ops = self._members.clear_horizons()
         if self._count and not self._unwritten and all(node.is_settled for node in self._members):
-            ops += self._let_go(math.inf)
+            ops += self._drop_tombstones(math.inf)
         return ops
 
     def check_integrity(self) -> None:
-        """Assert that the count is right. For tests; O(tenants)."""
+        """Assert that the count is correct. For tests; O(tenants)."""
         assert self._count == sum(len(tenant.removed) for tenant in self._tenants)
         assert self._unwritten >= 0
 
-    def _let_go(self, up_to: float) -> list[Op]:
+    def _drop_tombstones(self, up_to: float) -> list[Op]:
         ops = []
         for tenant in self._tenants:
             covered = [key for key, generation in tenant.removed.items() if generation <= up_to]
@@ -109,22 +112,22 @@ class RemovedKeys:
 
 @dataclass(slots=True)
 class Removal:
-    """A planned remove. `flags` (1: it was there and may go) by key; `ops` for the catalog; `commands` for the nodes.
+    """A planned removal. `flags` by key (1: it exists and may be removed); `ops` for the catalog; `commands` for the
+    nodes.
 
-    With `raises_floors` call `Directory.floors_written` when the operations are durable; and `BlockRemover.over`
-    once the nodes have answered.
-    """
+    With `raises_horizons` call `Directory.horizons_written` when the operations are durable. Call `BlockRemover.over`
+    once the nodes have responded."""
 
     flags: bytearray
     ops: list[Change]
     commands: NodeCommands
-    raises_floors: bool = False
+    raises_horizons: bool = False
     asked: list[bytes] = field(default_factory=list)
-    """Keys that nodes are asked to drop."""
+    """Keys with drops at nodes."""
 
 
 class BlockRemover:
-    """See the module. Not thread-safe."""
+    """Plans removals and applies nodes' responses. Not thread-safe."""
 
     def __init__(
         self,
@@ -137,15 +140,15 @@ class BlockRemover:
         removals: RemovedKeys,
     ) -> None:
         self._rows, self._tenants, self._queries, self._reservations = parts.rows, parts.tenants, queries, reservations
-        self._publishing, self._replication, self._targets, self._removals = publishing, replication, targets, removals
+        self._events, self._replication, self._targets, self._removals = publishing, replication, targets, removals
         self._master_epoch = parts.master_epoch
 
     def plan(self, tenant: str, keys: Sequence[bytes], *, force: bool) -> Removal:
-        """Ask live holders to drop these blocks; their answers go to `dropped`. What only dead nodes hold is deleted at once.
+        """Plan drops of these blocks at live holders; pass their responses to `dropped`. Blocks that only dead nodes
+        hold are deleted at once.
 
-        Pinned blocks are refused, unless `force`, which also unpins them.
-        """
-        owner, unwritten, generation = self._tenants.asked(tenant), self._removals.unwritten, self._reservations.last_generation
+        Pinned blocks are refused, unless `force`, which also unpins them."""
+        owner, unwritten, generation = self._tenants.lookup(tenant), self._removals.unwritten, self._reservations.last_generation
         removal = Removal(bytearray(self._queries.exists(tenant, keys)), [], NodeCommands(self._master_epoch))
         are_kept = self._removals.are_kept(generation)
         drops = _Drops(self._rows, owner)
@@ -159,55 +162,55 @@ class BlockRemover:
             if are_kept and (row != NO_ROW or key in owner.pending):
                 removal.ops += self._removals.remember(owner, key, generation)
             self._plan_one(removal, owner, drops, key, row, force=force)
-        removal.raises_floors = self._removals.unwritten > unwritten
+        removal.raises_horizons = self._removals.unwritten > unwritten
         return removal
 
     def dropped(self, node_id: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], flags: bytes) -> list[Change]:
-        """A node's answer to a Drop: what it dropped is gone now, before its own event says so; operations for the catalog."""
-        owner = self._tenants.asked(tenant)
-        ops: list[Change] = self._publishing.gone_all(node_id, owner, list(compress(keys, flags)), list(compress(generations, flags)))
+        """Apply a node's response to a Drop, before its own events; return catalog operations."""
+        owner = self._tenants.lookup(tenant)
+        ops: list[Change] = self._events.remove_holder_all(node_id, owner, list(compress(keys, flags)), list(compress(generations, flags)))
         for key, generation, flag in zip(keys, generations, flags, strict=True):
             if not flag:
                 ops += self._removals.refused(owner, key, generation)
         return ops
 
     def over(self, tenant: str, removal: Removal) -> None:
-        """Every node has answered, or will not: the blocks may be copied and claimed again as far as they are still there, and are where
-        one holder has dropped them and another one uses them."""
-        owner = self._tenants.asked(tenant)
+        """Every node has responded, or will not: remaining blocks may be copied and claimed again. Checks their
+        replica targets."""
+        owner = self._tenants.lookup(tenant)
         for key in removal.asked:
             left = owner.removing.pop(key) - 1
             if left:
                 owner.removing[key] = left
             if owner.targets:
-                self._targets.look_again(tenant, key)
+                self._targets.recheck(tenant, key)
 
     def _plan_one(self, removal: Removal, owner: Tenant, drops: "_Drops", key: bytes, row: int, *, force: bool) -> None:
         self._replication.cancel(owner, key)
         readable, dead = drops.holders(row)
         if dead:
-            removal.ops.extend(self._publishing.strip(owner, key, dead))
+            removal.ops.extend(self._events.strip_holders(owner, key, dead))
             drops.forget_sets()
         asked = drops.generations(key, row, readable)
         if asked:
-            # What a node answers is taken in when all have answered: it must not have come by the block again meanwhile.
+            # Responses are applied when all nodes have responded: no node may become a holder again meanwhile.
             owner.removing[key] = owner.removing.get(key, 0) + 1
             removal.asked.append(key)
-        elif owner.targets.pop(key, None) is not None:  # else it ends with the last holder's answer
+        elif owner.targets.pop(key, None) is not None:  # else it ends with the last holder's response
             removal.ops.append(records.delete_target(owner.prefix, key))
         for node_id, generation in asked.items():
             removal.commands.drop(node_id, owner, key, generation, force=force)
 
 
 class _Drops:
-    """Which nodes are asked to drop a tenant's blocks. Most blocks of a batch have the same set of holders, which is looked at once."""
+    """Holders that must drop a tenant's blocks. Most blocks of a batch have one holder set, which is resolved once."""
 
     def __init__(self, rows: Rows, owner: Tenant) -> None:
         self._rows, self._owner = rows, owner
         self._of_set: dict[int, tuple[list[int], list[int]]] = {}
 
     def holders(self, row: int) -> tuple[list[int], list[int]]:
-        """The row's holders that can be asked, and those that cannot."""
+        """Return the row's reachable holders, and the others."""
         index = self._rows.holders[row]
         if index not in self._of_set:
             readable = self._rows.sets.readable_at(index)
@@ -215,10 +218,11 @@ class _Drops:
         return self._of_set[index]
 
     def forget_sets(self) -> None:
-        """Rows were given other sets of holders: the number of one may be another's by now."""
+        """Drop the cache: rows have changed sets, and an index may be reused."""
         self._of_set.clear()
 
     def generations(self, key: bytes, row: int, readable: Sequence[int]) -> dict[int, int]:
-        """By node the generation up to which it is asked to drop the key: of what it holds, or else of what waits for the catalog."""
+        """Return, by node, the generation up to which it must drop the key: of its block, or else of its pending
+        commit."""
         waiting = {one.node_id: one.version.generation for one in self._owner.pending[key]} if self._owner.pending else {}
         return waiting | dict.fromkeys(readable, self._rows.generations[row])

@@ -1,4 +1,4 @@
-"""What every catalog promises. Inherit CatalogConformance and give it the two hooks; needs pytest (the `dev` extra)."""
+"""Contract of every catalog. Inherit CatalogConformance and implement its two hooks; needs pytest (the `dev` extra)."""
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ MakeCatalog = Callable[[], Catalog]
 
 
 class Outcomes:
-    """Collects what `done` is told, from whatever thread, in order."""
+    """Collects the errors passed to `done`, from any thread, in order."""
 
     def __init__(self) -> None:
         self._told: queue.SimpleQueue[tuple[int, KVStoreError | None]] = queue.SimpleQueue()
@@ -34,7 +34,7 @@ class Outcomes:
 
 
 def commit(catalog: Catalog, *changes: Change) -> KVStoreError | None:
-    """Commit one batch and wait for what `done` is told."""
+    """Commit one batch and return the error passed to `done`."""
     outcomes = Outcomes()
     catalog.commit(changes, outcomes.done())
     return outcomes.next()[1]
@@ -86,7 +86,7 @@ class CatalogConformance:
     """Promises of Catalog, one a test."""
 
     durable: ClassVar[bool] = True
-    """What was committed is given to the next owner."""
+    """Committed records are listed for the next owner."""
 
     @pytest.fixture
     def place(self) -> MakeCatalog:
@@ -118,7 +118,7 @@ class CatalogConformance:
         return catalog
 
     def reloaded(self, catalog: Catalog, make: MakeCatalog) -> Following:
-        """What the next owner was given after `catalog` was closed."""
+        """Return the records that the next owner gets after `catalog` is closed."""
         catalog.close()
         return elected(make())
 
@@ -130,7 +130,7 @@ class CatalogConformance:
         naive.take(changes if self.durable else ())
         return naive.blocks
 
-    def test_a_follower_is_told_to_begin_then_who_owns_it_then_of_its_election(self, make: MakeCatalog) -> None:
+    def test_follower_gets_begin_owner_and_election_in_order(self, make: MakeCatalog) -> None:
         following = elected(make())
         assert following.told[0] == "begin"
         assert following.told[-1] == "elected"
@@ -170,12 +170,12 @@ class CatalogConformance:
         naive = {op.key: op.value for batch in batches for op in batch}
         assert self.reloaded(catalog, make).records == self.expected(*((key, value) for key, value in naive.items() if value is not None))
 
-    def test_a_deleted_record_is_gone_and_deleting_nothing_is_no_error(self, catalog: Catalog, make: MakeCatalog) -> None:
+    def test_delete_of_an_absent_record_is_no_error(self, catalog: Catalog, make: MakeCatalog) -> None:
         assert commit(catalog, Op(b"a", b"1"), Op(b"y", b"2")) is None
         assert commit(catalog, Op(b"a", None), Op(b"never there", None)) is None
         assert self.reloaded(catalog, make).records == self.expected((b"y", b"2"))
 
-    def test_done_is_called_exactly_once_each_in_the_order_of_the_commits(self, catalog: Catalog) -> None:
+    def test_done_is_called_once_in_the_order_of_commits(self, catalog: Catalog) -> None:
         outcomes = Outcomes()
         for number in range(300):
             catalog.commit([Op(b"%d" % number, b"x")] if number % 5 else [], outcomes.done(number))
@@ -204,7 +204,7 @@ class CatalogConformance:
             assert commit(catalog, change) is None
         assert self.reloaded(catalog, make).blocks == self.expected_blocks(*changes)
 
-    def test_deleted_blocks_are_gone_whatever_came_before_in_a_batch_or_another(self, catalog: Catalog, make: MakeCatalog) -> None:
+    def test_deleted_blocks_are_gone_whatever_preceded_them(self, catalog: Catalog, make: MakeCatalog) -> None:
         batches: list[list[Change]] = [
             [blocks(b"a", b"b", b"c", b"d")],
             [BlockDeletes("red", [b"a", b"never there"]), BlockDeletes("blue", [b"b"])],
@@ -222,11 +222,11 @@ class CatalogConformance:
         assert commit(catalog, puts) is None
         assert self.reloaded(catalog, make).blocks == self.expected_blocks(puts)
 
-    def test_a_second_master_on_the_same_place_is_kept_out_or_takes_over(self, catalog: Catalog, make: MakeCatalog) -> None:
+    def test_second_master_is_refused_or_takes_over(self, catalog: Catalog, make: MakeCatalog) -> None:
         assert commit(catalog, Op(b"a", b"1")) is None
         self.check_rivals(catalog, make())
 
-    def test_after_close_commits_are_told_closed_and_a_second_close_is_a_no_op(self, catalog: Catalog) -> None:
+    def test_close_fails_later_commits_and_is_idempotent(self, catalog: Catalog) -> None:
         catalog.close()
         catalog.close()
         assert isinstance(commit(catalog, Op(b"a", b"1")), Closed)

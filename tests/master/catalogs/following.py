@@ -1,4 +1,4 @@
-"""A follower that keeps what it is told: small records and blocks as dictionaries, the naive form of the directory's."""
+"""A follower that keeps small records and blocks as dictionaries, the naive form of the directory's."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Promises of committing.py."""
+"""Tests of committing.py."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_the_memory_catalog_is_answered_in_the_same_turn() -> None:
     reactor.close()
 
 
-def test_what_is_durable_is_told_in_the_loop_and_in_order_also_without_operations(tmp_path: Path) -> None:
+def test_committer_calls_back_in_the_loop_in_order(tmp_path: Path) -> None:
     reactor, catalog, order = Reactor(), LmdbCatalog(tmp_path), list[int]()
     elected(catalog)
     committer = Committer(reactor, catalog)
@@ -35,7 +35,7 @@ def test_what_is_durable_is_told_in_the_loop_and_in_order_also_without_operation
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_who_does_not_own_the_catalog_or_has_closed_it_is_told_nothing(closed: bool) -> None:
+def test_committer_drops_callbacks_of_failed_commits(closed: bool) -> None:
     reactor, catalog, durable = Reactor(), MemoryCatalog(), list[str]()
     if closed:
         elected(catalog)

@@ -1,4 +1,4 @@
-"""Promises of factory.py."""
+"""Tests of factory.py."""
 
 import re
 import uuid
@@ -94,7 +94,7 @@ def test_a_malformed_address_of_etcd_is_a_config_error(rest: str, said: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["lmdb", "etcd"])
-def test_each_partition_has_a_catalog_of_its_own_and_their_number_stays_what_it_was(kind: str, etcd_url: str, tmp_path: Path) -> None:
+def test_partitions_have_own_catalogs_and_a_fixed_number(kind: str, etcd_url: str, tmp_path: Path) -> None:
     url = f"lmdb:{tmp_path}/records" if kind == "lmdb" else f"{etcd_url}/{uuid.uuid4()}"
     catalogs = [make_catalog(url, partition=partition, partitions=3) for partition in range(3)]
     for number, catalog in enumerate(catalogs):

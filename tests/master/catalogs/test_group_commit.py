@@ -1,4 +1,4 @@
-"""Promises of group_commit.py: what is grouped, tried again and refused. The writes are the test's own, so that it can hold them."""
+"""Tests of group_commit.py: what is grouped, tried again and refused. The writes are the test's own, so that it can hold them."""
 
 import logging
 import threading
@@ -63,7 +63,7 @@ def make(place: Place) -> Iterator[Callable[..., GroupCommit[str]]]:
         committer.close()
 
 
-def test_what_queues_up_during_a_write_becomes_one_group_in_order(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
+def test_queue_becomes_one_group_in_order(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(), Outcomes()
     committer.start()
     place.gate.clear()
@@ -95,7 +95,7 @@ def test_a_group_takes_no_further_batch_past_its_limits(place: Place, make: Call
     assert place.groups == [batch, [Op(b"next", b"")]]
 
 
-def test_a_write_that_fails_is_tried_again_and_health_tells_meanwhile(
+def test_failed_write_is_retried_and_reported(
     place: Place, make: Callable[..., GroupCommit[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     committer, outcomes = make(), Outcomes()
@@ -113,9 +113,7 @@ def test_a_write_that_fails_is_tried_again_and_health_tells_meanwhile(
     assert [record.message for record in caplog.records] == ["catalog: no disk", "catalog: takes writes again"]
 
 
-def test_a_fenced_owner_is_told_for_this_and_every_later_commit_until_it_is_admitted_again(
-    place: Place, make: Callable[..., GroupCommit[str]]
-) -> None:
+def test_fenced_owner_fails_all_commits_until_admitted(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(), Outcomes()
     place.errors = [StaleEpoch("b owns it")]
     committer.start()
@@ -131,7 +129,7 @@ def test_a_fenced_owner_is_told_for_this_and_every_later_commit_until_it_is_admi
     assert outcomes.next() == (3, None)
 
 
-def test_other_work_is_done_step_by_step_while_nothing_is_queued_and_after_groups(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_background_steps_run_when_idle_and_after_groups(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     outcomes, told = Outcomes(), list[str]()
     steps: list[Exception | bool] = [True, False, RuntimeError("odd"), True, StaleEpoch("b owns it")]
     done = threading.Semaphore(0)
@@ -179,9 +177,7 @@ def test_health_tells_of_a_commit_that_takes_long(
     assert committer.health == "ok"
 
 
-def test_before_the_first_admit_and_after_a_refuse_all_fail_and_what_waits_is_not_written_by_the_next_ownership(
-    place: Place, make: Callable[..., GroupCommit[str]]
-) -> None:
+def test_commits_outside_of_an_ownership_fail(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(), Outcomes()
     place.gate.clear()
     place.errors = [CatalogUnavailable("no disk")]
@@ -307,7 +303,7 @@ def test_close_interrupts_a_write_that_hangs(place: Place, make: Callable[..., G
     assert isinstance(outcomes.next()[1], Closed)
 
 
-def test_what_waits_in_a_committer_that_was_never_started_is_told_closed(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
+def test_unstarted_committer_fails_the_queue_with_closed(place: Place, make: Callable[..., GroupCommit[str]]) -> None:
     committer, outcomes = make(), Outcomes()
     committer.submit([Op(b"a", b"1")], outcomes.done(0))
     committer.close()

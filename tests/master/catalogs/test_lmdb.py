@@ -1,4 +1,4 @@
-"""Promises of lmdb.py: the conformance suite on a real LMDB, and what only a disk can do."""
+"""Tests of lmdb.py: the conformance suite on a real LMDB, and what only a disk can do."""
 
 import errno
 import os
@@ -68,7 +68,7 @@ def test_a_folder_nobody_may_write_is_a_config_error() -> None:
         LmdbCatalog(Path("/proc/self/catalog")).open(deadline_s=1)
 
 
-def test_a_file_that_is_not_lmdbs_is_a_config_error_and_the_lock_is_given_back(tmp_path: Path) -> None:
+def test_foreign_file_is_a_config_error_and_unlocks(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not an environment" * 1_000)
     for _try in range(2):
         with pytest.raises(ConfigError, match="cannot be opened as a catalog"):
@@ -111,9 +111,7 @@ def test_a_damaged_segment_is_told_instead_of_an_election(tmp_path: Path) -> Non
     catalog.close()
 
 
-def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_maps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_refused_before_lmdb_maps_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int, _offset: int, _length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -129,7 +127,7 @@ def test_a_disk_without_room_for_the_table_of_readers_is_refused_before_lmdb_map
     assert table.st_blocks * 512 >= table.st_size == TABLE_BYTES
 
 
-def test_a_full_map_grows_by_itself_and_stays_grown_for_the_next_owner(opened: MakeElected) -> None:
+def test_full_map_grows_and_stays_grown_for_the_next_owner(opened: MakeElected) -> None:
     records = [(b"%04d" % number, b"v" * 4096) for number in range(1_000)]
     catalog, _following = opened(SMALL_MAP_BYTES)
     assert commit(catalog, *map(Op._make, records)) is None
@@ -139,7 +137,7 @@ def test_a_full_map_grows_by_itself_and_stays_grown_for_the_next_owner(opened: M
     assert commit(successor, Op(b"more", b"")) is None
 
 
-def test_while_the_disk_takes_no_more_commits_wait_and_health_says_so(opened: MakeElected) -> None:
+def test_commits_wait_while_the_disk_is_full(opened: MakeElected) -> None:
     """RLIMIT_FSIZE stands for a full disk: LMDB sees the same failing write."""
     (catalog, _following), outcomes = opened(1024 * SMALL_MAP_BYTES), Outcomes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -158,7 +156,7 @@ def test_while_the_disk_takes_no_more_commits_wait_and_health_says_so(opened: Ma
     assert len(opened(SMALL_MAP_BYTES)[1].records) == 1_000
 
 
-def test_while_there_is_no_address_space_for_a_larger_map_commits_wait_and_no_longer(opened: MakeElected) -> None:
+def test_commits_wait_without_address_space_for_the_map(opened: MakeElected) -> None:
     map_bytes, value = 32 << 20, b"v" * 60_000
     (catalog, _following), outcomes = opened(map_bytes), Outcomes()
     for batch in range(10):
@@ -175,7 +173,7 @@ def test_while_there_is_no_address_space_for_a_larger_map_commits_wait_and_no_lo
     assert len(opened(map_bytes)[1].records) == 580
 
 
-def test_an_environment_that_lmdb_gives_up_is_opened_again_and_nothing_acknowledged_is_lost(opened: MakeElected, tmp_path: Path) -> None:
+def test_panicked_environment_is_reopened_without_loss(opened: MakeElected, tmp_path: Path) -> None:
     """A meta page that cannot be written is MDB_PANIC. The test makes LMDB's descriptor for meta pages read-only to get there."""
     catalog, _following = opened(SMALL_MAP_BYTES)
     assert commit(catalog, Op(b"a", b"1")) is None
@@ -198,7 +196,7 @@ def _target(fd: str) -> str:
         return ""
 
 
-def test_a_catalog_that_there_was_no_memory_to_read_is_read_again(opened: MakeElected, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_is_repeated_after_a_memory_error(opened: MakeElected, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog, _ = opened(MAP_BYTES)
     assert commit(catalog, blocks(b"a")) is None
     catalog.close()

@@ -1,4 +1,4 @@
-"""Promises of memory.py: the conformance suite, as far as something that forgets can keep it."""
+"""Tests of memory.py: the conformance suite, as far as something that forgets can keep it."""
 
 import pytest
 
@@ -15,6 +15,6 @@ class TestMemoryCatalog(CatalogConformance):
         return MemoryCatalog
 
     def check_rivals(self, former: Catalog, rival: Catalog) -> None:
-        """There is no place to share: each has its own records."""
+        """Two memory catalogs share nothing: each has its own records."""
         assert elected(rival).records == {}
         assert commit(former, Op(b"a", b"2")) is None

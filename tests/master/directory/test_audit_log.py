@@ -1,4 +1,4 @@
-"""Promises of audit_log.py."""
+"""Tests of audit_log.py."""
 
 import pytest
 

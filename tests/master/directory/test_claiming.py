@@ -1,4 +1,4 @@
-"""Promises of reservations.py: blocks that can be read at their node already become the cluster's, join what it has, or give way."""
+"""Tests of reservations.py: blocks that can be read at their node already become the cluster's, join what it has, or give way."""
 
 from collections.abc import Sequence
 from unittest.mock import patch
@@ -20,12 +20,12 @@ from tests.master.blocks import TENANT, Event, Master, publish
 def claim(master: Master, node: NodeMember, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7, held: int = 1) -> ReserveReply:
     count = len(keys)
     message = CommitBlocks(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=held)
-    grants = master.directory.claiming.claim(message, node_id=node.node_id, now_ns=master.now_ns)
+    grants = master.directory.claims.claim(message, node_id=node.node_id, now_ns=master.now_ns)
     master.directory.check_integrity()
     return grants
 
 
-def test_what_nobody_has_is_granted_to_the_node_that_holds_it_under_new_generations() -> None:
+def test_unknown_block_is_granted_to_its_node() -> None:
     master = Master()
     node = master.register("a")
     grants = claim(master, node, [b"x", b"y"])
@@ -66,7 +66,7 @@ def test_a_claim_ends_the_reservation_of_a_writer_who_is_gone() -> None:
     assert master.directory.counts().reserved == 0
 
 
-def test_the_same_bytes_join_the_version_that_there_is_and_other_bytes_give_way() -> None:
+def test_claim_joins_equal_bytes_and_yields_to_others() -> None:
     master = Master()
     first, second = master.register("a"), master.register("b")
     master.publish(first, Event(b"k", 5))
@@ -100,7 +100,7 @@ def test_a_block_that_is_being_removed_is_busy_until_it_is_gone() -> None:
     assert list(claim(master, second, [b"k"]).statuses) == [GRANTED]
 
 
-def test_a_holder_that_has_dropped_a_block_does_not_claim_it_back_before_the_others_have_dropped_theirs() -> None:
+def test_dropping_holder_cannot_claim_the_block_back() -> None:
     """The master takes in all answers at once: it would take the node off the holders of what that node has again."""
     master = Master()
     first, second = master.register("a"), master.register("b")
@@ -115,7 +115,7 @@ def test_a_holder_that_has_dropped_a_block_does_not_claim_it_back_before_the_oth
     assert list(claim(master, first, [b"k"]).statuses) == [PRESENT], "both refused"
 
 
-def test_what_cannot_be_read_at_its_node_yet_gives_way_to_whatever_there_is() -> None:
+def test_unheld_claim_yields_to_any_existing_block() -> None:
     """It was put for an answer of the master's: that the block is there already is one, be it about to be removed."""
     master = Master()
     first, second, away = master.register("a"), master.register("b"), master.register("c")
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_at_its_node_yet_gives_way_to_whatever_there_is() ->
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_what_only_other_nodes_hold_that_have_yet_to_name_it_is_busy_until_they_have(held: int) -> None:
+def test_claim_of_a_block_hinted_at_other_nodes_is_busy(held: int) -> None:
     """A node whose link broke may have lost it meanwhile."""
     master = Master()
     first, second = master.register("a"), master.register("b")
@@ -145,7 +145,7 @@ def test_what_only_other_nodes_hold_that_have_yet_to_name_it_is_busy_until_they_
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_what_only_the_claiming_node_was_thought_to_hold_is_lost_and_granted_before_its_inventory_is_whole(held: int) -> None:
+def test_claim_of_a_block_hinted_only_here_is_granted(held: int) -> None:
     """It would not claim what it has: the answer to its last claim never came, or it has lost the block since."""
     master = Master()
     first, second = master.register("a"), master.register("b")
@@ -163,8 +163,8 @@ def test_what_only_the_claiming_node_was_thought_to_hold_is_lost_and_granted_bef
     assert list(claim(master, second, [b"own"], checksum=8, held=held).statuses) == [PRESENT]
 
 
-def test_bytes_that_can_be_read_join_a_version_that_nobody_has_named_yet() -> None:
-    """They are the cluster's by that, whatever becomes of the other node's."""
+def test_held_claim_joins_an_unconfirmed_version() -> None:
+    """The claim makes them the cluster's, even if the other node lost its own."""
     master = Master()
     first, second = master.register("a"), master.register("b")
     master.sync(first, Event(b"k", 5))
@@ -173,7 +173,7 @@ def test_bytes_that_can_be_read_join_a_version_that_nobody_has_named_yet() -> No
     assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [5])
 
 
-def test_what_a_node_has_already_is_no_reservation_of_the_tenants() -> None:
+def test_claim_takes_no_reservation() -> None:
     master = Master(quota=Quota(reservations=1))
     node = master.register("a")
     master.directory.reserve(TENANT, [b"k"], [1], now_ns=master.now_ns)

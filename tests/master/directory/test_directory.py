@@ -1,4 +1,4 @@
-"""Promises of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
+"""Tests of directory.py; a state machine holds it against the nodes' own stores, through deaths, restarts and kills."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ def reserve(master: Master, *keys: bytes, size: int = 1, local_node: int = 0, av
 # Reserve
 
 
-def test_reserve_grants_what_is_new_tells_what_is_there_and_what_another_writes() -> None:
+def test_reserve_reports_granted_present_and_busy() -> None:
     master, node = one_node(b"there")
     first = reserve(master, b"new", b"there", b"new")
     assert first.statuses == bytes([GRANTED, PRESENT, BUSY])
@@ -55,8 +55,8 @@ def test_reserve_grants_what_is_new_tells_what_is_there_and_what_another_writes(
     assert reserve(master, b"pending").statuses == bytes([BUSY])
 
 
-def test_a_block_is_not_told_to_be_there_while_no_inventory_has_named_it() -> None:
-    """Who puts it relies on that; the node may have lost it while its link was broken."""
+def test_unconfirmed_block_is_not_present() -> None:
+    """A writer relies on PRESENT; the node may have lost the block while it was disconnected."""
     master, node = one_node(b"lost", b"kept")
     master.publish(node, phase=PHASE_SYNC_BEGIN)
     assert reserve(master, b"lost", b"kept", b"new").statuses == bytes([BUSY, BUSY, GRANTED])
@@ -67,7 +67,7 @@ def test_a_block_is_not_told_to_be_there_while_no_inventory_has_named_it() -> No
     assert reserve(master, b"lost", b"kept").statuses == bytes([GRANTED, PRESENT])
 
 
-def test_a_reservation_ends_by_cancel_expiry_or_death_of_its_node() -> None:
+def test_reservation_ends_by_cancel_expiry_or_node_death() -> None:
     master, node = one_node()
     grants = reserve(master, b"a")
     master.directory.cancel(TENANT, [b"a"], [grants.generations[0] + 1])
@@ -82,7 +82,7 @@ def test_a_reservation_ends_by_cancel_expiry_or_death_of_its_node() -> None:
     assert list(reserve(master, b"a").nodes) == [other.node_id]
 
 
-def test_generations_grow_over_restarts_of_the_master_even_if_its_clock_goes_back() -> None:
+def test_generations_grow_when_the_clock_goes_back() -> None:
     master, node = one_node()
     master.publish(node, Event(b"k", 1 << 60))
     again = master.restart()
@@ -123,22 +123,22 @@ def test_a_reserve_that_cannot_be_met_reserves_nothing() -> None:
 # Nodes
 
 
-def test_what_a_node_measured_counts_for_its_time_and_replaces_what_it_said_before() -> None:
+def test_measured_rates_are_replaced_and_expire() -> None:
     master, node = one_node()
     ttl_ns = int(DirectoryTiming().measured_rate_ttl_s * S)
-    master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=7, bytes_per_s=5.0)], 0)
+    master.directory.set_rates(1, node.epoch, [pb.PeerRate(node_id=7, bytes_per_s=5.0)], 0)
     assert node.rates.bytes_per_s(ttl_ns - 1) == {7: 5.0}
     assert node.rates.bytes_per_s(ttl_ns) == {}
-    master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=8, bytes_per_s=6.0)], ttl_ns)
+    master.directory.set_rates(1, node.epoch, [pb.PeerRate(node_id=8, bytes_per_s=6.0)], ttl_ns)
     assert node.rates.bytes_per_s(ttl_ns) == {8: 6.0}
     with pytest.raises(InvalidArgument):
-        master.directory.measured(1, node.epoch, [pb.PeerRate(node_id=9)], ttl_ns)
+        master.directory.set_rates(1, node.epoch, [pb.PeerRate(node_id=9)], ttl_ns)
     with pytest.raises(StaleEpoch):
-        master.directory.measured(1, node.epoch - 1, [], ttl_ns)
+        master.directory.set_rates(1, node.epoch - 1, [], ttl_ns)
     assert node.rates.bytes_per_s(ttl_ns) == {8: 6.0}, "a refused report changes nothing"
 
 
-def test_a_dead_nodes_blocks_vanish_at_once_and_come_back_with_it() -> None:
+def test_dead_nodes_blocks_return_with_it() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
     assert master.exists(b"a") == [0]
@@ -146,30 +146,30 @@ def test_a_dead_nodes_blocks_vanish_at_once_and_come_back_with_it() -> None:
     assert master.exists(b"a", b"b") == [1, 0]
 
 
-def test_a_silent_node_dies_and_is_forgotten_and_its_rows_are_swept_in_slices() -> None:
+def test_silent_nodes_rows_are_deleted_in_slices() -> None:
     master, node = one_node(*(bytes([n]) for n in range(10)))
     keeper = master.register("b")
-    assert master.directory.tick(9 * S) == []
+    assert master.directory.run_due(9 * S) == []
     master.directory.heartbeat(2, keeper.epoch, (tier_of(),), {}, 9 * S)
-    assert master.directory.tick(10 * S) == [node]
-    assert master.directory.sweep(100) == []
+    assert master.directory.run_due(10 * S) == [node]
+    assert master.directory.delete_unheld(100) == []
     master.directory.heartbeat(2, keeper.epoch, (tier_of(),), {}, 69 * S)
-    master.directory.tick(70 * S)
+    master.directory.run_due(70 * S)
     assert (master.directory.blocks_at(1), master.directory.counts().blocks) == (0, 0)
-    assert len(master.directory.sweep(4)) == 3
-    while ops := master.directory.sweep(4):
+    assert len(master.directory.delete_unheld(4)) == 3
+    while ops := master.directory.delete_unheld(4):
         master.commit(ops)
     master.directory.check_integrity()
     assert master.directory.counts().blocks == 0
 
 
-def test_a_node_back_before_the_sweep_keeps_what_its_inventory_names() -> None:
+def test_returning_node_keeps_blocks_before_the_scan() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
-    master.directory.tick(100 * S)
+    master.directory.run_due(100 * S)
     master.now_ns = 100 * S
     master.sync(master.register("a"), Event(b"a"))
-    master.sweep()
+    master.delete_unheld()
     assert master.exists(b"a", b"b") == [1, 0]
     assert [key for key in master.catalog if key.startswith(b"b")] == [b"b\x03reda"]
 
@@ -177,7 +177,7 @@ def test_a_node_back_before_the_sweep_keeps_what_its_inventory_names() -> None:
 # The catalog
 
 
-def test_the_catalog_keeps_the_parent_that_a_node_tells_of_and_a_block_does_without_it() -> None:
+def test_catalog_keeps_the_reported_parent() -> None:
     master, node = one_node(b"p")
     master.publish(node, Event(b"c", parent=b"p"), Event(b"orphan", parent=b"unknown"))
     master.publish(node, Event(b"p", 1, EVENT_GONE))
@@ -200,20 +200,20 @@ def test_a_catalog_of_something_else_is_refused() -> None:
         Master(1, {b"zoo": b""})
 
 
-# What leaves
+# Evictions
 
 
-def test_blocks_that_only_a_forgotten_node_held_leave_the_catalog_though_the_master_restarts_first() -> None:
+def test_forgotten_nodes_blocks_are_deleted_after_a_restart() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
     master.forget("a")
     assert not [key for key in master.catalog if key[:1] in b"nd"]
     master = master.restart()
-    master.sweep()
+    master.delete_unheld()
     assert not [key for key in master.catalog if key.startswith(b"b")]
 
 
-def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_others_after_a_restart_too() -> None:
+def test_parent_cycles_are_deleted_like_other_blocks() -> None:
     links = {b"1": b"2", b"2": b"3", b"3": b"1", b"own": b"own"}
     master = Master()
     master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
@@ -221,8 +221,8 @@ def test_blocks_that_are_one_anothers_parents_leave_the_directory_like_any_other
     master.sync(master.register("a"), *(Event(key, parent=parent) for key, parent in links.items()))
     assert master.directory.queries.match_prefix(TENANT, list(links)) == 4
     assert master.remove(*links) == [1, 1, 1, 1]
-    master.sweep()
-    master.directory.tick(master.now_ns)
+    master.delete_unheld()
+    master.directory.run_due(master.now_ns)
     assert master.directory._tenants.get(TENANT) is None, "no row is left"
 
 
@@ -243,13 +243,13 @@ LIMITS = DirectoryLimits(kept_removals=1, timing=DirectoryTiming(slow_start_s=0)
 
 
 class Store:
-    """What a node really has: key to (generation, tier mask), and which of it was acknowledged under its registration."""
+    """The node's real blocks: key to (generation, tier mask), and which were acknowledged under its registration."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, tuple[int, int]] = {}
         self.acknowledged: set[bytes] = set()
         self.writes: dict[bytes, int] = {}
-        """How often each key was written: tells two writes of one generation apart."""
+        """Number of writes of each key: distinguishes two writes of one generation."""
         self.instance = 1
         self.node: NodeMember | None = None
         self.is_synced = False
@@ -262,11 +262,10 @@ class Store:
 
 
 class AgainstNodes(RuleBasedStateMachine):
-    """What the directory shows of a node that has told its inventory is what that node has, and all that was acknowledged is shown.
+    """The directory lists exactly the blocks of a node after its inventory, and all acknowledged ones.
 
-    Batches for the catalog wait in a queue and become durable one by one; a killed master loses the queue and nothing else. `recorded`:
-    which blocks have records.
-    """
+    Batches for the catalog are queued and become durable one by one; a killed master loses the queue and nothing
+    else. `recorded` is the record policy."""
 
     recorded = ALL
 
@@ -290,7 +289,7 @@ class AgainstNodes(RuleBasedStateMachine):
         self.queue.append((plan.ops, lambda: self._published(name, plan, commits)))
         if store.hears:
             self.obey(plan.commands.messages())
-            self.master.directory.paid(plan)
+            self.master.directory.drops_acknowledged(plan)
 
     def obey(self, commands: list[tuple[int, DeleteBlocks | SetPinned]]) -> list[tuple[int, DeleteBlocks, bytes]]:
         answers = []
@@ -350,7 +349,7 @@ class AgainstNodes(RuleBasedStateMachine):
             self._durable()
 
     def later(self, ops: Sequence[Change]) -> None:
-        """For the catalog; nobody waits."""
+        """For the catalog; no request waits for it."""
         self.queue.append((ops, lambda: None))
 
     def _published(self, name: str, plan: PublishPlan, commits: list[tuple[bytes, int]]) -> None:
@@ -423,7 +422,7 @@ class AgainstNodes(RuleBasedStateMachine):
         member = self.master.directory.members.named(name)
         if member and not member.is_live:
             _node, ops = self.master.directory.forget(name)
-            self.queue.append((ops, lambda: self.later(self.master.directory.floors_written())))
+            self.queue.append((ops, lambda: self.later(self.master.directory.horizons_written())))
             self.stores[name].acknowledged.clear()
 
     @rule(seconds=st.sampled_from([1, 6, 61]))
@@ -431,11 +430,11 @@ class AgainstNodes(RuleBasedStateMachine):
         self.master.now_ns += seconds * S
         for node in self.master.directory.members.live():
             self.master.directory.heartbeat(node.node_id, node.epoch, (tier_of(),), {}, self.master.now_ns)
-        self.master.directory.tick(self.master.now_ns)
+        self.master.directory.run_due(self.master.now_ns)
 
     @rule(rows=st.integers(1, 3))
-    def sweep(self, rows: int) -> None:
-        self.later(self.master.directory.sweep(rows))
+    def delete_unheld(self, rows: int) -> None:
+        self.later(self.master.directory.delete_unheld(rows))
 
     @rule(key=KEYS, force=st.booleans())
     def remove(self, key: bytes, force: bool) -> None:
@@ -448,8 +447,8 @@ class AgainstNodes(RuleBasedStateMachine):
 
     def _removal_durable(self, key: bytes, removal: Removal, newest: int) -> None:
         directory = self.master.directory
-        if removal.raises_floors:
-            self.later(directory.floors_written())
+        if removal.raises_horizons:
+            self.later(directory.horizons_written())
         messages = removal.commands.messages()
         live = {node.node_id for node in directory.members.live()}
         for node_id, drop, flags in self.obey([message for message in messages if message[0] in live]):
@@ -504,7 +503,7 @@ class AgainstNodes(RuleBasedStateMachine):
     def the_catalog_has_the_records_that_are_thought_to_be_there(self) -> None:
         if not self.queue and self.recorded != ALL:
             found = sum(isinstance(record, BlockPuts) for record in self.master.catalog.values())
-            assert found == self.master.directory.recording.count()
+            assert found == self.master.directory.record_policy.count()
             assert self.recorded == OUTLIVING or not found
 
 
@@ -531,14 +530,14 @@ def test_a_put_that_only_drained_nodes_could_take_is_told_so() -> None:
     with pytest.raises(Unavailable, match=r"could take the blocks$"):
         reserve(master, b"a")
     master.register("a")
-    master.commit(master.directory.draining.begin("a", "peers"))
+    master.commit(master.directory.drains.begin("a", "peers"))
     with pytest.raises(Unavailable, match=r"could take the blocks: 1 of 1 drained$"):
         reserve(master, b"a")
     node = master.register("b")
     assert list(reserve(master, b"a").nodes) == [node.node_id]
 
 
-def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_is_used() -> None:
+def test_generations_are_allowed_ahead() -> None:
     master = Master()
     [first] = master.directory.grants_ahead()
     master.commit([first])
@@ -549,15 +548,15 @@ def test_what_may_be_granted_is_allowed_ahead_and_written_down_once_half_of_it_i
     assert later.directory.register(NodeInfo("a", 1, tcp="a:1"), (tier_of(),), 0)[0].epoch > record.generation
 
 
-def test_what_a_hosts_nics_carried_is_kept_as_told_last_and_bounded() -> None:
+def test_nic_counters_are_the_last_report_and_bounded() -> None:
     master, node = one_node()
     links = [pb.LinkFlow(device="eth0", in_bytes=5)]
-    master.directory.carried(node.node_id, node.epoch, links)
+    master.directory.set_links(node.node_id, node.epoch, links)
     assert node.links == links
     with pytest.raises(InvalidArgument, match="65 NICs: at most 64"):
-        master.directory.carried(node.node_id, node.epoch, links * 65)
+        master.directory.set_links(node.node_id, node.epoch, links * 65)
     with pytest.raises(StaleEpoch):
-        master.directory.carried(node.node_id, node.epoch + 1, links)
+        master.directory.set_links(node.node_id, node.epoch + 1, links)
     assert node.links == links
 
 
@@ -571,17 +570,17 @@ def test_reservations_beyond_the_tenants_quota_are_refused() -> None:
 
 def test_what_tenants_have_of_the_master_is_told_by_tenant() -> None:
     master, _ = one_node(b"a")
-    assert master.directory.given() == {}
+    assert master.directory.grants_by_tenant() == {}
     master.directory.pins.pin(TENANT, [b"a"], pinned=True)
     reserve(master, b"k", b"l")
-    assert master.directory.given() == {TENANT: (1, 2)}
+    assert master.directory.grants_by_tenant() == {TENANT: (1, 2)}
 
 
-def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_known_when_its_node_registered() -> None:
+def test_comparison_requires_a_current_inventory() -> None:
     master = Master()
     node = master.register("a")
     master.sync(node, Event(b"k", 5))
-    with pytest.raises(InvalidArgument, match="has not begun, or has ended"):
+    with pytest.raises(InvalidArgument, match="has not begun, or has completed"):
         master.directory.compare(node.node_id, node.epoch)
     assert node.known_blocks == 0
     again = master.register("a")
@@ -592,7 +591,7 @@ def test_an_inventory_is_compared_only_while_it_is_under_way_and_by_what_was_kno
     assert found.flags() == [b"\0"]
 
 
-def test_that_a_node_was_stopped_comes_from_the_catalog_and_goes_with_its_return() -> None:
+def test_stopped_state_comes_from_the_catalog() -> None:
     master = Master()
     node = master.register("a")
     master.commit(master.directory.stopping(node.node_id, node.epoch))
@@ -611,10 +610,10 @@ def test_that_a_node_was_stopped_comes_from_the_catalog_and_goes_with_its_return
 def test_slow_requests_of_a_node_are_the_last_that_it_told() -> None:
     master, node = one_node()
     slow = [pb.SlowRequest(duration_us=5)]
-    master.directory.slowed(node.node_id, node.epoch, slow)
+    master.directory.set_slow_requests(node.node_id, node.epoch, slow)
     assert node.slow == slow
-    with pytest.raises(InvalidArgument, match="a node tells of 65 slow requests: at most 64"):
-        master.directory.slowed(node.node_id, node.epoch, slow * 65)
+    with pytest.raises(InvalidArgument, match="a node reported 65 slow requests: at most 64"):
+        master.directory.set_slow_requests(node.node_id, node.epoch, slow * 65)
     with pytest.raises(StaleEpoch):
-        master.directory.slowed(node.node_id, node.epoch + 1, slow)
+        master.directory.set_slow_requests(node.node_id, node.epoch + 1, slow)
     assert node.slow == slow

@@ -1,4 +1,4 @@
-"""Promises of following.py: the records that a catalog tells of, as a directory needs them."""
+"""Tests of followed_records.py: the records of a catalog, as a directory needs them."""
 
 import random
 
@@ -49,7 +49,7 @@ def test_blocks_come_and_go_as_the_catalog_says() -> None:
     followed.rows.check_integrity()
 
 
-def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> None:
+def test_unmerged_changes_give_the_same_records() -> None:
     """A block that was put again, one that was deleted, and a cycle of parents of which one has gone since."""
     followed = FollowedRecords()
     a, b = puts(b"a")._replace(parents=[b"b"]), puts(b"b")._replace(parents=[b"a"])
@@ -64,7 +64,7 @@ def test_changes_that_a_catalog_has_not_merged_yet_come_to_what_is_there() -> No
 def test_a_tenant_that_has_nothing_any_more_is_forgotten() -> None:
     followed = FollowedRecords()
     followed.take([puts(b"a"), BlockDeletes("red", [b"a"])])
-    followed.tick()
+    followed.run_due()
     assert followed.tenants.get("red") is None
 
 
@@ -73,15 +73,15 @@ def test_a_directory_stands_on_the_last_records_of_each_kind() -> None:
     one, two = Description(bytes(100_000), b"x"), Description(b"[]", b"")
     followed.take([records.put_node("a", 1, 0), *records.put_description("a", one, Description()), records.put_node("b", 2, 0)])
     followed.take([*records.put_description("a", two, one), records.put_node("a", 1, 40), records.put_node("b", 2, 50)])
-    followed.take([records.delete_node("b"), records.put_strangers(60, 2)])
+    followed.take([records.delete_node("b"), records.put_unknown_nodes(60, 2)])
     assert list(followed.each(NodeRecord)) == [NodeRecord("a", 1, 40)]
     directory = stood_on(followed)
     (node,) = directory.members
-    assert (node.info.name, node.floor, node.description, node.is_live) == ("a", 40, two, False)
+    assert (node.info.name, node.removal_horizon, node.description, node.is_live) == ("a", 40, two, False)
     assert directory.register(NodeInfo("c", 1), [], 0)[0].node_id == 3, "no id is given twice"
 
 
-def test_no_node_is_alive_for_an_owner_before_it_has_come_though_it_was_taken_to_be_while_another_owned_it() -> None:
+def test_no_node_is_live_at_a_new_owner() -> None:
     followed = FollowedRecords()
     followed.take([records.put_node("one", 1, 0), puts(b"a")])
     followed.rows.sets.set_live([1])
@@ -91,7 +91,7 @@ def test_no_node_is_alive_for_an_owner_before_it_has_come_though_it_was_taken_to
     assert list(directory.queries.exists("red", [b"a"])) == [1]
 
 
-def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> None:
+def test_operator_quotas_survive_a_failover() -> None:
     followed = FollowedRecords()
     followed.take(
         [records.put_quota("red", {"pins": 1}), records.put_quota("red", {"pins": 2}), records.put_quota("blue", {"blocks": None})]
@@ -100,7 +100,7 @@ def test_what_operators_have_set_of_quotas_is_so_after_a_change_of_master() -> N
     assert stood_on(followed).operator_quotas.tenants == {"red": {"pins": 2}}
 
 
-def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_before() -> None:
+def test_operator_quotas_are_a_new_mapping_after_a_change() -> None:
     followed = FollowedRecords()
     followed.take([records.put_quota("red", {"pins": 1})])
     first = followed.operator_quotas()
@@ -112,7 +112,7 @@ def test_what_operators_have_set_is_another_mapping_once_it_has_changed_and_not_
     assert (first, second, followed.operator_quotas()) == ({"red": {"pins": 1}}, {"red": {"pins": 2}}, {})
 
 
-def test_a_description_that_is_deleted_or_was_never_there_is_none() -> None:
+def test_absent_description_is_empty() -> None:
     followed = FollowedRecords()
     one = Description(b"{}", b"x")
     followed.take([*records.put_description("a", one, Description()), *records.put_description("a", Description(), one)])
@@ -132,7 +132,7 @@ def test_what_is_removed_and_pinned_is_kept_until_it_is_not() -> None:
     assert followed.tenants.of("red").removed == {b"x": 70}
 
 
-def test_generations_start_above_all_that_were_seen_and_above_the_wall_clock() -> None:
+def test_generations_start_above_seen_ones_and_the_clock() -> None:
     for generation, removed, wall_ns, first in ((5, 3, 1000, 1001), (2000, 3, 1000, 2001), (5, 3000, 1000, 3001)):
         followed = FollowedRecords()
         followed.take([puts(b"a", generation=generation), records.removed(RED, b"x", removed)])
@@ -142,7 +142,7 @@ def test_generations_start_above_all_that_were_seen_and_above_the_wall_clock() -
         assert directory._reservations.last_generation == first - 1
 
 
-def test_generations_and_registrations_are_above_all_that_a_former_owner_may_have_granted() -> None:
+def test_epochs_start_above_a_former_owners_grants() -> None:
     """Its clock was ahead by an hour, and nothing that it granted was published."""
     former = stood_on(FollowedRecords(), wall_ns=3600 * S)
     allowed = former.grants_ahead()
@@ -165,8 +165,8 @@ def test_a_record_of_something_else_is_refused(op: Op) -> None:
 
 def test_a_deletion_of_what_is_not_ours_is_nothing() -> None:
     followed = FollowedRecords()
-    followed.take([records.put_strangers(5, 9), Op(b"z", None), Op(b"f", None)])
-    assert followed.strangers is not None
+    followed.take([records.put_unknown_nodes(5, 9), Op(b"z", None), Op(b"f", None)])
+    assert followed.unknown_nodes is not None
 
 
 def test_weights_and_their_namespaces_come_and_go() -> None:

@@ -1,4 +1,4 @@
-"""Promises of last_reads.py."""
+"""Tests of last_reads.py."""
 
 import math
 
@@ -23,12 +23,12 @@ def test_the_last_read_at_any_node_counts() -> None:
 
 @pytest.mark.parametrize("age_s", [-1.0, math.nan, math.inf])
 def test_an_age_that_is_none_is_refused(age_s: float) -> None:
-    with pytest.raises(InvalidArgument, match="an age is a finite number"):
+    with pytest.raises(InvalidArgument, match="an age is finite"):
         LastReads().take([NamespaceLastRead("red", "a", age_s)], 0)
 
 
 def test_few_are_taken_of_a_node_and_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TOLD", 2)
+    monkeypatch.setattr(module, "MAX_REPORTED", 2)
     monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
     reads = LastReads()
     reads.take([NamespaceLastRead("red", name, 0.0) for name in "abc"], 0)

@@ -1,4 +1,4 @@
-"""Promises of prefixes.py, asked of a directory; a naive count is the oracle."""
+"""Tests of prefixes.py, asked of a directory; a naive count is the oracle."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Promises of records.py."""
+"""Tests of records.py."""
 
 import itertools
 
@@ -12,12 +12,12 @@ from kvstore.master.directory.records import (
     DescriptionPart,
     DrainRecord,
     GrantedRecord,
-    GuestsRecord,
     NodeRecord,
     PinRecord,
     RemovedRecord,
     StoppedRecord,
     TargetRecord,
+    UnknownNodesRecord,
     Version,
     check_tenant,
     decode,
@@ -34,8 +34,8 @@ from kvstore.master.directory.records import (
     put_granted,
     put_node,
     put_stopped,
-    put_strangers,
     put_target,
+    put_unknown_nodes,
     removed,
     tenant_prefix,
     unpin,
@@ -54,17 +54,17 @@ def test_records_of_the_largest_tenant_and_key_fit_the_catalog() -> None:
     check_tenant("t" * 128)
     with pytest.raises(InvalidArgument, match="128"):
         check_tenant("t" * 129)
-    with pytest.raises(InvalidArgument, match="is text, which"):
+    with pytest.raises(InvalidArgument, match="is not valid Unicode"):
         check_tenant("\ud800")
 
 
 def test_a_node_and_a_pin_come_back() -> None:
-    for floor in (0, 1 << 60):
-        op = put_node("näme", 77, floor)
-        assert decode(op.key, op.value or b"") == NodeRecord("näme", 77, floor)
+    for removal_horizon in (0, 1 << 60):
+        op = put_node("näme", 77, removal_horizon)
+        assert decode(op.key, op.value or b"") == NodeRecord("näme", 77, removal_horizon)
     assert delete_node("näme") == Op(op.key, None)
-    op = put_strangers(1 << 60, 78)
-    assert decode(op.key, op.value or b"") == GuestsRecord(1 << 60, 78)
+    op = put_unknown_nodes(1 << 60, 78)
+    assert decode(op.key, op.value or b"") == UnknownNodesRecord(1 << 60, 78)
     for until_ms in (0, 1 << 50):
         op = pin(tenant_prefix("red"), b"key", until_ms=until_ms)
         assert op.value is not None

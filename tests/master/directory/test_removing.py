@@ -1,14 +1,14 @@
-"""Promises of removals.py, held by a directory with nodes."""
+"""Tests of removals.py, held by a directory with nodes."""
 
 from kvstore.master.directory.bounds import DirectoryLimits
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.records import RemovedRecord, decode
 from kvstore.protocol.catalog_messages import DeleteBlocks, SetPinned
 from tests.master.blocks import NVME, TENANT, Event, Master, die, one_node, publish
 
 
-def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
+def test_removal_takes_effect_with_the_holders_responses() -> None:
     master, _ = one_node(b"a", b"b")
     removal = master.directory.removing.plan(TENANT, [b"a", b"none"], force=False)
     assert list(removal.flags) == [1, 0]
@@ -21,7 +21,7 @@ def test_a_remove_asks_the_holders_and_takes_effect_with_their_answer() -> None:
 
 
 def test_many_pinned_blocks_with_targets_go_with_their_marks() -> None:
-    keys = [b"%03d" % number for number in range(2 * FEW)]
+    keys = [b"%03d" % number for number in range(2 * SMALL_BATCH)]
     master, _ = one_node(*keys)
     master.commit(master.directory.pins.pin(TENANT, keys, pinned=True).ops)
     master.commit(master.directory.targets.ask(TENANT, keys, 2).ops)
@@ -49,7 +49,7 @@ def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
     master.directory.check_integrity()
 
 
-def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> None:
+def test_removed_block_does_not_return_with_its_node() -> None:
     master, node = one_node(b"a", b"kept")
     other = master.register("b")
     master.sync(other)
@@ -65,7 +65,7 @@ def test_what_was_removed_while_a_node_was_away_does_not_come_back_with_it() -> 
     commands = master.sync(node, Event(b"a", 1), Event(b"kept", 1))
     assert commands == [(node.node_id, DeleteBlocks(2, TENANT, [b"a"], [1], force=1))]
     assert master.exists(b"a", b"kept") == [0, 1]
-    master.sweep()
+    master.delete_unheld()
     assert not [key for key in master.catalog if key.startswith(b"r")], "all nodes are back: nothing to remember"
     master.publish(node, Event(b"a", 10_000))
     assert master.exists(b"a") == [1]
@@ -93,7 +93,7 @@ def absent_holder(limits: DirectoryLimits) -> tuple[Master, NodeMember]:
     return master, node
 
 
-def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_and_every_removal_is_done() -> None:
+def test_many_removals_hold_while_a_node_is_unreachable() -> None:
     master, node = absent_holder(DirectoryLimits(kept_removals=3))
     for number in range(9):
         assert master.remove(b"a%d" % number) == [1]
@@ -105,18 +105,18 @@ def test_however_much_is_removed_while_a_node_is_away_nothing_of_it_comes_back_a
     (command,) = master.sync(node, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
     dropped = [b"a%d" % number for number in range(9)]
     assert command == (node.node_id, DeleteBlocks(2, TENANT, dropped, [1] * 9, force=1)), "what the directory lists there is kept"
-    master.sweep()
+    master.delete_unheld()
     assert not [key for key in master.catalog if key.startswith(b"r")]
-    assert node.floor == 0
+    assert node.removal_horizon == 0
     master.publish(node, Event(b"a0", 1))
     assert master.exists(b"a0") == [1], "put again: nothing stands against it any more"
 
 
-def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart_of_the_master_too() -> None:
+def test_removal_holds_for_forgotten_nodes_after_a_restart() -> None:
     master, _node = absent_holder(DirectoryLimits())
     assert master.remove(b"a0") == [1]
     master.forget("a")
-    master.sweep()
+    master.delete_unheld()
     assert not [key for key in master.catalog if key.startswith(b"r")], "nobody that is known is away"
     assert master.remove(b"a1") == [1]
     master = master.restart()
@@ -126,19 +126,19 @@ def test_a_removed_block_does_not_come_back_with_a_forgotten_node_over_a_restart
     master = master.restart()
     master.sync(master.register("b"), Event(b"a9", tiers=NVME))
     again = master.register("a", instance=2)
-    assert (again.node_id, again.floor > 0) == (3, True), "a stranger until its inventory is told, whatever restarts in between"
+    assert (again.node_id, again.removal_horizon > 0) == (3, True), "a stranger until its inventory is told, whatever restarts in between"
     (command,) = master.sync(again, *(Event(b"a%d" % number, tiers=NVME) for number in range(10)))
     assert isinstance(command[1], DeleteBlocks)
     assert command[1].keys == [b"a%d" % number for number in range(10)]
     assert master.exists(b"a0", b"a1", b"a9") == [0, 0, 1]
-    master.sweep()
+    master.delete_unheld()
     assert list(master.directory.queries.lookup(TENANT, [b"a9"]).nodes) == [2]
 
 
 def test_a_pinned_block_is_removed_only_by_force() -> None:
     master, _ = one_node(b"a")
-    pinning = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=True)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], 1))])
+    pin_result = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=True)
+    assert (pin_result.flags, pin_result.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], 1))])
     removal = master.directory.removing.plan(TENANT, [b"a"], force=False)
     assert (list(removal.flags), removal.commands.messages()) == ([0], [])
     removal = master.directory.removing.plan(TENANT, [b"a"], force=True)

@@ -1,4 +1,4 @@
-"""Promises of segments.py, against a tree of Python objects."""
+"""Tests of segments.py, against a tree of Python objects."""
 
 import random
 
@@ -22,7 +22,7 @@ def chain(keys: bytes, *, after: bytes = b"", size: int = 100, tiers: int = 2) -
     return [Event(bytes([key]), size=size, tiers=tiers, parent=parent) for key, parent in zip(keys, parents, strict=False)]
 
 
-def test_blocks_in_a_row_are_one_segment_and_a_branch_begins_others() -> None:
+def test_chain_is_one_segment_until_a_branch() -> None:
     master, node = one_node()
     master.publish(node, *chain(b"abc"), *chain(b"de", after=b"c", tiers=NVME), *chain(b"f", after=b"c"), *chain(b"z", size=1))
     found = told(master)
@@ -33,13 +33,13 @@ def test_blocks_in_a_row_are_one_segment_and_a_branch_begins_others() -> None:
     assert (right.parent, right.held.blocks, other.parent, other.subtree_bytes) == (1, 1, 0, 1)
 
 
-def test_the_largest_are_told_where_there_are_more_than_the_limit() -> None:
+def test_largest_segments_are_returned_first() -> None:
     master, node = one_node()
     master.publish(node, *(Event(bytes([n]), size=n + 1) for n in range(50)))
     assert list(told(master, 3)) == [bytes([49]), bytes([48]), bytes([47])]
 
 
-def test_a_block_that_is_gone_links_those_behind_it_and_takes_nothing() -> None:
+def test_gone_block_links_its_children_without_size() -> None:
     master, node = one_node()
     master.publish(node, *chain(b"abc"))
     master.publish(node, Event(b"b", 1, EVENT_GONE))
@@ -81,7 +81,7 @@ def test_a_random_tree_agrees_with_one_of_objects() -> None:
         assert (segment.held.blocks, segment.branches) == (blocks, len(children[end]))
 
 
-def test_lines_longer_than_the_limit_and_circles_of_torn_copies_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_chains_and_cycles_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     master, node = one_node()
     master.publish(node, *chain(b"abcdefgh"))
     monkeypatch.setattr(module, "MAX_DOUBLINGS", 2)
@@ -94,7 +94,7 @@ def test_lines_longer_than_the_limit_and_circles_of_torn_copies_are_cut(monkeypa
     assert sum(one.held.blocks for one in segments(columns, TENANT, "ns", limit=100)) == 8
 
 
-def test_of_what_is_read_the_hottest_is_told_first_with_what_leads_to_it_and_nothing_cold() -> None:
+def test_hottest_segments_come_with_their_ancestors() -> None:
     master, node = one_node()
     master.publish(
         node, *chain(b"ab"), *chain(b"cd", after=b"b"), *chain(b"e", after=b"b", size=9000), *chain(b"z", size=5000), *chain(b"y")

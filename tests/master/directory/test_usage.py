@@ -1,4 +1,4 @@
-"""Promises of usage.py, against sums made one block at a time."""
+"""Tests of usage.py, against sums made one block at a time."""
 
 import random
 
@@ -9,7 +9,7 @@ from tests.master.directory.index.test_contents import copy
 HBM = 1
 
 
-def test_each_namespace_of_each_tenant_has_what_its_blocks_take_by_their_fastest_tier() -> None:
+def test_usage_is_by_namespace_and_fastest_tier() -> None:
     master, node = one_node()
     chosen, wanted = random.Random(3), dict[tuple[str, str], list[int]]()
     events = []

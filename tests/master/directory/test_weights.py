@@ -1,4 +1,4 @@
-"""Promises of weights.py: which versions are in use, which are retired, and what of it outlives the master."""
+"""Tests of weights.py: which versions are in use, which are retired, and what of it outlives the master."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_a_missed_report_ends_the_use() -> None:
     assert (row.users, row.last_users) == (set(), ("a",)), "who used it last is kept"
 
 
-def test_an_operator_retires_a_version_until_an_engine_begins_to_use_it() -> None:
+def test_operator_retires_a_version_until_its_next_use() -> None:
     table = Table()
     table.use("a", "v1")
     table.use("a", "v1", adapter="lora")
@@ -153,7 +153,7 @@ def test_an_operator_retires_a_version_until_an_engine_begins_to_use_it() -> Non
         table.table.retire("red", "base", "v9")
 
 
-def test_what_is_named_outlives_the_master_and_what_is_private_does_not() -> None:
+def test_named_versions_are_durable_and_private_ones_not() -> None:
     table = Table()
     table.use("a", PRIVATE)
     assert table.records == {}

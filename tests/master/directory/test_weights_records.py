@@ -1,4 +1,4 @@
-"""Promises of weights_records.py: records come back as they were, within a catalog's limits, and damaged ones are refused."""
+"""Tests of weights_records.py: records come back as they were, within a catalog's limits, and damaged ones are refused."""
 
 import pytest
 

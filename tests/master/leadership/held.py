@@ -26,7 +26,7 @@ class Place:
     partition: int
 
     def prefixes(self, tenant: str, keys: Sequence[bytes]) -> PrefixMatches:
-        raise AssertionError("nobody schedules")
+        raise AssertionError("no test schedules")
 
     def blocks_elsewhere(self, node_id: int) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Promises of leader.py that need no master around it: what its end does. The rest is held by the tests of its services."""
+"""Tests of leader.py that need no master around it: what its end does. The rest is held by the tests of its services."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from tests.master.leadership.held import Held, Place
 BY = Actor("operator", "alice")
 
 
-def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> LeaderRole:
+def make_leader(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> LeaderRole:
     reachable = MasterContactInfo("", "", "", "", 0, partitions=partition + 1)
     trail = AuditTrail(reactor, wall_s=lambda: 0.0)
     master = MasterParts(reactor, MasterSettings(), Authenticator(""), QuotasInForce(""), TenantLoads(), trail)
@@ -31,7 +31,7 @@ def leading(reactor: Reactor, catalog: MemoryCatalog, partition: int = 0) -> Lea
 
 def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
     reactor, catalog = Reactor(), Held()
-    leader = leading(reactor, catalog)
+    leader = make_leader(reactor, catalog)
     reply = leader.register(NodeInfo("a", 1), [], LastMaster("", 0), NO_DESCRIPTION)
     with pytest.raises(InvalidArgument, match="alive"):
         leader.forget("a", BY)
@@ -41,14 +41,14 @@ def test_after_its_end_nothing_is_written_and_who_waits_is_told() -> None:
     leader.end(StaleEpoch("the lease is over"))
     assert isinstance(forgotten.exception(0), Unavailable)
     catalog.commits[-1][1](None)
-    leader.tick()
+    leader.run_due()
     assert len(catalog.commits) == begun, "what was durable at last has nothing written after it"
     reactor.close()
 
 
-def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> None:
+def test_forget_completes_when_durable() -> None:
     reactor, catalog = Reactor(), Held()
-    leader = leading(reactor, catalog)
+    leader = make_leader(reactor, catalog)
     reply = leader.register(NodeInfo("a", 1), [], LastMaster("", 0), NO_DESCRIPTION)
     leader.directory.disconnected(reply.node_id, reply.registration_epoch, 0)
     forgotten = leader.forget("a", BY)
@@ -59,25 +59,25 @@ def test_who_waits_for_a_node_to_be_forgotten_is_told_when_it_is_durable() -> No
     reactor.close()
 
 
-def test_a_node_that_has_heard_of_a_later_owner_of_the_same_catalog_is_refused() -> None:
+def test_node_of_a_later_owner_is_refused() -> None:
     reactor, catalog = Reactor(), Held()
-    leader = leading(reactor, catalog)
+    leader = make_leader(reactor, catalog)
     with pytest.raises(StaleEpoch, match="epoch 5"):
         leader.register(NodeInfo("a", 1), [], LastMaster(catalog.identity, 6), NO_DESCRIPTION)
     assert leader.register(NodeInfo("a", 1), [], LastMaster("another", 6), NO_DESCRIPTION).master_epoch == 5
     reactor.close()
 
 
-def test_a_partition_but_the_first_knows_nodes_by_the_ids_that_they_say() -> None:
+def test_other_partitions_use_the_assigned_node_ids() -> None:
     reactor, catalog = Reactor(), Held()
-    first, other = leading(reactor, catalog), leading(reactor, catalog, partition=1)
+    first, other = make_leader(reactor, catalog), make_leader(reactor, catalog, partition=1)
 
     def register(name: str, instance: int, node_id: int, leader: LeaderRole = other) -> int:
         info = NodeInfo(name, instance)
         return leader.register(info, [], LastMaster("", 0), NO_DESCRIPTION, node_id=node_id).node_id
 
     for leader, node_id in ((first, 3), (other, 0)):
-        with pytest.raises(InvalidArgument, match="partition 0 gives nodes their ids"):
+        with pytest.raises(InvalidArgument, match="partition 0 assigns node ids"):
             register("a", 1, node_id, leader)
     assert register("a", 1, 3) == 3
     assert register("a", 1, 4) == 4, "partition 0 knows it anew, under another id"

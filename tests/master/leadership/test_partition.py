@@ -1,4 +1,4 @@
-"""Promises of partition.py: real threads and a real loop."""
+"""Tests of partition.py: real threads and a real loop."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ WHY = StaleEpoch("over")
 
 
 class Heard:
-    """A Follower that keeps what it was told, and in which thread."""
+    """A Follower that records its calls and their threads."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
@@ -71,7 +71,7 @@ def test_what_a_catalog_tells_is_heard_in_the_loop_in_its_order(reactor: Reactor
     assert heard.threads == {threading.get_ident()}
 
 
-def test_a_call_waits_until_the_loop_has_taken_it_or_the_relay_is_closed(reactor: Reactor) -> None:
+def test_call_waits_for_the_loop_or_close(reactor: Reactor) -> None:
     heard = Heard()
     relay = EventLoopBridge(reactor, heard, on_failure=heard.told.append)
     telling = in_background(relay.begin)
@@ -86,7 +86,7 @@ def test_a_call_waits_until_the_loop_has_taken_it_or_the_relay_is_closed(reactor
 @pytest.mark.parametrize(
     ("refusal", "told"), [(Corrupt("a damaged record"), "a damaged record"), (MemoryError("full"), "internal error: MemoryError: full")]
 )
-def test_what_the_follower_does_not_take_is_told_once_and_the_last(reactor: Reactor, refusal: Exception, told: str) -> None:
+def test_follower_failure_is_reported_once(reactor: Reactor, refusal: Exception, told: str) -> None:
     heard, failures = Heard(), list[KVStoreError]()
     heard.refusal = refusal
     relay = EventLoopBridge(reactor, heard, on_failure=failures.append)

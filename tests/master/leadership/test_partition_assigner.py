@@ -1,4 +1,4 @@
-"""Promises of partition_assigner.py: all masters agree on even shares, few partitions move, and nothing moves in haste."""
+"""Tests of partition_assigner.py: all masters agree on even shares, few partitions move, and nothing moves in haste."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.master.leadership.partition_assigner import MAX_PAUSE_NS, MAX_TURNS, PartitionAssigner, RebalanceTiming, order, shares
+from kvstore.master.leadership.partition_assigner import MAX_PAUSE_NS, MAX_STEPS, PartitionAssigner, RebalanceTiming, order, shares
 
 MASTERS = [f"master-{number}:7440" for number in range(9)]
 SETTLE_NS, PAUSE_NS, TURN_S = 4_000_000_000, 1_500_000_000, 0.3
@@ -15,17 +15,17 @@ SOME = st.sets(st.sampled_from(MASTERS), min_size=1).map(frozenset)
 
 
 @given(SOME, st.integers(1, 64))
-def test_shares_are_even_and_all_partitions_are_somebodys(living: frozenset[str], count: int) -> None:
-    found = shares(living, count)
+def test_shares_are_even_and_all_partitions_are_somebodys(live_masters: frozenset[str], count: int) -> None:
+    found = shares(live_masters, count)
     assert len(found) == count
     held = Counter(found)
-    sizes = [held[master] for master in living]
+    sizes = [held[master] for master in live_masters]
     assert max(sizes) - min(sizes) <= 1
 
 
 @given(SOME, st.integers(0, 63))
-def test_the_order_of_a_partition_does_not_depend_on_who_else_lives(living: frozenset[str], partition: int) -> None:
-    assert order(living, partition) == [master for master in order(MASTERS, partition) if master in living]
+def test_order_is_independent_of_other_masters(live_masters: frozenset[str], partition: int) -> None:
+    assert order(live_masters, partition) == [master for master in order(MASTERS, partition) if master in live_masters]
 
 
 def test_what_a_master_had_goes_to_all_others() -> None:
@@ -41,16 +41,16 @@ class Turned:
     """Two masters and four partitions, of which `mine` is the first one's share."""
 
     def __init__(self) -> None:
-        self.living = frozenset(MASTERS[:2])
-        found = shares(self.living, 4)
+        self.live_masters = frozenset(MASTERS[:2])
+        found = shares(self.live_masters, 4)
         self.mine = {partition for partition in range(4) if found[partition] == MASTERS[0]}
         self.sharing = PartitionAssigner(MASTERS[0], 4, PATIENCE)
 
     def give_up(self, now_ns: int, owned: set[int] | None = None) -> int | None:
-        return self.sharing.give_up(self.living, set(range(4)) if owned is None else owned, now_ns)
+        return self.sharing.give_up(self.live_masters, set(range(4)) if owned is None else owned, now_ns)
 
 
-def test_what_is_anothers_share_is_given_up_one_at_a_time_once_who_lives_is_settled() -> None:
+def test_others_share_is_given_up_one_at_a_time_when_settled() -> None:
     turned = Turned()
     assert turned.give_up(0) is None
     assert turned.give_up(SETTLE_NS - 1) is None
@@ -67,7 +67,7 @@ def test_what_is_anothers_share_is_given_up_one_at_a_time_once_who_lives_is_sett
 def test_who_comes_or_goes_begins_the_wait_anew() -> None:
     turned = Turned()
     turned.give_up(0)
-    turned.living = frozenset(MASTERS[:3])
+    turned.live_masters = frozenset(MASTERS[:3])
     assert turned.give_up(SETTLE_NS) is None
     assert turned.give_up(2 * SETTLE_NS) is not None
 
@@ -85,34 +85,34 @@ def test_what_comes_back_is_kept_for_longer_each_time() -> None:
     assert turned.give_up(now_ns + MAX_PAUSE_NS, {given}) == given
 
 
-def test_a_partition_that_has_become_its_own_share_is_given_up_at_once_when_it_is_anothers_again() -> None:
+def test_regained_share_is_given_up_at_once_when_lost_again() -> None:
     turned = Turned()
     turned.give_up(0)
     given = turned.give_up(SETTLE_NS)
     assert given is not None
-    both, turned.living = turned.living, frozenset(MASTERS[:1])
+    both, turned.live_masters = turned.live_masters, frozenset(MASTERS[:1])
     turned.give_up(2 * SETTLE_NS)
     assert turned.give_up(3 * SETTLE_NS) is None, "all are its own"
-    turned.living = both
+    turned.live_masters = both
     turned.give_up(4 * SETTLE_NS)
     assert turned.give_up(5 * SETTLE_NS, {given}) == given
 
 
 def test_who_is_not_known_to_live_gives_nothing_up() -> None:
-    for living in (frozenset[str](), frozenset(MASTERS[1:])):
+    for live_masters in (frozenset[str](), frozenset(MASTERS[1:])):
         sharing = PartitionAssigner(MASTERS[0], 4, PATIENCE)
-        sharing.give_up(living, {0, 1, 2, 3}, 0)
-        assert sharing.give_up(living, {0, 1, 2, 3}, SETTLE_NS) is None
+        sharing.give_up(live_masters, {0, 1, 2, 3}, 0)
+        assert sharing.give_up(live_masters, {0, 1, 2, 3}, SETTLE_NS) is None
 
 
 @pytest.mark.parametrize("count", [3, 9])
-def test_a_partition_without_an_owner_is_taken_in_its_order_by_whose_share_it_is_first(count: int) -> None:
-    living = frozenset(MASTERS[:count])
-    for partition, owner in enumerate(shares(living, 4)):
-        waits = {master: PartitionAssigner(master, 4, PATIENCE).wait_s(living, partition) for master in living}
+def test_unowned_partition_is_taken_in_its_order(count: int) -> None:
+    live_masters = frozenset(MASTERS[:count])
+    for partition, owner in enumerate(shares(live_masters, 4)):
+        waits = {master: PartitionAssigner(master, 4, PATIENCE).wait_s(live_masters, partition) for master in live_masters}
         assert waits[owner] == 0
-        rest = [master for master in order(living, partition) if master != owner]
-        assert [waits[master] for master in rest] == [min(turn, MAX_TURNS) * TURN_S for turn in range(1, count)]
+        rest = [master for master in order(live_masters, partition) if master != owner]
+        assert [waits[master] for master in rest] == [min(turn, MAX_STEPS) * TURN_S for turn in range(1, count)]
 
 
 def test_where_who_lives_is_not_known_nobody_waits() -> None:
@@ -120,7 +120,7 @@ def test_where_who_lives_is_not_known_nobody_waits() -> None:
     assert all(PartitionAssigner(MASTERS[0], 4, PATIENCE).wait_s(frozenset(MASTERS[1:3]), partition) == 0 for partition in range(4))
 
 
-def test_what_was_taken_a_moment_ago_stays_until_the_end_of_the_one_who_had_it_is_known() -> None:
+def test_recently_taken_partition_is_kept() -> None:
     """Its former owner counts as alive still: who lives is looked at now and then."""
     turned = Turned()
     turned.give_up(0, turned.mine)

@@ -1,4 +1,4 @@
-"""Promises of role_manager.py: from following to owning and back, without sockets or a shared catalog."""
+"""Tests of role_manager.py: from following to owning and back, without sockets or a shared catalog."""
 
 import gc
 import weakref
@@ -38,12 +38,14 @@ class Stage:
         self.roles: list[tuple[MasterRole, CatalogOwner | None]] = []
         self.linked = 2
         self.catalog: MemoryCatalog | None = None
-        """Another one than is at hand."""
-        self.standing = RoleManager("me:7440", self._lead, on_change=lambda: self.roles.append((self.standing.role, self.standing.owner)))
+        """Another catalog."""
+        self.role_manager = RoleManager(
+            "me:7440", self._lead, on_change=lambda: self.roles.append((self.role_manager.role, self.role_manager.owner))
+        )
 
     def _lead(self, epoch: int, followed: FollowedRecords) -> LeaderRole:
         class Linked(LeaderRole):
-            def linked_nodes(_self) -> int:  # noqa: N805
+            def connected_nodes(_self) -> int:  # noqa: N805
                 return self.linked
 
         catalog = MemoryCatalog()
@@ -62,142 +64,144 @@ def stage() -> Iterator[Stage]:
 
 
 def test_who_follows_says_whom_to_ask(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
+    role_manager = stage.role_manager
+    role_manager.begin()
     with pytest.raises(Unavailable, match="no master owns the catalog now"):
-        standing.leading()
-    standing.take([BLOCK])
-    standing.owned_by(OTHER)
+        role_manager.leader()
+    role_manager.take([BLOCK])
+    role_manager.owned_by(OTHER)
     with pytest.raises(Unavailable, match="this master stands by: ask other:7440"):
-        standing.answering()
-    standing.tick()
-    assert (standing.records(), stage.roles) == (1, [(MasterRole.FOLLOWING, None), (MasterRole.FOLLOWING, OTHER)])
-    standing.close(OVER)
+        role_manager.readable_leader()
+    role_manager.run_due()
+    assert (role_manager.records(), stage.roles) == (1, [(MasterRole.FOLLOWING, None), (MasterRole.FOLLOWING, OTHER)])
+    role_manager.close(OVER)
 
 
 def test_an_owner_that_died_in_this_place_is_nobody(stage: Stage) -> None:
-    stage.standing.begin()
-    stage.standing.owned_by(CatalogOwner("before", "me:7440", 3))
+    stage.role_manager.begin()
+    stage.role_manager.owned_by(CatalogOwner("before", "me:7440", 3))
     with pytest.raises(Unavailable, match="no master owns the catalog now"):
-        stage.standing.leading()
+        stage.role_manager.leader()
 
 
 def test_who_is_elected_stands_on_what_it_has_followed(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.take([BLOCK])
-    standing.owned_by(OTHER)
-    standing.elected(9)
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.take([BLOCK])
+    role_manager.owned_by(OTHER)
+    role_manager.elected(9)
     assert stage.roles[-1] == (MasterRole.OWNER, None)
-    assert (standing.leading().epoch, standing.answering(), standing.records()) == (9, standing.leading(), 0), "its holder is not known"
-    standing.tick()
-    standing.close(OVER)
+    assert (role_manager.leader().epoch, role_manager.readable_leader(), role_manager.records()) == (9, role_manager.leader(), 0), (
+        "its holder is not known"
+    )
+    role_manager.run_due()
+    role_manager.close(OVER)
 
 
-def test_who_is_deposed_answers_questions_until_it_hears_of_the_catalog(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.elected(9)
-    answering = standing.leading()
-    standing.deposed(OVER)
-    standing.deposed(OVER)
+def test_deposed_owner_serves_reads_until_the_catalog_returns(stage: Stage) -> None:
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.elected(9)
+    readable_leader = role_manager.leader()
+    role_manager.deposed(OVER)
+    role_manager.deposed(OVER)
     assert stage.roles[-2:] == [(MasterRole.OWNER, None), (MasterRole.CUT_OFF, None)]
     with pytest.raises(Unavailable, match="cut off"):
-        standing.leading()
-    assert standing.answering() is answering
-    standing.tick()
-    standing.begin()
+        role_manager.leader()
+    assert role_manager.readable_leader() is readable_leader
+    role_manager.run_due()
+    role_manager.begin()
     assert stage.roles[-1] == (MasterRole.FOLLOWING, None)
     with pytest.raises(Unavailable):
-        standing.answering()
-    standing.take([BLOCK])
-    standing.elected(12)
-    assert standing.leading().epoch == 12
+        role_manager.readable_leader()
+    role_manager.take([BLOCK])
+    role_manager.elected(12)
+    assert role_manager.leader().epoch == 12
 
 
 def test_nobody_is_served_before_what_may_be_granted_is_durable(stage: Stage) -> None:
     catalog = stage.catalog = Held()
-    standing = stage.standing
-    standing.begin()
-    standing.elected(9)
-    standing.tick()
-    assert standing.role is MasterRole.FOLLOWING
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.elected(9)
+    role_manager.run_due()
+    assert role_manager.role is MasterRole.FOLLOWING
     with pytest.raises(Unavailable, match="no master owns the catalog now"):
-        standing.leading()
-    standing.deposed(OVER)
-    assert (standing.role, stage.roles[-1]) == (MasterRole.FOLLOWING, (MasterRole.FOLLOWING, None))
+        role_manager.leader()
+    role_manager.deposed(OVER)
+    assert (role_manager.role, stage.roles[-1]) == (MasterRole.FOLLOWING, (MasterRole.FOLLOWING, None))
     catalog.commits[0][1](None)
-    assert standing.role is MasterRole.FOLLOWING, "it has ended meanwhile"
-    standing.elected(12)
+    assert role_manager.role is MasterRole.FOLLOWING, "it has ended meanwhile"
+    role_manager.elected(12)
     catalog.commits[1][1](None)
-    assert standing.leading().epoch == 12
+    assert role_manager.leader().epoch == 12
 
 
 def test_nothing_is_left_of_an_owner_that_was(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.elected(9)
-    former = weakref.ref(standing.leading())
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.elected(9)
+    former = weakref.ref(role_manager.leader())
     gc.freeze()  # as a daemon does once it is ready
-    standing.deposed(OVER)
-    standing.begin()
+    role_manager.deposed(OVER)
+    role_manager.begin()
     assert former() is None
 
 
 def test_standing_cut_off_ends_when_most_nodes_left(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.elected(9)
-    standing.deposed(OVER)
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.elected(9)
+    role_manager.deposed(OVER)
     for stage.linked in (2, 1):
-        standing.tick()
-        assert standing.role is MasterRole.CUT_OFF, "one of two may have died"
+        role_manager.run_due()
+        assert role_manager.role is MasterRole.CUT_OFF, "one of two may have died"
     stage.linked = 0
-    standing.tick()
+    role_manager.run_due()
     assert stage.roles[-1] == (MasterRole.FOLLOWING, None)
-    assert standing.records() == 0
+    assert role_manager.records() == 0
 
 
 def test_a_damaged_catalog_is_no_reason_to_stand_by(stage: Stage) -> None:
     with pytest.raises(Corrupt):
-        stage.standing.deposed(Corrupt("damaged"))
-    stage.standing.deposed(OVER)
+        stage.role_manager.deposed(Corrupt("damaged"))
+    stage.role_manager.deposed(OVER)
     assert stage.roles == []
 
 
-def test_what_others_own_is_known_by_its_records_with_the_nodes_taken_to_live_that_are_named(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.take([BLOCK, put_quota("red", {"pins": 5})])
-    standing.owned_by(OTHER)
-    assert standing.queries([2]).exists("red", [b"a"]) == b"\0"
-    assert standing.queries([1]).exists("red", [b"a", b"b"]) == b"\1\0"
-    rows, tenants = standing.columns([1])
+def test_follower_queries_records_with_given_live_nodes(stage: Stage) -> None:
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.take([BLOCK, put_quota("red", {"pins": 5})])
+    role_manager.owned_by(OTHER)
+    assert role_manager.queries([2]).exists("red", [b"a"]) == b"\0"
+    assert role_manager.queries([1]).exists("red", [b"a", b"b"]) == b"\1\0"
+    rows, tenants = role_manager.columns([1])
     assert DirectoryQueries(rows, tenants).exists("red", [b"a"]) == b"\1"
-    assert standing.operator_quotas() == {"red": {"pins": 5}}
-    standing.elected(9)
-    assert standing.operator_quotas() is None
-    assert standing.queries([1]) is standing.leading().directory.queries
-    assert standing.columns([1]) == standing.leading().directory.columns()
-    standing.close(OVER)
+    assert role_manager.operator_quotas() == {"red": {"pins": 5}}
+    role_manager.elected(9)
+    assert role_manager.operator_quotas() is None
+    assert role_manager.queries([1]) is role_manager.leader().directory.queries
+    assert role_manager.columns([1]) == role_manager.leader().directory.columns()
+    role_manager.close(OVER)
 
 
-def test_limits_hold_while_the_catalog_is_listed_anew_whoever_owned_it(stage: Stage) -> None:
-    standing = stage.standing
-    standing.begin()
-    standing.take([put_quota("red", {"pins": 5})])
-    standing.owned_by(OTHER)
+def test_quotas_hold_during_a_new_listing(stage: Stage) -> None:
+    role_manager = stage.role_manager
+    role_manager.begin()
+    role_manager.take([put_quota("red", {"pins": 5})])
+    role_manager.owned_by(OTHER)
     for _ in range(2):
-        known = standing.operator_quotas()
-        standing.begin()
-        standing.begin()
-        standing.take([put_quota("blue", {"pins": 1})])
-        assert standing.operator_quotas() == known == {"red": {"pins": 5}}
-        standing.take([put_quota("red", {"pins": 5}), delete_quota("blue")])
-        standing.owned_by(None)
-    standing.elected(9)
-    standing.deposed(OVER)
-    standing.begin()
-    assert standing.operator_quotas() == {"red": {"pins": 5}}, "it had owned it itself"
-    standing.owned_by(OTHER)
-    assert standing.operator_quotas() == {}, "they have been cleared meanwhile"
+        known = role_manager.operator_quotas()
+        role_manager.begin()
+        role_manager.begin()
+        role_manager.take([put_quota("blue", {"pins": 1})])
+        assert role_manager.operator_quotas() == known == {"red": {"pins": 5}}
+        role_manager.take([put_quota("red", {"pins": 5}), delete_quota("blue")])
+        role_manager.owned_by(None)
+    role_manager.elected(9)
+    role_manager.deposed(OVER)
+    role_manager.begin()
+    assert role_manager.operator_quotas() == {"red": {"pins": 5}}, "it had owned it itself"
+    role_manager.owned_by(OTHER)
+    assert role_manager.operator_quotas() == {}, "they have been cleared meanwhile"

@@ -1,4 +1,4 @@
-"""Promises of status_messages.py."""
+"""Tests of status_messages.py."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_an_operator_sees_all(identity: Identity) -> None:
 @pytest.mark.parametrize(
     "identity", [Identity(IdentityKind.TENANT, Role.WRITE, "red"), Identity(IdentityKind.NODE), Identity(IdentityKind.INSTANCE)]
 )
-def test_anybody_else_sees_where_the_cluster_is_and_nothing_of_what_others_do_there(identity: Identity) -> None:
+def test_tenant_status_hides_other_tenants(identity: Identity) -> None:
     seen = as_seen_by(identity, WHOLE)
     node = pb.NodeStatus(name="n", node_id=1, tcp="t:1", state="alive", heartbeat_age_s=0.5)
     assert seen == pb.StatusReply(version="1", epoch=3, catalog_health="ok", role="owner", owner=WHOLE.owner, nodes=[node])

@@ -1,4 +1,4 @@
-"""Promises of by_settings.py."""
+"""Tests of by_settings.py."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from kvstore.scheduler.baselines import DISPATCHERS
 from tests.master.blocks import Master
 
 
-def test_without_a_model_there_is_a_guess_and_with_one_it_is_computed() -> None:
+def test_estimators_follow_the_model_settings() -> None:
     assert "guess" in make_estimators(MasterSettings()).words
     assert "8 x H800, computed" in make_estimators(MasterSettings(scheduler_model="llama2-70b", scheduler_gpu="H800")).words
 

@@ -1,4 +1,4 @@
-"""Promises of engine_caches.py: prefixes at each instance, changes that do not fit are not taken, and nothing grows without end."""
+"""Tests of engine_caches.py: prefixes at each instance, changes that do not fit are not taken, and nothing grows without end."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -86,7 +86,7 @@ class NotWalked(dict[bytes, int]):
     items = keys = values = __iter__
 
 
-def test_who_leaves_or_begins_again_costs_what_it_has_and_not_what_all_have() -> None:
+def test_leave_costs_only_the_instances_own_blocks() -> None:
     caches = EngineCaches(max_blocks=100)
     caches.apply("a", change(KEYS[:4]))
     caches.apply("b", change(KEYS))

@@ -1,4 +1,4 @@
-"""Promises of estimators.py."""
+"""Tests of estimators.py."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_what_is_measured_takes_the_place_of_the_start() -> None:
     assert live.words.startswith(f"prefill: fitted to {REFIT_SAMPLES} samples, half of them within ")
 
 
-def test_of_more_samples_than_can_be_fitted_in_time_the_latest_of_a_report_are_learned() -> None:
+def test_latest_samples_are_learned_within_the_rate() -> None:
     live = LiveEstimators(None)
     flood = Samples([PrefillSample(100 * n, 50, n) for n in range(1, MAX_SAMPLES + 1)], [])
     live.learn(flood, 0)
@@ -50,7 +50,7 @@ def test_of_more_samples_than_can_be_fitted_in_time_the_latest_of_a_report_are_l
     assert f"fitted to {WINDOW_SAMPLES} samples" in live.words
 
 
-def test_a_dispatcher_counts_in_blocks_and_gets_seconds_by_their_bytes() -> None:
+def test_transfer_time_converts_blocks_to_bytes() -> None:
     live = LiveEstimators(None)
     seen = live.for_dispatcher()
     live.block_bytes = 1000

@@ -1,4 +1,4 @@
-"""Promises of instances.py; a state machine holds it against a naive model that keeps everything and sums up anew each time."""
+"""Tests of instances.py; a state machine compares it with a naive model that sums up everything each time."""
 
 import math
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ def to_decode(at_s: float, tokens: int, *, ttl_s: float = 3.0) -> PromisedWork:
     return PromisedWork(int(at_s * S), int((at_s + ttl_s) * S), context_tokens=tokens)
 
 
-def test_an_instance_joins_by_its_first_report_and_leaves_by_silence() -> None:
+def test_instance_joins_by_report_and_expires() -> None:
     known = instances()
     known.report(prefill("a"), 0)
     known.report(decode("b"), 0)
@@ -59,7 +59,7 @@ def test_one_that_does_both_is_in_either_list_and_counts_once() -> None:
     assert known.each() == []
 
 
-def test_what_should_have_come_in_longer_ago_than_that_is_in_the_report() -> None:
+def test_overdue_promises_are_in_the_report() -> None:
     known = instances()
     known.report(prefill("a", seen_after_s=1.0), 0)
     member = known.prefill["a"]
@@ -73,7 +73,7 @@ def test_what_should_have_come_in_longer_ago_than_that_is_in_the_report() -> Non
     assert member.unseen_requests == 1
 
 
-def test_what_an_instance_prefills_itself_is_in_its_report_from_when_it_was_sent() -> None:
+def test_own_prefill_is_in_the_report_from_sending() -> None:
     known = instances()
     known.report(both("a"), 0)
     member = known.decode["a"]
@@ -87,7 +87,7 @@ def test_what_an_instance_prefills_itself_is_in_its_report_from_when_it_was_sent
     assert (member.unseen_requests, member.view(2 * S).context_tokens) == (1, 90)
 
 
-def test_more_than_max_instances_are_refused_and_those_that_are_there_go_on() -> None:
+def test_instances_over_the_limit_are_refused() -> None:
     known = instances(max_instances=2)
     known.report(prefill("a"), 0)
     known.report(decode("b"), 0)
@@ -151,7 +151,7 @@ def test_a_queue_shrinks_with_time_and_grows_with_promises() -> None:
     assert (member.unseen_requests, member.unseen_s, member.scheduled) == (1, 2, 1)
 
 
-def test_what_was_seen_is_in_the_report_and_what_was_not_comes_on_top() -> None:
+def test_unseen_promises_add_to_the_report() -> None:
     member = PrefillMember(prefill(), 0)
     member.promise(1, to_prefill(0, 2))
     member.promise(2, to_prefill(0, 1))
@@ -168,7 +168,7 @@ def test_beyond_the_limit_the_oldest_promise_counts_as_lost(monkeypatch: pytest.
     assert (member.unseen_requests, member.view(0).queue_s) == (2, 6)
 
 
-def test_what_is_sent_is_backlog_until_it_should_have_left_or_is_reported() -> None:
+def test_transfers_are_backlog_until_due_or_reported() -> None:
     member = PrefillMember(prefill(send_bytes_per_s=100.0, send_backlog_bytes=50), 0)
     member.send(200, 0)
     assert (member.view(0).send_backlog_bytes, member.view(1 * S).send_backlog_bytes, member.view(3 * S).send_backlog_bytes) == (
@@ -201,7 +201,7 @@ def test_promised_sequences_are_in_the_batch_before_they_come_in() -> None:
 
 @dataclass
 class Naive:
-    """One prefill instance, as somebody who has kept everything would compute it."""
+    """One prefill instance, computed naively from its history."""
 
     queue_s: float
     reported_s: int

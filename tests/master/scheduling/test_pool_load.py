@@ -1,4 +1,4 @@
-"""Promises of pool_load.py."""
+"""Tests of pool_load.py."""
 
 import math
 import tracemalloc
@@ -24,7 +24,7 @@ def test_the_load_is_what_is_decoded_and_what_is_on_its_way() -> None:
     assert (list(load.decode_begun_s), sorted(load.prefill_ends_s)) == ([4.0] * 4, [7.0, 9.0])
 
 
-def test_where_nothing_is_decoded_a_sequence_is_taken_to_be_like_this_prompt() -> None:
+def test_idle_pool_assumes_this_prompts_context() -> None:
     load = pool_load([DecodeMember(decode(), 0)], decode_s=0.0, input_tokens=50, now_ns=0)
     assert (load.context_tokens, list(load.decode_begun_s)) == (50, [])
 
@@ -34,12 +34,12 @@ class Listed(DecodeMember):
 
     times = 0
 
-    def _arriving_s(self) -> list[float]:
+    def _compute_arrivals_s(self) -> list[float]:
         self.times += 1
-        return super()._arriving_s()
+        return super()._compute_arrivals_s()
 
 
-def test_a_decision_goes_through_the_promises_only_of_instances_where_they_have_changed() -> None:
+def test_pool_load_recomputes_only_changed_promises() -> None:
     members = [Listed(decode(name), 0) for name in "abc"]
     for number, member in enumerate(members):
         member.promise(number, PromisedWork(9 * S, 12 * S))
@@ -83,9 +83,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, batch=st.integers(0, 5), decode_s=st.sampled_from([0.0, 0.7, 4.0]), ttft_s=st.integers(0, 24).map(lambda n: n / 4))
-def test_what_is_decided_is_as_if_every_request_were_gone_through_each_time(
-    steps: list[tuple[str, int, int]], batch: int, decode_s: float, ttft_s: float
-) -> None:
+def test_cached_pool_load_equals_a_full_computation(steps: list[tuple[str, int, int]], batch: int, decode_s: float, ttft_s: float) -> None:
     """Times are quarters of a second."""
     members = [DecodeMember(decode(name, batch=batch, context_tokens=10), 0) for name in "ab"]
     now_ns = 0
@@ -105,7 +103,7 @@ def test_what_is_decided_is_as_if_every_request_were_gone_through_each_time(
         load = pool_load(members, decode_s=decode_s, input_tokens=10, now_ns=now_ns)
         now_s = now_ns / S
         begun_s = [now_s - decode_s / 2] * (2 * batch)
-        ends_s = sorted(at_s for member in members for at_s in member._arriving_s())
+        ends_s = sorted(at_s for member in members for at_s in member._compute_arrivals_s())
         plain = PoolLoad(now_s, 2, begun_s, ends_s, decode_s, load.context_tokens)
         at_s = now_s + ttft_s
         staying = 2 * batch * math.exp(-ttft_s / (decode_s or math.inf))
@@ -116,7 +114,7 @@ def test_what_is_decided_is_as_if_every_request_were_gone_through_each_time(
             assert admission.on_arrival(load, Slo(10, 3), ttft_s=ttft_s) == admission.on_arrival(plain, Slo(10, 3), ttft_s=ttft_s)
 
 
-def test_the_duration_is_that_of_the_first_and_then_an_average_of_late() -> None:
+def test_decode_duration_is_first_then_averaged() -> None:
     duration = DecodeDuration()
     assert duration.seconds == 0
     duration.add(10.0)

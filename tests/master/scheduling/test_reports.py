@@ -1,4 +1,4 @@
-"""Promises of reports.py."""
+"""Tests of reports.py."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Promises of scheduler.py, on a directory with blocks in it, and with no clock but the test's."""
+"""Tests of scheduler.py, on a directory with blocks in it, and with no clock but the test's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_where_the_holder_is_busy_its_blocks_are_sent_to_another(live: Scheduled
     assert live.ask().transfer_s > reply.transfer_s, "what was ordered first is sent first"
 
 
-def test_what_is_on_its_way_for_an_earlier_request_is_sent_and_counted_once(live: Scheduled) -> None:
+def test_transfer_under_way_is_counted_once(live: Scheduled) -> None:
     live.report(prefill("pa", node="a", queue_s=20.0, send_bytes_per_s=1e6))
     replies = [live.ask() for _ in range(4)]
     to_b = [reply for reply in replies if reply.prefill == "pb"]
@@ -94,14 +94,14 @@ def test_what_is_on_its_way_for_an_earlier_request_is_sent_and_counted_once(live
     assert sent == pytest.approx(1000 * counters["transfer_blocks"], abs=1)
 
 
-def test_where_the_way_between_two_nodes_is_slow_blocks_are_computed_or_come_from_another(live: Scheduled) -> None:
+def test_slow_rate_selects_computing_or_another_source(live: Scheduled) -> None:
     """As the nodes measured, as long as that counts: here 60 s."""
     live.report(prefill("pa", node="a", queue_s=20.0))
     assert live.ask().transfer_from == "pa"
     for name in "bc":
         node = live.nodes[name]
         slow = pb.PeerRate(node_id=live.nodes["a"].node_id, bytes_per_s=1000.0, basis_bytes=1 << 20)
-        live.master.directory.measured(node.node_id, node.epoch, [slow], live.now_ns)
+        live.master.directory.set_rates(node.node_id, node.epoch, [slow], live.now_ns)
     reply = live.ask()
     assert (reply.transfer_from, reply.transfer_blocks) == ("", 0), "60 s or more, and computed in less than one"
     live.now_ns = 60 * S
@@ -109,7 +109,7 @@ def test_where_the_way_between_two_nodes_is_slow_blocks_are_computed_or_come_fro
     assert live.ask().transfer_from == "pa", "what was measured a minute ago counts no more"
 
 
-def test_an_instance_whose_node_is_not_there_computes_what_it_lacks() -> None:
+def test_instance_without_a_live_node_computes() -> None:
     live = Scheduled()
     live.hold("a", 80)
     live.report(prefill("pa", node="a", queue_s=20.0), prefill("px", node="unheard of"), prefill("py"), decode("d"))
@@ -153,7 +153,7 @@ def test_what_an_instance_has_seen_it_counts_itself(live: Scheduled) -> None:
     assert live.shown()["pa"].scheduled == 1
 
 
-def test_a_decode_instance_has_until_the_first_token_to_see_a_request(live: Scheduled) -> None:
+def test_decode_instance_may_report_until_first_token(live: Scheduled) -> None:
     live.report(*(prefill(name, node="c", queue_s=4.0) for name in ("pa", "pb", "pc")))
     live.ask()
     live.now_ns = int(4.9 * S)
@@ -175,7 +175,7 @@ def test_without_instances_of_either_role_it_goes_nowhere() -> None:
     assert live.scheduling.show(0).counters["rejected_no_instance"] == 3
 
 
-def test_an_slo_that_cannot_be_kept_is_a_rejection_with_its_figures(live: Scheduled) -> None:
+def test_broken_slo_is_a_rejection_with_its_figures(live: Scheduled) -> None:
     reply = live.ask(replace(PROMPT, slo=Slo(ttft_s=0.1)))
     assert (reply.rejected, reply.rejected_limit) == ("ttft", 0.1)
     assert reply.rejected_value == pytest.approx(0.205)
@@ -183,7 +183,7 @@ def test_an_slo_that_cannot_be_kept_is_a_rejection_with_its_figures(live: Schedu
     assert all(each.unseen_requests == 0 for each in live.shown().values()), "nothing was promised"
 
 
-def test_early_admission_goes_by_the_decode_load_as_reported_and_lets_the_rest_in() -> None:
+def test_early_admission_uses_the_reported_decode_load() -> None:
     live = Scheduled(admission="early")
     live.report(prefill("p"), decode("d", batch=100, context_tokens=4_000_000))
     slo = Slo(tbt_s=0.05)
@@ -207,7 +207,7 @@ def test_predicted_admission_does_not_count_what_will_have_ended() -> None:
     assert live.ask(replace(short, slo=slo)).prefill == "p"
 
 
-def test_an_answer_of_unknown_length_is_taken_to_be_of_usual_length(live: Scheduled) -> None:
+def test_unknown_output_length_uses_the_default(live: Scheduled) -> None:
     room = PROMPT.input_tokens + UNKNOWN_OUTPUT_TOKENS
     live.report(decode("d", capacity_tokens=room - 1))
     assert live.ask(replace(PROMPT, output_tokens=0)).rejected == "capacity"
@@ -223,7 +223,7 @@ def test_the_dispatcher_is_a_choice() -> None:
     assert live.scheduling.show(0).dispatcher == "round_robin"
 
 
-def test_what_instances_measure_is_learned_and_what_cannot_be_changes_nothing() -> None:
+def test_plausible_measurements_are_learned() -> None:
     live = Scheduled(max_instances=1)
     samples = [pb.PrefillSample(input_tokens=100 * n, duration_s=n) for n in range(1, 33)]
     with pytest.raises(InvalidArgument):
@@ -259,7 +259,7 @@ def engine_cache(count: int) -> pb.EngineCache:
     return pb.EngineCache(tenant=TENANT, version=1, key_bytes=4, added=b"".join(KEYS[:count]))
 
 
-def test_what_an_engine_has_in_its_own_memory_is_neither_computed_nor_fetched(live: Scheduled) -> None:
+def test_engine_cache_is_neither_computed_nor_fetched(live: Scheduled) -> None:
     live.report(prefill("pc", node="c", engine_cache=engine_cache(90)))
     reply = live.ask()
     assert (reply.prefill, reply.prefix_blocks, reply.transfer_from) == ("pc", 90, "")
@@ -271,7 +271,7 @@ def test_what_an_engine_has_in_its_own_memory_is_neither_computed_nor_fetched(li
     assert live.ask().prefix_blocks == 80
 
 
-def test_an_engine_without_a_node_computes_what_it_has_not_itself() -> None:
+def test_engine_without_a_node_computes_its_misses() -> None:
     live = Scheduled()
     live.hold("a", 80)
     live.report(prefill("pa", node="a", queue_s=20.0), prefill("px", engine_cache=engine_cache(40)), decode("d"))
@@ -282,7 +282,7 @@ def test_an_engine_without_a_node_computes_what_it_has_not_itself() -> None:
 
 def test_an_engine_that_is_silent_is_forgotten_with_its_cache(live: Scheduled) -> None:
     live.report(prefill("pc", node="c", engine_cache=engine_cache(90)))
-    assert sorted(live.scheduling.tick(5 * S)) == ["d", "pa", "pb", "pc"]
+    assert sorted(live.scheduling.run_due(5 * S)) == ["d", "pa", "pb", "pc"]
     assert live.scheduling.engine_caches.version("pc") == 0
 
 

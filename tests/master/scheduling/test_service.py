@@ -1,4 +1,4 @@
-"""Promises of service.py, over real gRPC, with a master whose nodes are played by the test."""
+"""Tests of service.py, over real gRPC, with a master whose nodes are played by the test."""
 
 import contextlib
 import logging
@@ -63,7 +63,7 @@ def service(places: Places) -> Iterator[Asked]:
         yield found
 
 
-def test_a_request_is_placed_by_its_prefix_and_the_transfer_is_ordered_from_the_nodes(places: Places, service: Asked) -> None:
+def test_schedule_places_by_prefix_and_orders_the_transfer(places: Places, service: Asked) -> None:
     one, two = NodeSide(places, "one", 1), NodeSide(places, "two", 2)
     one.sync(*(Event(key) for key in KEYS[:8]))
     two.sync(*(Event(key) for key in KEYS[:3]))
@@ -96,7 +96,7 @@ def test_two_engines_of_one_name_are_a_line_in_the_log(service: Asked, caplog: p
     for place in "xyxyxy":
         service.report(prefill("p", address=f"http://{place}"))
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "two engines go by the name p, at http://y and at http://x: each takes the other's place; give either a name of its own"
+        "two engines have the name p, at http://y and at http://x: each replaces the other; give them different names"
     ]
 
 

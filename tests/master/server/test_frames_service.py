@@ -124,9 +124,7 @@ def test_a_block_from_reserve_to_lookup(client: Channel, node: NodeSide) -> None
 
 
 @pytest.mark.parametrize("hellos", [1, 2])
-def test_what_a_client_reserved_last_and_did_not_use_is_free_once_it_has_hung_up(
-    places: Places, client: Channel, node: NodeSide, hellos: int
-) -> None:
+def test_last_reservation_is_cancelled_on_disconnect(places: Places, client: Channel, node: NodeSide, hellos: int) -> None:
     other = places.client()
     generations = ask(other, Reserve([b"used", b"unused"], [1, 1]), ReserveReply).generations
     for _ in range(1, hellos):
@@ -147,7 +145,7 @@ def test_a_pin_is_told_to_the_node_and_answered(client: Channel, node: NodeSide)
         assert asking.result() == b"\1\0"
 
 
-def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(places: Places, client: Channel, node: NodeSide) -> None:
+def test_pin_of_an_evicted_block_reports_it_absent(places: Places, client: Channel, node: NodeSide) -> None:
     node.publish(Event(b"a"), Event(b"b"))
     master = places.master
     assert master is not None
@@ -156,14 +154,14 @@ def test_a_pin_of_what_its_node_has_evicted_meanwhile_says_that_it_is_not_there(
         header, _body = node.read()
         node.answer(header, Flags(b"\0\1"))
         assert asking.result() == b"\0\1"
-    leading = master.partitions[0].standing.leading()
-    pinned = master.reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    leader = master.partitions[0].role_manager.leader()
+    pinned = master.reactor.call(lambda: leader.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     header, _body = node.read()
     node.answer(header, Flags(b"\0\1"))
     assert pinned.result(TIMEOUT_S) == 1
 
 
-def test_a_node_that_is_drained_anew_is_told_so_though_it_has_yet_to_answer_what_was_taken_back(tmp_path: Path) -> None:
+def test_new_drain_is_sent_despite_a_pending_cancel(tmp_path: Path) -> None:
     heard: list[FrameHeader] = []
     with master_in_thread(tmp_path, command_timeout_s=600.0, node_ttl_s=60.0) as places, places.stub() as stub:
         node = NodeSide(places)
@@ -180,7 +178,7 @@ def test_a_node_that_is_drained_anew_is_told_so_though_it_has_yet_to_answer_what
         node.close()
 
 
-def test_how_a_nodes_transfer_engine_is_reached_is_told_to_clients_and_a_change_too(places: Places, client: Channel) -> None:
+def test_node_table_has_transfer_descriptions(places: Places, client: Channel) -> None:
     node = NodeSide(places, transfer=b"\0engine")
     before = ask(client, Nodes(), NodeTable)
     assert before.transfers == [b"\0engine"]
@@ -190,7 +188,7 @@ def test_how_a_nodes_transfer_engine_is_reached_is_told_to_clients_and_a_change_
     node.close()
 
 
-def test_a_table_takes_no_more_of_what_nodes_say_than_fits_a_message(places: Places, client: Channel) -> None:
+def test_node_table_is_limited_to_a_message(places: Places, client: Channel) -> None:
     count = (32 << 20) // (256 << 10) + 2
     with places.stub() as stub:
         for index in range(count):
@@ -200,12 +198,12 @@ def test_a_table_takes_no_more_of_what_nodes_say_than_fits_a_message(places: Pla
     assert [len(blob) for blob in table.transfers] == [256 << 10] * (count - 2) + [0, 0]
 
 
-def test_whoever_has_not_said_hello_or_has_another_role_is_refused(places: Places, client: Channel, node: NodeSide) -> None:
+def test_request_without_hello_or_of_another_role_is_refused(places: Places, client: Channel, node: NodeSide) -> None:
     with pytest.raises(Unauthorized, match="registered node"):
         ask(client, publish(1, []), Ok)
     with pytest.raises(ProtocolError, match="type 45"):
         ask(client, ReadBlocks([b"k"], [0], 0, 0), Flags)
-    with pytest.raises(InvalidArgument, match="no role 9"):
+    with pytest.raises(InvalidArgument, match="unknown role 9"):
         ask(client, Hello(9, TENANT), Welcome)
     assert failure(node, Exists([b"k"])) == Unauthorized.code
     for message in (Exists([b"k"]), Nodes()):
@@ -219,7 +217,7 @@ def test_a_connection_is_one_clients_or_a_nodes_for_good(places: Places, client:
     as_node, as_other = Hello(ROLE_NODE, name="one", epoch=epoch), Hello(ROLE_CLIENT, "another")
     ask(client, Hello(ROLE_CLIENT, TENANT), Welcome)
     for other in (as_node, as_other):
-        with pytest.raises(Denied, match="open another one to be somebody else"):
+        with pytest.raises(Denied, match="open another one for another identity"):
             ask(client, other, Welcome)
     assert failure(node, as_other) == Denied.code
     header, _ = node.ask(as_node)
@@ -240,22 +238,22 @@ def test_a_nodes_hello_needs_its_newest_registration(places: Places, node: NodeS
     assert node.ask(node.hello)[0].type == Welcome.TYPE
 
 
-def test_a_node_that_hangs_up_takes_its_blocks_along_until_it_is_back(places: Places, client: Channel, node: NodeSide) -> None:
+def test_disconnected_nodes_blocks_return_with_it(places: Places, client: Channel, node: NodeSide) -> None:
     node.publish(Event(b"a"))
     node.close()
     while ask(client, Exists([b"a"]), Flags).flags == b"\1":
         pass
-    again = NodeSide(places)
+    retry = NodeSide(places)
     assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
-    again.close()
+    retry.close()
 
 
 def test_a_second_connection_of_a_node_replaces_the_first(places: Places, client: Channel, node: NodeSide) -> None:
     node.publish(Event(b"a"))
-    again = NodeSide(places)
+    retry = NodeSide(places)
     assert node.sock.recv(1) == b""
     assert ask(client, Exists([b"a"]), Flags).flags == b"\1"
-    again.close()
+    retry.close()
 
 
 def test_a_remove_is_answered_when_all_holders_have_dropped_it(places: Places, client: Channel) -> None:
@@ -277,7 +275,7 @@ def test_a_remove_is_answered_when_all_holders_have_dropped_it(places: Places, c
     two.close()
 
 
-def test_a_node_that_hangs_up_or_refuses_or_talks_nonsense_does_not_hold_up_a_remove(places: Places, client: Channel) -> None:
+def test_faulty_node_does_not_block_a_remove(places: Places, client: Channel) -> None:
     node = NodeSide(places)
     node.publish(Event(b"a"), Event(b"b"), Event(b"c"))
     asking = Asking(client, Remove([b"a"]))
@@ -296,7 +294,7 @@ def test_a_node_that_hangs_up_or_refuses_or_talks_nonsense_does_not_hold_up_a_re
     assert ask(client, Exists([b"c"]), Flags).flags == b"\0"
 
 
-def test_a_node_that_says_nothing_costs_a_remove_no_more_than_the_commands_deadline(tmp_path: Path) -> None:
+def test_silent_node_delays_a_remove_to_its_deadline(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", command_timeout_s=0.1, node_ttl_s=60.0) as places:
         client, node = places.client(), NodeSide(places)
         node.publish(Event(b"a"))
@@ -349,33 +347,33 @@ def test_copies_from_the_order_to_the_lookup(two: Two, client: Channel) -> None:
     assert (counters["copies_ordered"], counters["copies_entered"]) == (2, 1)
 
 
-def test_what_a_node_spills_is_ordered_as_a_guest_of_another_and_may_leave_once_it_is_there(tmp_path: Path) -> None:
+def test_spilled_block_is_copied_and_may_be_evicted(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, node_ttl_s=60.0, spill=True, spill_free_share=0.5) as places:
         one, two = NodeSide(places, "one"), NodeSide(places, "two")
         assert one.registration.spill_at_share == 0.25
         one.sync(Event(b"a", 2), Event(b"b", 3))  # by its generation the first is kept by its source
         two.sync()
-        coldest = QueryVictims(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
-        assert one.ask(coldest)[1] == Flags(b"\0\0").pack()
+        query_victims = QueryVictims(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
+        assert one.ask(query_victims)[1] == Flags(b"\0\0").pack()
         header, body = two.read()
         order = CopyBlocks.unpack(body)
         assert (order.keys, order.source, order.guests) == ([b"a"], 1, 1)
         two.answer(header, Flags(b"\1"))
         assert two.ask(CopyResult(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
-        eventually(lambda: one.ask(coldest)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
+        eventually(lambda: one.ask(query_victims)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
         with places.stub() as stub:
             assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters["spilled_blocks"] == 1
         one.close()
         two.close()
 
 
-def test_a_node_that_spills_by_other_flags_than_one_a_block_is_refused(two: Two) -> None:
+def test_spill_flags_of_wrong_length_are_refused(two: Two) -> None:
     assert two.one.registration.spill_at_share == 0
     message = QueryVictims(two.one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1")
     assert failure(two.one, message) == ProtocolError.code
 
 
-def test_a_pinned_block_is_pinned_at_the_copys_node_once_that_has_the_masters_word(two: Two, client: Channel) -> None:
+def test_copy_of_a_pinned_block_is_pinned_after_the_flags(two: Two, client: Channel) -> None:
     asking = Asking(client, Pin([b"a"]))
     two.one.answer(two.one.read()[0], Flags(b"\1"))
     assert asking.result() == b"\1"
@@ -389,7 +387,7 @@ def test_a_pinned_block_is_pinned_at_the_copys_node_once_that_has_the_masters_wo
 @pytest.mark.parametrize(
     "answer", [Flags(b"\0\0"), Failure(TierFailed.code, "out of order"), Flags(b"\1")], ids=["no", "failed", "nonsense"]
 )
-def test_what_a_node_does_not_take_on_is_refused_later_and_can_be_ordered_anew(two: Two, answer: Message) -> None:
+def test_refused_copy_can_be_ordered_again(two: Two, answer: Message) -> None:
     two.replicate(b"a", b"b")
     two.two.answer(two.two.read()[0], answer)
     assert two.report()[1] == Flags(b"\0\0").pack()
@@ -400,28 +398,28 @@ def test_what_a_node_does_not_take_on_is_refused_later_and_can_be_ordered_anew(t
 def test_copies_that_cannot_be_made_are_one_line_in_the_log(two: Two, caplog: pytest.LogCaptureFixture) -> None:
     assert two.places.replicate(TENANT, [b"a", b"b"], node_id=9, source_node_id=1) == 0
     [record] = caplog.records
-    assert record.getMessage().startswith("nothing is copied from node 1 to node 9: node 9 has no link to this master")
+    assert record.getMessage().startswith("nothing is copied from node 1 to node 9: node 9 has no connection to this master")
 
 
-def test_a_node_is_told_of_all_that_it_is_to_seek_and_all_of_it_counts(two: Two) -> None:
+def test_seek_sends_and_counts_all_keys(two: Two) -> None:
     master = two.places.master
     assert master is not None
-    frames = master.partitions[0].standing.leading().frames
+    frames = master.partitions[0].role_manager.leader().frames
     for _ in range(2):
-        sought = master.reactor.call(lambda: frames.seek(TENANT, [b"a", b"b"], node_id=2, source_node_id=1), deadline_s=TIMEOUT_S)
+        sought = master.reactor.call(lambda: frames.prefetch(TENANT, [b"a", b"b"], node_id=2, source_node_id=1), deadline_s=TIMEOUT_S)
         header, body = two.two.read()
         assert (sought, header.type, PrefetchBlocks.unpack(body).keys) == (2, PrefetchBlocks.TYPE, [b"a", b"b"])
         two.two.answer(header, Ok())
 
 
-def test_a_report_under_a_registration_that_is_over_and_one_of_a_client_are_refused(two: Two, client: Channel) -> None:
+def test_copy_report_of_a_stale_node_or_client_is_refused(two: Two, client: Channel) -> None:
     header, body = two.report(epoch=1)
     assert (header.type, Failure.unpack(body).code) == (Failure.TYPE, StaleEpoch.code)
     with pytest.raises(Unauthorized, match="only a registered node may report copies"):
         ask(client, CopyResult(1, TENANT, [b"a"], [1], b"\1"), Flags)
 
 
-def test_all_that_matches_is_removed_a_slice_at_a_time_and_counted(places: Places, client: Channel) -> None:
+def test_remove_matching_runs_in_slices(places: Places, client: Channel) -> None:
     node = NodeSide(places)
     keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
     node.publish(Event(b"other"), *(Event(key) for key in keys))
@@ -443,7 +441,7 @@ def test_all_that_matches_is_removed_a_slice_at_a_time_and_counted(places: Place
     node.close()
 
 
-def test_a_long_list_is_removed_a_slice_at_a_time_and_no_slice_waits_for_the_one_before(places: Places, client: Channel) -> None:
+def test_long_remove_runs_in_independent_slices(places: Places, client: Channel) -> None:
     node = NodeSide(places)
     keys = [b"%05d" % i for i in range(SLICE_ROWS + 100)]
     node.publish(*map(Event, keys))
@@ -532,23 +530,21 @@ def claim(node: NodeSide, *keys: bytes, size: int = 100, checksum: int = 7, held
     return ReserveReply.unpack(body)
 
 
-def test_a_claim_whose_answer_fails_is_entered_and_its_node_begins_anew(
-    places: Places, client: Channel, node: NodeSide, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody could put the block else until its reservation had expired, and the node would wait for an answer."""
+def test_claim_with_a_failed_response_is_entered(places: Places, client: Channel, node: NodeSide, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the key would be blocked until its reservation expires, and the node would wait for a response."""
     with monkeypatch.context() as patch:
         patch.setattr(Session, "reply", lambda session, request_id, message: 1 // 0)
         message = CommitBlocks(node.registration.registration_epoch, TENANT, "ns", [b"a"], [100], [7], [b""])
         node.sock.sendall(frame(message, 1))
         assert node.sock.recv(1) == b""
-    again = NodeSide(places)
-    again.publish(phase=PHASE_SYNC_BEGIN)
-    again.publish(phase=PHASE_SYNC_END)
+    retry = NodeSide(places)
+    retry.publish(phase=PHASE_SYNC_BEGIN)
+    retry.publish(phase=PHASE_SYNC_END)
     assert ask(client, Reserve([b"a"], [100]), ReserveReply).statuses == bytes([GRANTED]), "the node has named no such block"
-    again.close()
+    retry.close()
 
 
-def test_a_claim_that_would_go_to_another_node_is_to_be_asked_again(places: Places, client: Channel, node: NodeSide) -> None:
+def test_claim_for_a_full_node_is_busy(places: Places, client: Channel, node: NodeSide) -> None:
     """The claiming node says it has a value that its DRAM could never hold; the master does not believe it."""
     with pytest.raises(InvalidArgument):
         claim(node, b"huge", size=(1 << 30) + 1)
@@ -567,7 +563,7 @@ def test_only_a_node_of_the_newest_registration_may_claim(client: Channel, node:
 
 
 def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator is told, also of a later slice; slices before it stay pinned."""
+    """The operator gets the error of a later slice, too; slices before it stay pinned."""
     monkeypatch.setattr(clients, "SLICE_ROWS", 3)
     quotas = tmp_path / "quotas.toml"
     quotas.write_text("[tenants.red]\npins = 4\n")
@@ -575,10 +571,10 @@ def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkey
         node, master = NodeSide(places), places.master
         assert master is not None
         node.sync(*(Event(bytes((key,))) for key in b"abcdefg"))
-        leading = master.partitions[0].standing.leading()
+        leader = master.partitions[0].role_manager.leader()
 
         def pin_all(*, pinned: bool) -> "Future[int]":
-            return master.reactor.call(lambda: leading.pin_all("red", "ns", THIS_MASTER, pinned=pinned), deadline_s=TIMEOUT_S)
+            return master.reactor.call(lambda: leader.pin_all("red", "ns", THIS_MASTER, pinned=pinned), deadline_s=TIMEOUT_S)
 
         with pytest.raises(QuotaExceeded, match=r"exceed its quota of 4 \(pins\)"):
             pin_all(pinned=True).result(TIMEOUT_S)

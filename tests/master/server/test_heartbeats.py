@@ -1,4 +1,4 @@
-"""Promises of heartbeats.py: what a node tells of itself, over its link."""
+"""Tests of heartbeats.py: nodes' reports over their connections."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +46,7 @@ def of(node: NodeSide, **told: object) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(node_id=registration.node_id, registration_epoch=registration.registration_epoch, **told)  # type: ignore[arg-type]
 
 
-def test_what_a_node_tells_is_shown_and_it_hears_what_it_is_to_know(places: Places, node: NodeSide) -> None:
+def test_heartbeat_updates_status_and_returns_news(places: Places, node: NodeSide) -> None:
     tier = pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=40, health="ok", hits=3)
     rate = pb.PeerRate(node_id=2, bytes_per_s=3e9, basis_bytes=9, age_s=1.0)
     told = {"tiers": [tier], "counters": {"gets": 7}, "rates": [rate], "links": [pb.LinkFlow(device="eth0", in_bytes=5)]}
@@ -82,14 +82,14 @@ def test_what_a_node_says_was_read_is_told_with_the_contents(places: Places, nod
     assert ages["y"] is None
     assert ages["x"] is not None
     assert 5 <= ages["x"] < 5 + TIMEOUT_S
-    with pytest.raises(InvalidArgument, match="an age is a finite number"):
+    with pytest.raises(InvalidArgument, match="an age is finite"):
         beat(node, of(node, reads=[pb.NamespaceReads(age_s=-1.0)]))
 
 
 def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeSide) -> None:
     other = NodeSide(places, name="two")
     try:
-        with pytest.raises(StaleEpoch, match=r"a heartbeat of node 2 under registration .* came over the link of node 1 under"):
+        with pytest.raises(StaleEpoch, match=r"a heartbeat of node 2 under registration .* was sent over the connection of node 1 under"):
             beat(node, of(other))
         beat(other, of(other))
     finally:
@@ -100,9 +100,7 @@ def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeS
     ("said", "kind"),
     [(b"\xff", ProtocolError), (pb.HeartbeatRequest(node_id=1, registration_epoch=1).SerializeToString(), StaleEpoch)],
 )
-def test_what_cannot_be_read_or_is_of_another_registration_is_refused_and_the_node_lives_on(
-    node: NodeSide, said: bytes, kind: type[KVStoreError]
-) -> None:
+def test_invalid_heartbeat_is_refused_and_the_node_lives(node: NodeSide, said: bytes, kind: type[KVStoreError]) -> None:
     with pytest.raises(kind):
         said_raw(node, said)
     beat(node, of(node))
@@ -120,7 +118,7 @@ def test_what_cannot_be_is_refused_and_what_was_known_stays(places: Places, node
 def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, node: NodeSide) -> None:
     assert places.master is not None
     master = places.master
-    directory = master.partitions[0].standing.leading().directory
+    directory = master.partitions[0].role_manager.leader().directory
 
     def dead() -> None:
         directory.disconnected(node.registration.node_id, node.registration.registration_epoch, master.reactor.now_ns())
@@ -130,16 +128,16 @@ def test_a_node_that_counts_as_dead_is_told_to_register_again(places: Places, no
         beat(node, of(node))
 
 
-def test_a_node_of_a_master_that_is_cut_off_from_its_catalog_is_told_to_look_for_another_one(places: Places, node: NodeSide) -> None:
+def test_cut_off_master_refuses_heartbeats(places: Places, node: NodeSide) -> None:
     assert places.master is not None
-    leading = places.master.partitions[0].standing.leading()
-    places.master.reactor.call(lambda: leading.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
+    leader = places.master.partitions[0].role_manager.leader()
+    places.master.reactor.call(lambda: leader.end(StaleEpoch("the lease ran out")), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable, match="cut off from its catalog, which another one may own by now: the lease ran out"):
         beat(node, of(node))
 
 
-def test_node_that_announces_its_end_has_stopped_once_its_link_breaks(places: Places, node: NodeSide) -> None:
-    """What it told last stays."""
+def test_stopping_node_is_stopped_when_it_disconnects(places: Places, node: NodeSide) -> None:
+    """Its last report stays."""
     tier = pb.TierStatus(name="dram", capacity_bytes=100)
     beat(node, of(node, tiers=[tier]))
     beat(node, of(node, stopped=True))
@@ -147,7 +145,7 @@ def test_node_that_announces_its_end_has_stopped_once_its_link_breaks(places: Pl
     with places.stub() as stub:
         eventually(lambda: stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "stopped", "its link breaks")
         assert list(stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].tiers) == [tier]
-    again = NodeSide(places, instance=2)
+    retry = NodeSide(places, instance=2)
     with places.stub() as stub:
         assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes[0].state == "syncing"
-    again.close()
+    retry.close()

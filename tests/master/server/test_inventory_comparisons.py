@@ -1,4 +1,5 @@
-"""Promises of comparing.py: a node whose link broke hears which of its runs the master knows; who leaves meanwhile delays nobody."""
+"""Tests of inventory_comparisons.py: a reconnected node learns which of its runs the master knows; disconnects delay
+no other node."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,17 +26,17 @@ def places(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Places]:
         first = NodeSide(found)
         first.sync(*HELD)
         first.close()
-        eventually(lambda: not leading(found).linked_nodes(), "the link is gone")
+        eventually(lambda: not leader(found).connected_nodes(), "the link is gone")
         yield found
 
 
-def leading(places: Places) -> LeaderRole:
+def leader(places: Places) -> LeaderRole:
     assert places.master is not None
-    return places.master.partitions[0].standing.leading()
+    return places.master.partitions[0].role_manager.leader()
 
 
 def compared(places: Places) -> int:
-    return leading(places).frames.counters["compared"]
+    return leader(places).frames.counters["compared"]
 
 
 def made(node: NodeSide, *held: Event, runs_a_message: int = 1000) -> list[Digests]:
@@ -55,7 +56,7 @@ def send(node: NodeSide, request_id: int, message: Digests) -> None:
     node.sock.sendall(pack_header(Digests.TYPE, request_id, len(body), 0, 10_000) + body)
 
 
-def test_a_node_that_registers_again_names_what_differs_and_the_directory_is_right(places: Places) -> None:
+def test_returning_node_sends_only_differences(places: Places) -> None:
     node = NodeSide(places)
     assert node.registration.known_blocks == 100
     node.publish(phase=PHASE_SYNC_BEGIN)
@@ -71,7 +72,7 @@ def test_a_node_that_registers_again_names_what_differs_and_the_directory_is_rig
     node.close()
 
 
-def test_digests_outside_an_inventory_or_of_too_many_runs_are_refused_and_the_next_are_compared(places: Places) -> None:
+def test_invalid_digests_are_refused_and_later_ones_compared(places: Places) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)
     good = made(node, *HELD)[0]
@@ -88,27 +89,25 @@ def test_digests_outside_an_inventory_or_of_too_many_runs_are_refused_and_the_ne
     node.close()
 
 
-def test_who_leaves_while_his_inventory_is_compared_is_answered_no_more_and_the_next_is(places: Places) -> None:
+def test_disconnected_nodes_comparison_is_dropped(places: Places) -> None:
     gone = NodeSide(places)
     gone.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(gone, *HELD)
-    comparing = leading(places).frames.nodes._comparing
+    comparing = leader(places).frames.nodes._comparisons
     other = NodeSide(places, "two", 2)
     other.sync(*events(10, first=1000))
     other.close()
-    again = NodeSide(places, "two", 2)
-    again.publish(phase=PHASE_SYNC_BEGIN)
-    (second,) = made(again, *events(10, first=1000))
+    retry = NodeSide(places, "two", 2)
+    retry.publish(phase=PHASE_SYNC_BEGIN)
+    (second,) = made(retry, *events(10, first=1000))
     send(gone, 5, message)
     gone.close()
-    assert Flags.unpack(again.ask(second)[1]).flags == b"\1"
-    eventually(lambda: not comparing._turns and not comparing._asked, "nothing is left to be compared")
-    again.close()
+    assert Flags.unpack(retry.ask(second)[1]).flags == b"\1"
+    eventually(lambda: not comparing._queue and not comparing._asked, "nothing is left to be compared")
+    retry.close()
 
 
-def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_compared(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_comparison_causes_a_full_resync(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(node, *HELD)
@@ -119,7 +118,7 @@ def test_an_inventory_that_cannot_be_compared_is_named_whole_and_the_next_is_com
     node.close()
 
 
-def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_response_disconnects_the_node(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeSide(places)
     node.publish(phase=PHASE_SYNC_BEGIN)
     (message,) = made(node, *HELD)
@@ -128,8 +127,8 @@ def test_a_node_whose_answer_fails_is_hung_up_on_and_the_next_is_compared(places
         send(node, 5, message)
         assert node.sock.recv(1) == b""
     node.close()
-    eventually(lambda: not leading(places).linked_nodes(), "the link is gone")
-    again = NodeSide(places)
-    again.publish(phase=PHASE_SYNC_BEGIN)
-    assert Flags.unpack(again.ask(made(again, *HELD)[0])[1]).flags == b"\1" * 4
-    again.close()
+    eventually(lambda: not leader(places).connected_nodes(), "the link is gone")
+    retry = NodeSide(places)
+    retry.publish(phase=PHASE_SYNC_BEGIN)
+    assert Flags.unpack(retry.ask(made(retry, *HELD)[0])[1]).flags == b"\1" * 4
+    retry.close()

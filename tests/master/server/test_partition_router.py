@@ -1,4 +1,5 @@
-"""Promises of partition_router.py, on real sockets: a session is served by whoever serves its partition, for as long as he does."""
+"""Tests of partition_router.py, on real sockets: a session is served by its partition's handler while that is
+current."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,15 +26,15 @@ def met(places: Places, partition: int = 0) -> Channel:
     return Channel.open(address, Hello(ROLE_CLIENT, "red"), Deadline(TIMEOUT_S))
 
 
-def test_each_partition_has_an_owner_of_its_own_and_any_connection_says_how_many_there_are(places: Places) -> None:
+def test_partitions_have_own_owners_over_any_connection(places: Places) -> None:
     assert places.master is not None
-    epochs = [partition.standing.leading().epoch for partition in places.master.partitions]
+    epochs = [partition.role_manager.leader().epoch for partition in places.master.partitions]
     for partition, epoch in enumerate(epochs):
         channel = met(places, partition)
         assert (channel.welcome.epoch, channel.welcome.partitions, channel.welcome.owner) == (epoch, 3, "")
-        requests = places.master.partitions[partition].standing.leading().frames.counters["requests"]
+        requests = places.master.partitions[partition].role_manager.leader().frames.counters["requests"]
         ask(channel, Exists([b"k"]), Flags)
-        assert places.master.partitions[partition].standing.leading().frames.counters["requests"] == requests + 1
+        assert places.master.partitions[partition].role_manager.leader().frames.counters["requests"] == requests + 1
         channel.close()
 
 
@@ -49,11 +50,11 @@ def test_values_go_to_no_partition(places: Places) -> None:
     channel.close()
 
 
-def test_who_is_known_to_one_that_is_deposed_is_hung_up_on_and_others_are_not(places: Places) -> None:
+def test_deposed_owners_sessions_are_closed(places: Places) -> None:
     master = places.master
     assert master is not None
     channels = [met(places, partition) for partition in range(3)]
-    master.reactor.call(lambda: master._reception.deposed(1), deadline_s=TIMEOUT_S)
+    master.reactor.call(lambda: master._router.deposed(1), deadline_s=TIMEOUT_S)
     for partition in (0, 2):
         ask(channels[partition], Exists([b"k"]), Flags)
     with pytest.raises(Unavailable):
@@ -68,7 +69,7 @@ def test_who_is_known_and_says_hello_again_stays_where_he_is(places: Places) -> 
     channel = met(places, 1)
     welcome = channel.call(Hello(ROLE_CLIENT, "red", partition=2), Welcome, Deadline(TIMEOUT_S))
     assert welcome.epoch == channel.welcome.epoch
-    master.reactor.call(lambda: master._reception.deposed(1), deadline_s=TIMEOUT_S)
+    master.reactor.call(lambda: master._router.deposed(1), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable):
         ask(channel, Exists([b"k"]), Flags)
     channel.close()

@@ -1,4 +1,4 @@
-"""Promises of recovery_barrier.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
+"""Tests of recovery_barrier.py: an owner that has just been made answers for blocks whose nodes have yet to register once they have."""
 
 import threading
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def come(places: Places, name: str = "one") -> NodeSide:
 
 
 def command(node: NodeSide) -> FrameHeader:
-    """What the master has the node do."""
+    """Commands that the master sends to the node."""
     header, _body = node.read()
     return header if header.type != Ok.TYPE else node.read()[0]
 
@@ -100,12 +100,12 @@ def await_waiting(places: Places, count: int) -> None:
     assert master is not None
 
     def waiting() -> int:
-        return master.reactor.call(lambda: len(master.partitions[0].standing.leading()._arrivals._waiting), deadline_s=TIMEOUT_S)
+        return master.reactor.call(lambda: len(master.partitions[0].role_manager.leader()._recovery_barrier._waiting), deadline_s=TIMEOUT_S)
 
     eventually(lambda: waiting() == count, f"{count} questions that wait")
 
 
-def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_once_they_have(places: Places) -> None:
+def test_lookup_waits_for_awaited_holders(places: Places) -> None:
     asked = [
         Asking(places, Exists([b"none", b"a"]), Flags),
         Asking(places, MatchPrefix([b"a", b"b", b"none"]), Count),
@@ -114,7 +114,7 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
     of_both = [Asking(places, Exists([b"a", b"c"]), Flags), Asking(places, Nodes(), NodeTable)]
     await_waiting(places, 5)
     one = come(places)
-    assert [question.result() for question in asked[:2]] == [Flags(b"\0\1"), Count(2)]
+    assert [request.result() for request in asked[:2]] == [Flags(b"\0\1"), Count(2)]
     assert list(asked[2].result().nodes) == [one.registration.node_id]
     await_waiting(places, 2)
     two = come(places, "two")
@@ -124,8 +124,8 @@ def test_what_is_asked_about_blocks_of_nodes_that_have_yet_to_come_is_answered_o
         node.close()
 
 
-def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new_block_does_not_wait(places: Places) -> None:
-    """That it is there is said once its node's inventory has named it; until then the writer asks again."""
+def test_put_waits_for_existing_blocks_only(places: Places) -> None:
+    """PRESENT is the response once the node's inventory has confirmed the block; until then the writer retries."""
     of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), ReserveReply)
     await_waiting(places, 1)
     client = places.client()
@@ -142,14 +142,14 @@ def test_a_put_of_a_block_that_is_there_does_not_write_it_again_and_one_of_a_new
 
 
 @pytest.mark.parametrize(
-    "question", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
+    "sent", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
 )
-def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Places, question: Message) -> None:
-    """It would be told that the block is not there, and a pin would not be made."""
-    asked = Asking(places, question, Flags)
+def test_block_action_waits_for_its_node(places: Places, sent: Message) -> None:
+    """Otherwise the block would be reported as absent, and not pinned."""
+    asked = Asking(places, sent, Flags)
     await_waiting(places, 1)
     node = come(places)
-    if question != Pin([b"a", b"none"], pinned=0):  # the node is told
+    if sent != Pin([b"a", b"none"], pinned=0):  # the node gets a command
         header = command(node)
         node.answer(header, Flags(b"\1"))
     assert asked.result() == Flags(b"\1\0")
@@ -157,11 +157,11 @@ def test_what_is_to_be_done_to_a_block_is_done_once_its_node_has_come(places: Pl
 
 
 @pytest.mark.parametrize("action", ["pin_all", "remove_all"])
-def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(places: Places, action: str) -> None:
+def test_namespace_action_waits_for_all_nodes(places: Places, action: str) -> None:
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
     given = {"pinned": True} if action == "pin_all" else {}
-    done = reactor.call(lambda: getattr(leading, action)(TENANT, "ns", THIS_MASTER, **given), deadline_s=TIMEOUT_S)
+    done = reactor.call(lambda: getattr(leader, action)(TENANT, "ns", THIS_MASTER, **given), deadline_s=TIMEOUT_S)
     nodes = []
     for name, count in (("one", 2), ("two", 1)):
         assert not done.done()
@@ -176,24 +176,22 @@ def test_what_is_to_be_done_to_a_namespace_is_done_once_all_nodes_have_come(plac
 
 
 @pytest.mark.parametrize(
-    "question", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
+    "sent", [Pin([b"a", b"none"]), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"]), Replicate([b"a", b"none"], 1)], ids=repr
 )
-def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(
-    places: Places, question: Message
-) -> None:
+def test_block_action_waits_for_the_nodes_connection(places: Places, sent: Message) -> None:
     """Registered nodes count as holders, so that what only reads is answered."""
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
     with places.stub() as stub:
         stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
     client = places.client()
     assert ask(client, Exists([b"a"]), Flags) == Flags(b"\1")
-    asked = Asking(places, question, Flags)
+    asked = Asking(places, sent, Flags)
     await_waiting(places, 1)
-    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    reactor.call(lambda: leader._recovery_barrier.run_due(reactor.now_ns()), deadline_s=TIMEOUT_S)
     assert asked.answer is None
     node = come(places)
-    if not isinstance(question, Replicate):
+    if not isinstance(sent, Replicate):
         header = command(node)
         node.answer(header, Flags(b"\1"))
         assert asked.result() == Flags(b"\1\0")
@@ -204,15 +202,15 @@ def test_before_a_block_is_touched_its_node_is_waited_for_until_it_has_the_link_
     node.close()
 
 
-def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_link_by_which_it_is_told(places: Places) -> None:
+def test_namespace_action_waits_for_the_nodes_connection(places: Places) -> None:
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
+    done = reactor.call(lambda: leader.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
     two = come(places, "two")
     with places.stub() as stub:
         registration = stub.Register(pb.RegisterRequest(name="one", instance=1), timeout=TIMEOUT_S)
-    reactor.call(lambda: leading._arrivals.tick(reactor.now_ns()), deadline_s=TIMEOUT_S)
-    assert leading._arrivals.awaited == {registration.node_id}
+    reactor.call(lambda: leader._recovery_barrier.run_due(reactor.now_ns()), deadline_s=TIMEOUT_S)
+    assert leader._recovery_barrier.awaited == {registration.node_id}
     assert not done.done()
     one = come(places)
     for node, count in ((one, 2), (two, 1)):
@@ -224,16 +222,16 @@ def test_before_a_namespace_is_touched_a_node_is_waited_for_until_it_has_the_lin
 
 def test_an_owner_that_ends_does_nothing_more_to_a_namespace(places: Places) -> None:
     assert places.master is not None
-    reactor, leading = places.master.reactor, places.master.partitions[0].standing.leading()
-    done = reactor.call(lambda: leading.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
-    reactor.call(lambda: leading.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
+    reactor, leader = places.master.reactor, places.master.partitions[0].role_manager.leader()
+    done = reactor.call(lambda: leader.pin_all(TENANT, "ns", THIS_MASTER, pinned=True), deadline_s=TIMEOUT_S)
+    reactor.call(lambda: leader.end(Unavailable("another master owns it")), deadline_s=TIMEOUT_S)
     with pytest.raises(Unavailable):
         done.result(TIMEOUT_S)
-    assert leading._arrivals._actions == []
+    assert leader._recovery_barrier._actions == []
 
 
-def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(places: Places) -> None:
-    """Who reads the Welcome gives the socket to somebody else, and has nobody to whom more could be told."""
+def test_command_is_not_sent_with_the_welcome(places: Places) -> None:
+    """The Welcome's reader passes the socket on, and cannot handle further messages yet."""
     asked = Asking(places, Remove([b"a"]), Flags)
     await_waiting(places, 1)
     node = NodeSide(places)
@@ -246,10 +244,10 @@ def test_what_is_done_to_blocks_of_a_node_does_not_come_along_with_its_welcome(p
     node.close()
 
 
-def test_a_question_that_fails_is_told_so_and_the_others_are_answered(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an error that nobody expects, too; it is no answer to the node that came."""
+def test_failed_request_does_not_affect_others(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with an unexpected error; the registering node is not affected."""
     assert places.master is not None
-    directory = places.master.partitions[0].standing.leading().directory
+    directory = places.master.partitions[0].role_manager.leader().directory
     monkeypatch.setattr(directory.queries, "match_prefix", lambda tenant, keys: 1 // 0)
     sock = places.client().detach()
     sock.settimeout(TIMEOUT_S)
@@ -284,7 +282,7 @@ def test_nobody_waits_for_what_no_node_has_or_one_that_has_come(places: Places) 
     client.close()
 
 
-def test_of_a_node_that_does_not_come_in_time_the_blocks_are_misses(tmp_path: Path, catalog: dict[str, Any]) -> None:
+def test_blocks_of_a_late_node_are_misses(tmp_path: Path, catalog: dict[str, Any]) -> None:
     with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
         client = places.client()
         assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
@@ -321,20 +319,20 @@ def test_an_owner_that_ends_hangs_up_on_who_waits(tmp_path: Path, catalog: dict[
     assert isinstance(asked.result(), Unavailable)
 
 
-def test_an_owner_that_is_no_longer_sends_who_would_wait_to_the_next_one_until_the_time_is_over(places: Places) -> None:
+def test_ended_owner_closes_waiting_sessions_until_deadline(places: Places) -> None:
     master, client = places.master, places.client()
     assert master is not None
-    arrivals = master.partitions[0].standing.leading()._arrivals
+    recovery_barrier = master.partitions[0].role_manager.leader()._recovery_barrier
 
-    def tell(until_ns: int) -> None:
-        arrivals._until_ns = until_ns
+    def send(until_ns: int) -> None:
+        recovery_barrier._until_ns = until_ns
 
-    master.reactor.call(lambda: arrivals.end("another owns it"), deadline_s=TIMEOUT_S)
+    master.reactor.call(lambda: recovery_barrier.end("another owns it"), deadline_s=TIMEOUT_S)
     assert ask(client, Exists([b"none"]), Flags) == Flags(b"\0")
     with pytest.raises(Unavailable):
         ask(client, Exists([b"a"]), Flags)
     client.close()
-    master.reactor.call(lambda: tell(0), deadline_s=TIMEOUT_S)
+    master.reactor.call(lambda: send(0), deadline_s=TIMEOUT_S)
     client = places.client()
     assert ask(client, Exists([b"a"]), Flags) == Flags(b"\0")
     client.close()

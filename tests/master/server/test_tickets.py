@@ -1,4 +1,4 @@
-"""Promises of tickets.py: a real master with tokens, its gRPC and its frames, and a node's side of both that notes every byte."""
+"""Tests of tickets.py: a real master with tokens, its gRPC and its frames, and a node's side of both that notes every byte."""
 
 import hashlib
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def ticket_of(places: Places, tenant: str = "red", name: str = "one") -> bytes:
     return table.tickets[list(table.names).index(name)]
 
 
-def test_a_client_is_told_a_ticket_for_each_node_and_how_long_they_can_be_used(places: Places, node: Node) -> None:
+def test_client_gets_a_ticket_for_each_node_with_its_ttl(places: Places, node: Node) -> None:
     other = Node(places, "two")
     other.sync()
     table = node_table(places.listen, "red", TENANTS["red"])
@@ -100,7 +100,7 @@ def test_no_token_and_no_digest_of_a_tenant_reaches_a_node(places: Places, node:
     other.close()
 
 
-def test_an_order_to_copy_brings_a_pass_for_just_these_blocks_at_their_source(places: Places, node: Node) -> None:
+def test_copy_order_has_a_pass_for_its_blocks(places: Places, node: Node) -> None:
     node.publish(Event(b"a", tenant="red"), Event(b"b", tenant="red"))
     other = Node(places, "two")
     other.sync()
@@ -122,7 +122,7 @@ def read_word(node: Node, kind: type[Message]) -> Message:
     return kind.unpack(body)
 
 
-def test_a_key_is_followed_by_another_that_is_used_once_the_node_says_that_it_has_it(folder: Path) -> None:
+def test_next_key_is_used_once_acknowledged(folder: Path) -> None:
     with master_in_thread(folder / "run", tokens=str(folder / "tokens.toml"), ticket_key_ttl_s=1.0) as places:
         node = Node(places)
         node.sync()
@@ -137,22 +137,22 @@ def test_a_key_is_followed_by_another_that_is_used_once_the_node_says_that_it_ha
         node.close()
 
 
-def test_a_token_that_is_gone_is_revoked_at_nodes_and_again_when_they_come_back(places: Places, node: Node, folder: Path) -> None:
+def test_removed_token_is_revoked_again_at_returning_nodes(places: Places, node: Node, folder: Path) -> None:
     red, blue = node.open(ticket_of(places)), node.open(ticket_of(places, "blue"))
     (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))
     revoke = read_word(node, RevokeCredentials)
     assert isinstance(revoke, RevokeCredentials)
     assert (revoke.tenant, list(revoke.credentials)) == ("red", [red.credential])
     node.close()
-    again = Node(places)
-    again.sock.sendall(frame(publish(again.registration.registration_epoch, [], PHASE_SYNC_BEGIN)))
-    told = read_word(again, RevokeCredentials)
+    retry = Node(places)
+    retry.sock.sendall(frame(publish(retry.registration.registration_epoch, [], PHASE_SYNC_BEGIN)))
+    told = read_word(retry, RevokeCredentials)
     assert isinstance(told, RevokeCredentials)
     assert list(told.credentials) == [red.credential] != [blue.credential]
-    again.close()
+    retry.close()
 
 
-def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(places: Places, node: Node, folder: Path) -> None:
+def test_revocation_waits_for_unacknowledged_nodes(places: Places, node: Node, folder: Path) -> None:
     other = Node(places, "two")
     other.sync()
     credential = node.open(ticket_of(places)).credential
@@ -161,7 +161,7 @@ def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(p
     assert master is not None
 
     def untold() -> set[int]:
-        tickets = master.partitions[0].standing.leading().frames.tickets
+        tickets = master.partitions[0].role_manager.leader().frames.tickets
         assert tickets is not None
         return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
 
@@ -188,10 +188,10 @@ def test_a_node_that_is_forgotten_has_no_key_any_more(places: Places, node: Node
     node.close()
 
     def forget() -> None:
-        master.partitions[0].standing.leading().forget("one", THIS_MASTER)
+        master.partitions[0].role_manager.leader().forget("one", THIS_MASTER)
 
     eventually(lambda: not node_table(places.listen, "red", TENANTS["red"]).names, "the master knows that it is gone")
     master.reactor.call(forget, deadline_s=TIMEOUT_S)
-    tickets = master.partitions[0].standing.leading().frames.tickets
+    tickets = master.partitions[0].role_manager.leader().frames.tickets
     assert tickets is not None
     assert master.reactor.call(lambda: tickets._issuer.due(2**62), deadline_s=TIMEOUT_S) == []

@@ -1,4 +1,4 @@
-"""Promises of turns.py."""
+"""Tests of turns.py."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from tests.garbage import assert_no_garbage
 
 
 def run(slices: Sequence[Sequence[bytes]], wanted: Callable[[], bool] = lambda: True) -> tuple[list[list[bytes]], list[int]]:
-    """What was worked on, and what came of it."""
+    """The processed slices, and the result."""
     queue: deque[Callable[[], None]] = deque()
     worked: list[list[bytes]] = []
     told: list[int] = []
@@ -23,7 +23,7 @@ def run(slices: Sequence[Sequence[bytes]], wanted: Callable[[], bool] = lambda: 
     return worked, told
 
 
-def test_each_slice_is_worked_on_in_a_turn_of_its_own_and_the_numbers_are_added() -> None:
+def test_slices_run_in_separate_loop_calls_and_add_up() -> None:
     assert run([[b"a", b"b"], [], [b"c"]]) == ([[b"a", b"b"], [b"c"]], [3])
     assert run([]) == ([], [0])
 

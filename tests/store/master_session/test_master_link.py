@@ -113,7 +113,7 @@ def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
         port = int(master.facts["listen"].rpartition(":")[2])
         with running("master", *master_flags(tmp_path, port=port), "--catalog", f"lmdb:{old}", log=tmp_path / "master.log") as stale:
             deadline = Deadline(30)
-            while "has heard one of epoch 4" not in log.read_text():
+            while "was registered at epoch 4" not in log.read_text():
                 assert deadline.left_s() > 0
             assert not [each for each in status(stale).nodes if each.state == "alive"]
         assert node.stop() == 0
@@ -157,7 +157,7 @@ def test_description_changes_are_sent_with_a_heartbeat_at_once(tmp_path: Path) -
 def test_hot_blocks_are_reported_on_request_only(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
-        heat, reactor = places.master.partitions[0].standing.leading().directory.heat, places.master.reactor
+        heat, reactor = places.master.partitions[0].role_manager.leader().directory.block_heat, places.master.reactor
         link.start()
         sock, _ = linked.get(timeout=10)
 
@@ -166,7 +166,7 @@ def test_hot_blocks_are_reported_on_request_only(tmp_path: Path) -> None:
 
         with sock:
             assert told() == {}
-            reactor.call(lambda: heat.want(reactor.now_ns()), deadline_s=10)
+            reactor.call(lambda: heat.request_reports(reactor.now_ns()), deadline_s=10)
             until(lambda: told() == {b"k": 1024.0})  # as many as it was asked for
 
 

@@ -18,7 +18,7 @@ def test_a_unix_socket_of_another_master_is_not_used(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     with master_in_thread(tmp_path / "right") as right, master_in_thread(tmp_path / "next door") as other:
         assert right.master is not None
-        leading = right.master.partitions[0].standing.leading()
+        leading = right.master.partitions[0].role_manager.leader()
         leading.frames.reachable = replace(leading.frames.reachable, host_id=socket_id(other.unix), unix=other.unix)
         with a_link(right.listen) as (link, linked):
             link.start()

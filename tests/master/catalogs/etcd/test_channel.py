@@ -1,4 +1,4 @@
-"""Promises of etcd_channel.py on real servers: endpoints, TLS, logins, and what becomes of calls when the connection is lost."""
+"""Tests of etcd_channel.py on real servers: endpoints, TLS, logins, and what becomes of calls when the connection is lost."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,7 +63,7 @@ def unused_endpoint() -> str:
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
-def test_after_a_failure_the_next_endpoint_is_tried_and_after_the_last_the_first(channel: OpenChannel, etcd: EtcdServer) -> None:
+def test_channel_tries_endpoints_in_a_cycle(channel: OpenChannel, etcd: EtcdServer) -> None:
     several = channel(unused_endpoint(), etcd.host_port, unused_endpoint())
     with pytest.raises(CatalogUnavailable, match="etcd unreachable: 127"):
         read(several, timeout_s=NOTHING_LISTENS_TIMEOUT_S)
@@ -71,9 +71,7 @@ def test_after_a_failure_the_next_endpoint_is_tried_and_after_the_last_the_first
     assert read(several).header.revision > 0
 
 
-def test_calls_that_share_a_lost_connection_all_fail_and_the_next_call_connects_anew(
-    channel: OpenChannel, etcd_server_factory: EtcdServerFactory
-) -> None:
+def test_lost_connection_fails_all_calls_then_reconnects(channel: OpenChannel, etcd_server_factory: EtcdServerFactory) -> None:
     server = etcd_server_factory()
     shared = channel(server.host_port)
     read(shared)
@@ -113,7 +111,7 @@ def test_what_a_retry_cannot_mend_is_a_config_error(channel: OpenChannel, etcd: 
         channel(etcd.host_port).call("Range", rpc_pb2.RangeRequest(), timeout_s=TIMEOUT_S)
 
 
-def test_a_login_lets_calls_through_and_is_renewed_when_the_server_forgot_the_token(channel: OpenChannel, guarded_etcd: EtcdServer) -> None:
+def test_login_is_renewed_when_the_token_is_forgotten(channel: OpenChannel, guarded_etcd: EtcdServer) -> None:
     known = channel(guarded_etcd.host_port, user="root", password="secret")
     read(known)
     forget_tokens(guarded_etcd)
@@ -132,17 +130,13 @@ def test_no_login_where_one_is_asked_for_is_a_config_error(channel: OpenChannel,
         read(channel(guarded_etcd.host_port))
 
 
-def test_tls_with_the_right_authority_and_a_client_certificate_is_answered(
-    channel: OpenChannel, etcd_server_factory: EtcdServerFactory
-) -> None:
+def test_tls_with_authority_and_client_certificate_works(channel: OpenChannel, etcd_server_factory: EtcdServerFactory) -> None:
     server = etcd_server_factory(tls=True)
     cert, key = server.certificate
     assert read(channel(server.host_port, ca=cert, cert=cert, key=key)).header.revision > 0
 
 
-def test_tls_without_the_client_certificate_that_etcd_asks_for_is_not_answered(
-    channel: OpenChannel, etcd_server_factory: EtcdServerFactory
-) -> None:
+def test_tls_without_the_client_certificate_fails(channel: OpenChannel, etcd_server_factory: EtcdServerFactory) -> None:
     server = etcd_server_factory(tls=True)
     with pytest.raises(CatalogUnavailable):
         read(channel(server.host_port, ca=server.certificate[0]))
@@ -155,7 +149,7 @@ def test_tls_with_another_authority_is_not_answered(channel: OpenChannel, etcd_s
         read(channel(server.host_port, ca=other.certificate[0], cert=cert, key=key))
 
 
-def test_a_file_that_cannot_be_read_is_a_config_error_with_its_name(channel: OpenChannel, tmp_path: Path) -> None:
+def test_unreadable_file_is_a_config_error_with_its_name(channel: OpenChannel, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.pem: No such file"):
         channel("127.0.0.1:1", ca=tmp_path / "absent.pem")
 

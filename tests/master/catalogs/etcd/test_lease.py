@@ -1,4 +1,5 @@
-"""Promises of lease.py on a real etcd: it is over here before it is over there, whatever stopped the process or the network."""
+"""Tests of lease.py on a real etcd: a lease ends here before it ends in etcd, after any stop of the process or
+network."""
 
 import contextlib
 import threading
@@ -37,7 +38,7 @@ MakeLease = Callable[..., EtcdLease]
 
 @pytest.fixture
 def lost() -> list[StaleEpoch]:
-    """What `on_lost` was told."""
+    """Errors passed to `on_lost`."""
     return []
 
 
@@ -68,7 +69,7 @@ def held_key(etcd: EtcdServer, lease: EtcdLease) -> Callable[[], bool]:
     return lambda: bool(kv.Range(rpc_pb2.RangeRequest(key=key)).kvs)
 
 
-def test_it_is_kept_for_as_long_as_it_is_wanted_and_given_up_at_once(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+def test_lease_is_renewed_until_closed_and_then_revoked(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     renewals: list[str] = []
     with FaultyEtcd(etcd) as faulty:
         faulty.on_call = lambda method: renewals.append(method) if method == "LeaseKeepAlive" else None
@@ -83,9 +84,7 @@ def test_it_is_kept_for_as_long_as_it_is_wanted_and_given_up_at_once(etcd: EtcdS
     assert lost == []
 
 
-def test_a_process_that_was_stopped_for_longer_has_none_from_its_first_look_on(
-    etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]
-) -> None:
+def test_lease_is_invalid_after_a_long_process_stop(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     clock = Clock()
     lease = make(etcd.host_port, 60.0, clock)
     is_held = held_key(etcd, lease)
@@ -109,7 +108,7 @@ def test_what_is_not_answered_is_lost_here_before_etcd_ends_it(etcd: EtcdServer,
     assert len(lost) == 1
 
 
-def test_its_time_runs_from_when_a_renewal_was_sent_not_from_its_answer(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
+def test_lease_time_counts_from_sending_the_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     clock = Clock()
     renewals: list[str] = []
 
@@ -142,7 +141,7 @@ def test_one_renewal_that_fails_is_tried_again(etcd: EtcdServer, make: MakeLease
     assert lost == []
 
 
-def test_one_renewal_that_is_not_answered_is_tried_again_while_there_is_time(
+def test_unanswered_renewal_is_retried_while_time_is_left(
     etcd: EtcdServer, lost: list[StaleEpoch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
@@ -174,7 +173,7 @@ def test_one_renewal_that_is_not_answered_is_tried_again_while_there_is_time(
     assert begun_s[:3] == pytest.approx([20.0, 46.0, 66.0])
 
 
-def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: EtcdServer, lost: list[StaleEpoch]) -> None:
+def test_lease_is_lost_and_reported_without_threads(etcd: EtcdServer, lost: list[StaleEpoch]) -> None:
     channel = BreakingChannel([etcd.host_port], EtcdAccess())
     with contextlib.closing(channel), contextlib.closing(EtcdLease(channel, 1.0, on_lost=lost.append)) as lease:
         channel.is_broken = True
@@ -185,7 +184,7 @@ def test_where_there_is_no_thread_for_a_renewal_it_is_lost_and_told_of(etcd: Etc
 
 def test_a_lease_that_was_revoked_is_lost_at_the_next_renewal(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     lease = make(etcd.host_port, 1.0)
-    stub(etcd, "EtcdLease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(lost), "that it is lost")
     assert "is over" in str(lost[0])
     lease.close()
@@ -200,7 +199,7 @@ def test_it_may_be_closed_by_who_is_told_that_it_is_lost(etcd: EtcdServer) -> No
         told.append(why)
 
     lease = EtcdLease(channel, 1.0, on_lost=on_lost)
-    stub(etcd, "EtcdLease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
+    stub(etcd, "Lease").LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease.lease_id))
     eventually(lambda: bool(told), "that it is lost")
     channel.close()
 
@@ -218,7 +217,7 @@ def test_the_hosts_clock_may_be_set_as_it_likes(
     found = module_from_spec(spec)  # one that has met this clock from the beginning
     spec.loader.exec_module(found)
     with FaultyEtcd(etcd) as faulty, contextlib.closing(EtcdChannel([faulty.host_port], EtcdAccess())) as channel:
-        with contextlib.closing(found.Lease(channel, 5.0, on_lost=lost.append)) as lease:
+        with contextlib.closing(found.EtcdLease(channel, 5.0, on_lost=lost.append)) as lease:
             set_s = set_by_s
             assert lease.is_valid
             faulty.on_call = lambda method: grpc.StatusCode.UNAVAILABLE

@@ -1,4 +1,5 @@
-"""Promises of maintenance.py on real etcd: its history stays short, and what is about to stop it is told in the catalog's health."""
+"""Tests of maintenance.py on real etcd: history stays short, and the catalog's health reports problems before etcd
+stops."""
 
 import contextlib
 import uuid
@@ -12,7 +13,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd import follower as following
 from kvstore.master.catalogs.etcd.catalog import EtcdCatalog, EtcdTiming
 from kvstore.master.catalogs.etcd.channel import EtcdAccess
-from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, EtcdMaintenance, MaintenanceLimits, trouble_of
+from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, EtcdMaintenance, MaintenanceLimits, problem_of
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.master.catalogs.interface import Candidate, Op
 from kvstore.testing.transfer.waiting import eventually
@@ -56,19 +57,15 @@ def newest(etcd: EtcdServer) -> int:
 
 
 def under(etcd: EtcdServer, part: bytes) -> list[Any]:
-    """Whatever has it in its key."""
+    """Operations with this text in their key."""
     with grpc.insecure_channel(etcd.host_port) as channel:
         found = rpc_pb2_grpc.KVStub(channel).Range(rpc_pb2.RangeRequest(key=b"/", range_end=b"0"))
         return [value for value in found.kvs if part in value.key]
 
 
-def test_the_owner_compacts_history_and_keeps_an_intervals_worth_whoever_else_compacts(
-    make: MakeCatalog, etcd_server_factory: EtcdServerFactory
-) -> None:
+def test_owner_compacts_history_and_keeps_an_interval(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory()
-    bounds = MaintenanceLimits(
-        compact_interval_s=1.0
-    )  # a follower that a loaded machine keeps from its watch for longer begins anew, and may
+    bounds = MaintenanceLimits(compact_interval_s=1.0)  # a follower that a loaded machine delays for longer lists again, and may
     catalog = make(etcd.host_port, bounds)
     first = elected(catalog).epoch
     followed = opened(make(etcd.host_port, bounds), "other")
@@ -89,7 +86,7 @@ class InTwoGoes(Following):
             self.hold.clear()
 
 
-def test_a_listing_that_takes_longer_than_history_is_kept_has_it_kept_and_ends(
+def test_long_listing_keeps_its_history_and_completes(
     make: MakeCatalog, etcd_server_factory: EtcdServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "MAX_PAGE_KEYS", following.MIN_PAGE_KEYS)
@@ -124,7 +121,7 @@ def test_a_listing_that_takes_longer_than_history_is_kept_has_it_kept_and_ends(
         owner.close()
 
 
-def test_no_listing_keeps_history_in_an_etcd_that_is_about_to_be_full(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
+def test_listing_keeps_no_history_when_etcd_is_nearly_full(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory()
     catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=3600.0, quota_bytes=100_000))
     first = elected(catalog).epoch
@@ -134,7 +131,7 @@ def test_no_listing_keeps_history_in_an_etcd_that_is_about_to_be_full(make: Make
     eventually(lambda: not revision_is_there(etcd, first), "that history is compacted away")
 
 
-def test_history_is_compacted_early_where_half_of_the_quota_is_in_use(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
+def test_history_is_compacted_early_at_half_of_the_quota(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory()
     catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=3600.0, quota_bytes=100_000))
     first = elected(catalog).epoch
@@ -151,9 +148,7 @@ def test_without_an_interval_history_is_left_alone(make: MakeCatalog, etcd_serve
     assert "Compact" not in asked
 
 
-def test_what_somebody_else_compacted_further_is_no_trouble_and_what_etcd_refuses_is(
-    make: MakeCatalog, etcd_server_factory: EtcdServerFactory
-) -> None:
+def test_foreign_compaction_is_ignored_but_refusal_reported(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     refusals = iter([grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.OUT_OF_RANGE])
     refusing = [False]
 
@@ -187,9 +182,7 @@ def test_who_finds_no_thread_for_a_call_goes_on_looking(etcd: EtcdServer) -> Non
         quorum.close()
 
 
-def test_a_full_etcd_is_told_of_before_and_when_it_bites_and_commits_wait_until_it_is_freed(
-    make: MakeCatalog, etcd_server_factory: EtcdServerFactory
-) -> None:
+def test_full_etcd_is_reported_and_commits_wait(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
     bounds = MaintenanceLimits(compact_interval_s=0.0, quota_bytes=SMALL_QUOTA_BYTES, warning_share=0.5)
     catalog, outcomes = make(etcd.host_port, bounds), Outcomes()
@@ -214,7 +207,7 @@ def test_a_full_etcd_is_told_of_before_and_when_it_bites_and_commits_wait_until_
 
 
 def free(channel: grpc.Channel) -> None:
-    """What the message says that an operator should do."""
+    """Follow the advice of the health message."""
     kv, maintenance = rpc_pb2_grpc.KVStub(channel), rpc_pb2_grpc.MaintenanceStub(channel)
     newest = kv.Range(rpc_pb2.RangeRequest(key=b"x")).header.revision
     kv.Compact(rpc_pb2.CompactionRequest(revision=newest, physical=True))
@@ -253,6 +246,6 @@ def status(**fields: Any) -> Any:
     ],
 )
 def test_the_worst_that_is_wrong_is_told(found: Any, alarms: set[int], said: str | None) -> None:
-    told = trouble_of(found, alarms, MaintenanceLimits(quota_bytes=100))
+    told = problem_of(found, alarms, MaintenanceLimits(quota_bytes=100))
     assert (said is None) == (told is None)
     assert said is None or said in str(told)

@@ -1,4 +1,4 @@
-"""Promises of members.py, on a real etcd: who lives is known to all, and who ends or is not heard of is gone."""
+"""Tests of members.py, on a real etcd: who lives is known to all, and who ends or is not heard of is gone."""
 
 import contextlib
 import uuid
@@ -39,46 +39,47 @@ def member(etcd: EtcdServer) -> Iterator[MakeMember]:
 
 def test_all_know_who_lives_and_who_has_ended_is_gone_at_once(member: MakeMember) -> None:
     first, second = member("a:1"), member("b:1")
-    eventually(lambda: first.living == second.living == {"a:1", "b:1"}, "both know both")
+    eventually(lambda: first.live_masters == second.live_masters == {"a:1", "b:1"}, "both know both")
     second.stop()
-    eventually(lambda: first.living == {"a:1"}, "the one that has ended is gone")
+    eventually(lambda: first.live_masters == {"a:1"}, "the one that has ended is gone")
 
 
-def test_the_others_are_known_with_how_they_are_asked_and_one_of_a_release_before_without(member: MakeMember) -> None:
+def test_members_have_the_contacts_of_other_masters(member: MakeMember) -> None:
     first, second = member("a:1"), member("b:1")
     expected = {"b:1": PeerMaster("name", MasterContact("control of b:1", "key of b:1"))}
-    eventually(lambda: first.fellows == expected, "the first knows the second, and not itself")
+    eventually(lambda: first.peer_masters == expected, "the first knows the second, and not itself")
     request = rpc_pb2.TxnRequest()
     put = request.success.add().request_put
     put.key, put.value = first._prefix + b"c:1", b"of a release before"
     first._channel.call("Txn", request, timeout_s=30.0)
     eventually(
-        lambda: first.fellows == {**expected, "c:1": PeerMaster("of a release before", MasterContact())}, "the third is known by its name"
+        lambda: first.peer_masters == {**expected, "c:1": PeerMaster("of a release before", MasterContact())},
+        "the third is known by its name",
     )
     second.stop()
-    eventually(lambda: "b:1" not in first.fellows, "the one that has ended is gone")
+    eventually(lambda: "b:1" not in first.peer_masters, "the one that has ended is gone")
 
 
 def test_who_is_not_heard_of_lives_no_more_and_again_when_it_is(member: MakeMember) -> None:
     first, second = member("a:1"), member("b:1")
-    eventually(lambda: first.living == {"a:1", "b:1"}, "both live")
+    eventually(lambda: first.live_masters == {"a:1", "b:1"}, "both live")
     eventually(lambda: second._lease is not None, "it knows that its key is there")
     lease = second._lease
     assert lease is not None
     lease.close()
     eventually(lambda: second._lease is not lease, "another lease")
-    eventually(lambda: first.living == {"a:1", "b:1"}, "both live")
+    eventually(lambda: first.live_masters == {"a:1", "b:1"}, "both live")
 
 
 def test_who_finds_no_thread_for_a_call_goes_on_looking(member: MakeMember) -> None:
     one = member("a:1")
-    eventually(lambda: one.living == {"a:1"}, "it lives")
+    eventually(lambda: one.live_masters == {"a:1"}, "it lives")
     assert isinstance(one._channel, BreakingChannel)
     one._channel.is_broken = True
-    eventually(lambda: one.living == frozenset(), "who lives is not known")
-    eventually(lambda: str(one.health).startswith("which masters live is not known: "), "its health says so")
+    eventually(lambda: one.live_masters == frozenset(), "who lives is not known")
+    eventually(lambda: str(one.health).startswith("the live masters are unknown: "), "its health says so")
     one._channel.is_broken = False
-    eventually(lambda: one.living == {"a:1"}, "it lives")
+    eventually(lambda: one.live_masters == {"a:1"}, "it lives")
     eventually(lambda: one.health is None, "its health is well again")
 
 
@@ -95,6 +96,6 @@ def test_who_could_not_write_its_key_lives_once_it_can(etcd: EtcdServer) -> None
         faulty.on_call = refuse_once
         one = EtcdMembers(channel, f"/test-{uuid.uuid4()}", Candidate("name", "a:1"), MasterContact(), lease_ttl_s=2.0, timeout_s=30.0)
         one.start()
-        eventually(lambda: one.living == {"a:1"}, "it lives")
+        eventually(lambda: one.live_masters == {"a:1"}, "it lives")
         one.stop()
     assert refused

@@ -1,4 +1,4 @@
-"""Promises of quorum.py, with a real etcd of three members."""
+"""Tests of quorum.py, with a real etcd of three members."""
 
 from collections.abc import Iterator
 from pathlib import Path

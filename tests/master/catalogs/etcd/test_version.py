@@ -1,4 +1,4 @@
-"""Promises of etcd_version.py."""
+"""Tests of etcd_version.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Promises of watch.py on a real etcd: every event in order from a revision on, and an error when that ends."""
+"""Tests of watch.py on a real etcd: every event in order from a revision on, and an error when that ends."""
 
 import uuid
 from collections.abc import Callable, Iterator

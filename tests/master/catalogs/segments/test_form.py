@@ -1,4 +1,4 @@
-"""Promises of form.py: what a segment says comes back, byte for byte, in few bytes; what is damaged is refused."""
+"""Tests of form.py: what a segment says comes back, byte for byte, in few bytes; what is damaged is refused."""
 
 import contextlib
 import random
@@ -79,7 +79,7 @@ def test_a_block_takes_few_bytes(parents: str, most_bytes: int) -> None:
     assert len(encode(typical(1000, parents=parents))) / 1000 <= most_bytes
 
 
-def test_every_damaged_bit_and_every_missing_byte_is_noticed_and_named() -> None:
+def test_damaged_segment_is_detected_and_named() -> None:
     value = encode({"red": {b"k": (b"k", 1, 2, 3, "ns", b"p", (1, 2)), b"gone": None}})
     for at in range(8 * len(value)):
         damaged = bytearray(value)
@@ -96,7 +96,7 @@ def checked(rest: bytes) -> bytes:
 
 
 @given(st.integers(0, 200), st.binary(min_size=1, max_size=9))
-def test_bytes_that_no_release_wrote_but_whose_checksum_is_right_are_refused_or_read_within_their_bounds(at: int, written: bytes) -> None:
+def test_invalid_segment_with_valid_checksum_is_bounded(at: int, written: bytes) -> None:
     rest = encode({"red": {b"k": (b"k", 1, 2, 3, "ns", b"p", (1, 2)), b"l": (b"l", 9, 8, 7, "n", b"k", (1,)), b"gone": None}})[8:]
     at %= len(rest)
     with contextlib.suppress(Corrupt):
@@ -139,7 +139,7 @@ def test_parts_fit_a_segment_and_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize("name_bytes", [5, 128])
-def test_parts_of_many_tenants_of_a_block_or_two_fit_a_segment_too(name_bytes: int) -> None:
+def test_parts_of_many_small_tenants_fit_a_segment(name_bytes: int) -> None:
     names = [f"{number:05}".ljust(name_bytes, "x") for number in range(9_000)]
     [put], deletion = typical(1, parents="elsewhere").values(), dict[bytes, Row | None].fromkeys([b"a"])
     for rows in (put, deletion, put | deletion):

@@ -1,4 +1,4 @@
-"""Promises of log.py and merging.py: whatever is merged, and wherever that stops, the segments come to the blocks that there are."""
+"""Tests of log.py and merger.py: after any merge, stopped at any point, the segments give the same blocks."""
 
 import contextlib
 import random
@@ -44,7 +44,7 @@ class Values:
                 self.values[key] = value
 
     def listed(self, shards: int) -> tuple[SegmentLog, Following]:
-        """What a master finds that reads all of it."""
+        """Return the state that a new master reads."""
         log, following = SegmentLog(shards), Following()
         for key, value in sorted(self.values.items(), key=lambda item: item[0]):
             following.take(log.first_read(key, value) if key.startswith(SEGMENTS) else [Op(key.removeprefix(RECORDS), value)])
@@ -97,7 +97,7 @@ def puts(keys: list[bytes], generation: int, tenant: str = "red") -> BlockPuts:
 
 @pytest.fixture
 def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merged early, so that a few commits come to many merges."""
+    """Merge early, so that a few commits cause many merges."""
     monkeypatch.setattr(logs, "SPARE_OPERATIONS", 30)
     monkeypatch.setattr(logs, "MAX_RUNS", 6)
 
@@ -130,7 +130,7 @@ def test_steps_of_a_merge_and_commits_take_turns() -> None:
 
 @pytest.mark.usefixtures("small_logs")
 @pytest.mark.parametrize("seed", range(3))
-def test_a_master_that_dies_at_any_write_of_a_merge_leaves_what_there_was_and_the_next_goes_on(seed: int) -> None:
+def test_crash_during_a_merge_loses_nothing(seed: int) -> None:
     catalog = Catalog(seed)
     for _round in range(60):
         catalog.churn(catalog.rng.randint(1, 12))
@@ -145,7 +145,7 @@ def test_a_master_that_dies_at_any_write_of_a_merge_leaves_what_there_was_and_th
 
 
 @pytest.mark.usefixtures("small_logs")
-def test_a_failed_merge_whose_write_took_effect_is_done_again_by_the_same_master() -> None:
+def test_failed_merge_with_applied_write_is_repeated() -> None:
     catalog = Catalog(3)
     for _round in range(40):
         catalog.churn(9)
@@ -180,7 +180,7 @@ def test_merging_ends_after_attempts_at_a_commit_that_failed(failures: int) -> N
 
 
 @pytest.mark.usefixtures("small_logs")
-def test_a_follower_takes_no_merged_segment_that_it_knows_and_all_others() -> None:
+def test_follower_skips_known_merged_segments_only() -> None:
     catalog = Catalog(11)
     catalog.churn(30)
     log, following = catalog.values.listed(2)
@@ -202,7 +202,7 @@ def test_a_follower_takes_no_merged_segment_that_it_knows_and_all_others() -> No
     log.removed(events[0][0])
 
 
-def test_the_commits_of_a_group_are_a_segment_a_shard_and_a_key_a_small_record() -> None:
+def test_group_is_one_segment_a_shard_and_one_record_a_key() -> None:
     log = SegmentLog(4)
     keys = [b"%d" % number for number in range(100)]
     values = log.append([Op(b"a", b"1"), puts(keys, 1), Op(b"a", b"2"), Op(b"c", None), BlockDeletes("red", keys[:50])])
@@ -212,7 +212,7 @@ def test_the_commits_of_a_group_are_a_segment_a_shard_and_a_key_a_small_record()
     assert log.append([]) == {}
 
 
-def test_a_shard_is_rewritten_when_its_log_is_longer_than_its_blocks_and_a_few_thousand() -> None:
+def test_shard_is_rewritten_when_its_log_outgrows_its_blocks() -> None:
     log, values = SegmentLog(1), Values(page=100)
     size = SPARE_OPERATIONS // 2
     for number in range(3):
@@ -226,7 +226,7 @@ def test_a_shard_is_rewritten_when_its_log_is_longer_than_its_blocks_and_a_few_t
     assert counts(log) == (1, 4 * size + 1)
 
 
-def test_small_commits_are_merged_with_one_another_and_not_with_what_is_large() -> None:
+def test_small_commits_are_merged_without_the_large_ones() -> None:
     log, values = SegmentLog(1), Values(page=100)
     values.write(log.append([puts([b"%d" % key for key in range(3000)], 1)]))
     for number in range(MAX_RUNS):

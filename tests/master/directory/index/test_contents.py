@@ -1,4 +1,4 @@
-"""Promises of contents.py: copies of a directory's columns, whole or torn."""
+"""Tests of contents.py: copies of a directory's columns, whole or torn."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def test_a_copy_tells_of_each_row_whatever_the_slices() -> None:
     assert {whole.namespace_names[index] for index in whole.namespaces.tolist()} == {"", "ns"}
 
 
-def test_a_block_is_live_where_a_node_that_has_it_lives_and_in_all_its_tiers() -> None:
+def test_usage_counts_live_blocks_in_all_tiers() -> None:
     master, _node = one_node(b"a")
     other = master.register("b")
     master.sync(other, Event(b"a", tiers=NVME), Event(b"b"))
@@ -38,7 +38,7 @@ def test_a_block_is_live_where_a_node_that_has_it_lives_and_in_all_its_tiers() -
     assert sorted(copy(master).row_masks().tolist()) == [0, 0, LIVE | DRAM]
 
 
-def test_what_changes_between_two_slices_is_told_or_not_and_breaks_nothing() -> None:
+def test_changes_between_slices_break_nothing() -> None:
     master, node = one_node(*(bytes([n]) for n in range(6)))
     slices = copied(*master.directory.columns(), slice_rows=2)
     next(slices)

@@ -1,11 +1,11 @@
-"""Promises of holders.py."""
+"""Tests of holders.py."""
 
 from kvstore.master.directory.index.holders import (
+    ABSENT,
+    CONFIRMED,
     HINT,
     HINTED,
     MAX_REPLICAS,
-    NAMED,
-    NOBODY,
     HolderSets,
 )
 
@@ -48,12 +48,12 @@ def test_of_more_nodes_than_an_answer_names_all_are_known() -> None:
 def test_a_set_is_named_while_a_live_node_of_it_is_no_hint() -> None:
     sets = HolderSets()
     both, hint = sets.enter(((1, 2), (2, 4 | HINT))), sets.enter(((2, 2 | HINT),))
-    for live, standing in (((), (NOBODY, NOBODY)), ((1,), (NAMED, NOBODY)), ((2,), (HINTED, HINTED)), ((1, 2), (NAMED, HINTED))):
+    for live, presence in (((), (ABSENT, ABSENT)), ((1,), (CONFIRMED, ABSENT)), ((2,), (HINTED, HINTED)), ((1, 2), (CONFIRMED, HINTED))):
         sets.set_live(live)
-        assert (sets.standing[both], sets.standing[hint]) == standing
+        assert (sets.presence[both], sets.presence[hint]) == presence
         sets.check_integrity([both, hint])
     sets.rewrite(2, lambda state: state & ~HINT)
-    assert (sets.standing[0], sets.standing[hint]) == (NOBODY, NAMED)
+    assert (sets.presence[0], sets.presence[hint]) == (ABSENT, CONFIRMED)
 
 
 def test_a_rewrite_changes_all_rows_of_a_node_at_once() -> None:
@@ -95,7 +95,7 @@ def test_an_equal_set_that_lost_its_name_is_rewritten_too() -> None:
     sets.check_integrity([named, unnamed])
 
 
-def test_sets_of_some_nodes_alone_are_those_that_nobody_else_can_be_asked_for() -> None:
+def test_only_at_returns_sets_without_other_holders() -> None:
     sets = HolderSets()
     sets.set_live([1, 2, 3])
     first, both, other = sets.enter(((1, 2),), 5), sets.enter(((1, 2), (2, 2))), sets.enter(((1, 2), (3, 2)))

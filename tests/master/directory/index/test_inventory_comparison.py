@@ -1,4 +1,4 @@
-"""Promises of inventory_comparison.py: a node that names only what differs leaves the directory as one that names everything."""
+"""Tests of inventory_comparison.py: a node that names only what differs leaves the directory as one that names everything."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_of_a_difference_the_run_is_named_and_the_others_are_not() -> None:
     assert master.exists(b"new", held[40].key, held[39].key) == [1, 0, 1]
 
 
-def test_a_removal_that_the_node_has_not_answered_is_named_and_dropped() -> None:
+def test_unacknowledged_removal_is_named_and_dropped() -> None:
     held = events(40)
     master, node = known(*held)
     master.sync(node, *held)
@@ -139,7 +139,7 @@ def test_what_goes_while_it_is_compared_is_not_taken_as_named() -> None:
 
 
 @pytest.mark.parametrize("slices", range(8))
-def test_a_comparison_that_fails_between_its_slices_leaves_every_block_to_be_named(slices: int) -> None:
+def test_failed_comparison_confirms_nothing(slices: int) -> None:
     """Nothing but what is named outlives the inventory: no run may be called the same whose blocks have not been taken as named."""
     held = events(40)
     master, node = known(*held)
@@ -180,7 +180,7 @@ def test_the_directory_ends_as_with_a_whole_inventory(
     recorded: str,
     is_restarted: bool,
 ) -> None:
-    """Whatever the node lost, replaced or moved, and whatever was removed, while its link was broken."""
+    """For any blocks that the node lost, replaced or moved, and any removals, while it was disconnected."""
     ends, named = [], []
     for way in ("whole", "compared"):
         master = Master(recorded=recorded)
@@ -222,11 +222,11 @@ def test_digests_that_are_none_are_refused_and_change_nothing() -> None:
     good = Digests(node.epoch, SEED, 1, [1, 2], b"\1\1", [5, 6], b"\2\2")
     for bad, why in (
         (Digests(node.epoch, SEED, 1, list(range(3, 10)), b"\1" * 7, [5] * 7, b"\2" * 7), "at most 8"),
-        (replace(good, firsts=[], counts=b"", sums=[], tiers=b""), "that others follow"),
+        (replace(good, firsts=[], counts=b"", sums=[], tiers=b""), "has no runs"),
         (replace(good, firsts=[2, 3]), "ascending"),
         (replace(good, firsts=[4, 3]), "ascending"),
         (replace(good, firsts=[3, 4], seed=12), "one seed"),
-        (replace(good, firsts=[3, 4], counts=b"\0\1"), "at least one block"),
+        (replace(good, firsts=[3, 4], counts=b"\0\1"), "a run has no blocks"),
         (replace(good, firsts=[3, 4], tiers=b"\0\1"), "tiers"),
         (replace(good, firsts=[3, 4], tiers=b"\1\10"), "tiers"),
     ):

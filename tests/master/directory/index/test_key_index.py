@@ -1,4 +1,4 @@
-"""Promises of key_index.py; a state machine holds it against a dictionary."""
+"""Tests of key_index.py; a state machine holds it against a dictionary."""
 
 import random
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.master.directory.index.key_index import FEW, FIRST_BUCKETS, PART, WAYS, KeyIndex
+from kvstore.master.directory.index.key_index import FIRST_BUCKETS, MOVE_BATCH, SMALL_BATCH, WAYS, KeyIndex
 from kvstore.master.directory.index.keys import NO_ROW, RowKeys
 
-MANY = 3 * FEW
+MANY = 3 * SMALL_BATCH
 
 
 def index() -> tuple[RowKeys, KeyIndex]:
@@ -63,7 +63,7 @@ def test_a_key_is_found_in_its_row_and_no_other_key_is() -> None:
     assert not rows
 
 
-@pytest.mark.parametrize("count", [FEW, MANY])
+@pytest.mark.parametrize("count", [SMALL_BATCH, MANY])
 def test_a_batch_is_found_as_its_keys_one_by_one(count: int) -> None:
     keys, rows = index()
     there = numbered(0, count)
@@ -90,7 +90,7 @@ def test_a_batch_may_have_keys_of_many_lengths_and_empty_ones() -> None:
 @pytest.mark.parametrize("batch", [1, 7, 5000])
 def test_it_grows_while_keys_come_and_go_and_loses_none(batch: int) -> None:
     keys, rows = index()
-    count = 3 * int(PART * WAYS)
+    count = 3 * int(MOVE_BATCH * WAYS)
     for begin in range(0, count, batch):
         part = numbered(begin, min(begin + batch, count))
         if batch == 1:
@@ -134,8 +134,8 @@ def test_two_keys_of_one_tag_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
         enter(keys, rows, key)
     assert [rows.get(key) for key in alike] == [1, 2, 3]
     assert rows.get(b"a9", 9) == 9
-    asked = [*alike, b"a9"] * FEW
-    assert rows.find(asked).tolist() == [1, 2, 3, NO_ROW] * FEW
+    asked = [*alike, b"a9"] * SMALL_BATCH
+    assert rows.find(asked).tolist() == [1, 2, 3, NO_ROW] * SMALL_BATCH
     rows.remove(b"a1", 2)
     assert [rows.get(key) for key in alike] == [1, NO_ROW, 3]
 

@@ -1,4 +1,4 @@
-"""Promises of keys.py."""
+"""Tests of keys.py."""
 
 import random
 
@@ -50,7 +50,7 @@ def test_many_keys_are_compared_at_once_to_the_last_byte() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 16, 24, 33, 40, 255])
-def test_keys_of_any_length_are_told_apart_by_each_of_their_bytes(length: int) -> None:
+def test_keys_of_any_length_differ_by_every_byte(length: int) -> None:
     key = random.Random(length).randbytes(length)
     others = [key[:at] + bytes((key[at] ^ 1,)) + key[at + 1 :] for at in range(length)]
     keys = RowKeys()

@@ -1,4 +1,5 @@
-"""Promises of lineage.py: whatever order parents are told in, nobody is its own ancestor, and many rows together end as one by one."""
+"""Tests of lineage.py: in any order of parents no row is its own ancestor, and a batch gives the same as single
+calls."""
 
 from array import array
 
@@ -34,7 +35,7 @@ class Forest:
 
 
 def one_by_one(*parts: dict[int, int]) -> dict[int, int]:
-    """What is taken of the links, by the plainest of means."""
+    """Return the accepted links, computed naively."""
     taken: dict[int, int] = {}
     for row, parent in [link for part in parts for link in part.items()]:
         line = [parent]
@@ -57,7 +58,7 @@ def test_many_together_end_as_one_by_one(parts: list[dict[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("together", [1, 2, 64])
-def test_lines_that_are_longer_than_is_walked_together_are_walked_by_themselves(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+def test_long_chains_are_walked_one_by_one(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(lineage, "MAX_TOGETHER", together)
     forest = Forest()
     chain = {row: row + 1 for row in range(1, ROWS - 1)}
@@ -67,7 +68,7 @@ def test_lines_that_are_longer_than_is_walked_together_are_walked_by_themselves(
 
 
 @pytest.mark.parametrize("together", [1, 64])
-def test_a_row_with_children_gets_no_parent_with_too_many_ancestors(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+def test_row_with_children_gets_no_too_deep_parent(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(lineage, "MAX_TOGETHER", together)
     monkeypatch.setattr(lineage, "MAX_LINEAGE", 3)
     forest = Forest()

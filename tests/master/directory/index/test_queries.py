@@ -1,7 +1,7 @@
-"""Promises of queries.py, asked of a directory with nodes."""
+"""Tests of queries.py, asked of a directory with nodes."""
 
-from kvstore.master.directory.index.holders import HINTED, NAMED, NOBODY
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.holders import ABSENT, CONFIRMED, HINTED
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_SYNC, PHASE_SYNC_BEGIN
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
@@ -15,12 +15,12 @@ def test_a_prefix_ends_at_its_first_gap() -> None:
     assert master.directory.queries.match_prefix(TENANT, []) == 0
 
 
-def test_a_block_is_hinted_until_its_nodes_inventory_has_named_it_and_counts_as_there() -> None:
+def test_hinted_block_counts_as_confirmed_after_the_inventory() -> None:
     master, node = one_node(b"a", b"b")
     master.publish(node, phase=PHASE_SYNC_BEGIN)
     master.publish(node, Event(b"b"), phase=PHASE_SYNC)
-    for keys in ([b"a", b"b", b"c"], [b"a", b"b", b"c"] * FEW):
-        assert master.directory.queries.standing(TENANT, keys) == bytes([HINTED, NAMED, NOBODY]) * (len(keys) // 3)
+    for keys in ([b"a", b"b", b"c"], [b"a", b"b", b"c"] * SMALL_BATCH):
+        assert master.directory.queries.presence(TENANT, keys) == bytes([HINTED, CONFIRMED, ABSENT]) * (len(keys) // 3)
         assert master.directory.queries.exists(TENANT, keys) == b"\1\1\0" * (len(keys) // 3)
 
 
@@ -32,7 +32,7 @@ def test_the_prefixes_are_those_of_each_node() -> None:
     assert (found.blocks, found.block_bytes) == ({node.node_id: 2, other.node_id: 1}, 100)
 
 
-def test_lookup_tells_size_checksum_generation_and_replicas_and_zeros_for_a_miss() -> None:
+def test_lookup_returns_metadata_and_zeros_for_a_miss() -> None:
     master, node = one_node()
     other = master.register("b")
     event = Event(b"a", 9, size=50, checksum=3, tiers=NVME)
@@ -45,7 +45,7 @@ def test_lookup_tells_size_checksum_generation_and_replicas_and_zeros_for_a_miss
     assert (list(found.nodes), found.tiers) == ([1], bytes([NVME]))
 
 
-def test_a_node_to_be_avoided_is_not_named_and_its_only_copies_are_misses() -> None:
+def test_avoided_nodes_only_copies_are_misses() -> None:
     master, node = one_node(b"mine")
     other = master.register("b")
     master.publish(node, Event(b"both"))
@@ -66,7 +66,7 @@ def test_tenants_do_not_see_one_another() -> None:
     assert master.exists(b"a") == [1]
 
 
-def test_keys_are_listed_by_namespace_slice_by_slice_while_the_directory_changes() -> None:
+def test_list_keys_is_consistent_while_the_directory_changes() -> None:
     master, node = one_node()
     master.publish(node, *(Event(bytes([n]), namespace="even" if n % 2 == 0 else "odd") for n in range(10)), Event(b"x", tenant="blue"))
     slices = master.directory.queries.list_keys(TENANT, "even", slice_rows=3)
@@ -83,11 +83,11 @@ def test_a_listing_ends_when_its_tenant_does() -> None:
     slices = master.directory.queries.list_keys(TENANT, slice_rows=2)
     next(slices)
     master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
-    master.directory.tick(0)
+    master.directory.run_due(0)
     assert list(slices) == []
 
 
-def test_held_keys_are_those_that_match_whether_their_nodes_live_or_not() -> None:
+def test_held_keys_match_at_live_and_dead_nodes() -> None:
     master = Master()
     a, b = master.register("a"), master.register("b")
     master.sync(a, Event(b"chat-1"), Event(b"chat-2", namespace="other"), Event(b"x"), Event(b"chat-9", tenant="blue"))
@@ -107,13 +107,13 @@ def test_held_keys_are_those_that_match_whether_their_nodes_live_or_not() -> Non
 
 
 def test_many_keys_are_told_of_as_few_are() -> None:
-    keys = [b"key %d" % number for number in range(2 * FEW)]
+    keys = [b"key %d" % number for number in range(2 * SMALL_BATCH)]
     master, _ = one_node(*keys[::2])
-    assert master.directory.queries.exists(TENANT, keys) == bytes([1, 0] * FEW)
-    assert master.directory.queries.exists("blue", keys) == bytes(2 * FEW)
+    assert master.directory.queries.exists(TENANT, keys) == bytes([1, 0] * SMALL_BATCH)
+    assert master.directory.queries.exists("blue", keys) == bytes(2 * SMALL_BATCH)
 
 
-def test_rows_are_those_of_the_keys_in_their_order_and_none_for_a_key_that_is_nowhere() -> None:
+def test_rows_of_returns_rows_in_order_and_no_row_for_misses() -> None:
     master, _node = one_node(b"a", b"b")
     rows = master.directory.queries.rows_of(TENANT, [b"b", b"none", b"a"])
     assert list(map(master.directory.columns()[0].keys.__getitem__, (rows[0], rows[2]))) == [b"b", b"a"]

@@ -1,4 +1,4 @@
-"""Promises of rows.py; a state machine holds parents and reuse of rows against a dictionary."""
+"""Tests of rows.py; a state machine holds parents and reuse of rows against a dictionary."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.holders import HINT
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenant, Tenants
@@ -52,7 +52,7 @@ def test_a_row_gives_back_what_was_put_in() -> None:
     rows.check_integrity()
 
 
-@pytest.mark.parametrize("more", [0, FEW])
+@pytest.mark.parametrize("more", [0, SMALL_BATCH])
 @pytest.mark.parametrize("freed", [0, 2, 5, 9, 30])
 def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int, more: int) -> None:
     at_once, each = table(), table()
@@ -78,7 +78,7 @@ def test_many_new_rows_are_those_that_are_inserted_one_by_one(freed: int, more: 
     at_once[0].check_integrity()
 
 
-def test_a_block_can_be_read_at_its_holders_that_live_and_one_that_is_not_known_at_none() -> None:
+def test_readable_at_returns_live_holders() -> None:
     rows, red = table()
     rows.insert(red, b"a", version(), ((1, 2), (2, 2)))
     rows.sets.set_live([2])
@@ -111,7 +111,7 @@ def test_from_a_catalog_children_come_before_their_parents() -> None:
 
 @pytest.mark.parametrize("freed", [0, 1, 2, 4, 9])
 @pytest.mark.parametrize("known", [0, 1, 3])
-def test_records_make_the_same_rows_whether_some_are_known_and_some_rows_are_free(freed: int, known: int) -> None:
+def test_replay_is_the_same_with_known_and_free_rows(freed: int, known: int) -> None:
     rows, red = table()
     old = [rows.insert(red, b"old%d" % number, version(), HELD) for number in range(freed)]
     for row in old:
@@ -131,7 +131,7 @@ def test_records_make_the_same_rows_whether_some_are_known_and_some_rows_are_fre
     assert not red.rows
 
 
-def test_parents_that_form_a_cycle_in_a_catalog_are_not_taken_and_all_rows_leave() -> None:
+def test_replayed_parent_cycles_are_not_adopted() -> None:
     links = {b"1": b"2", b"2": b"3", b"3": b"1", b"a": b"3", b"b": b"c", b"self": b"self"}
     for order in itertools.permutations(links):
         for parts in ([order], [order[:2], order[2:]], [[key] for key in order]):
@@ -147,7 +147,7 @@ def test_parents_that_form_a_cycle_in_a_catalog_are_not_taken_and_all_rows_leave
             assert not red.rows
 
 
-def test_blocks_that_go_together_take_ancestors_that_waited_for_them() -> None:
+def test_remove_all_frees_waiting_ancestors() -> None:
     rows, red = table()
     for key, parent in ((b"a", b""), (b"b", b"a"), (b"c", b"b"), (b"d", b"b"), (b"e", b"")):
         rows.insert(red, key, version(parent=parent, namespace=key.decode()), HELD)
@@ -209,8 +209,8 @@ class AgainstModel(RuleBasedStateMachine):
 TestAgainstModel = AgainstModel.TestCase
 
 
-@pytest.mark.parametrize(("at_once", "more"), [(False, 0), (True, 0), (True, FEW)])
-def test_a_parent_of_another_partition_has_a_row_for_its_childrens_sake(at_once: bool, more: int) -> None:
+@pytest.mark.parametrize(("at_once", "more"), [(False, 0), (True, 0), (True, SMALL_BATCH)])
+def test_foreign_parent_has_a_row_for_its_children(at_once: bool, more: int) -> None:
     rows, red = table()
     rows.is_elsewhere = lambda key: key.startswith(b"far")
     children = {b"a": b"far-1", b"b": b"near", b"c": b"far-1", b"d": b"far-2", b"e": b"", b"far-3": b"far-3"}

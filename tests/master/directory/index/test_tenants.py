@@ -1,4 +1,4 @@
-"""Promises of tenants.py; a state machine holds it against a dictionary."""
+"""Tests of tenants.py; a state machine holds it against a dictionary."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

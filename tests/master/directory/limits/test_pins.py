@@ -1,4 +1,4 @@
-"""Promises of pins.py, held by a directory with nodes."""
+"""Tests of pins.py, held by a directory with nodes."""
 
 import random
 
@@ -12,14 +12,14 @@ from tests.master.blocks import TENANT, Event, Master, S, die, one_node
 
 
 def pin_for(master: Master, *keys: bytes, ttl_s: float) -> PinResult:
-    pinning = master.directory.pins.pin_for(TENANT, keys, ttl_ns=int(ttl_s * S), now_ns=master.now_ns)
-    master.commit(pinning.ops)
+    pin_result = master.directory.pins.pin_for(TENANT, keys, ttl_ns=int(ttl_s * S), now_ns=master.now_ns)
+    master.commit(pin_result.ops)
     master.directory.check_integrity()
-    return pinning
+    return pin_result
 
 
 def after(master: Master, seconds: float) -> PinResult:
-    """What ends by then."""
+    """Pins that end by then."""
     master.now_ns += int(seconds * S)
     ended = master.directory.pins.expire(master.now_ns)
     master.commit(ended.ops)
@@ -32,24 +32,24 @@ def pins_of(master: Master) -> list[bytes]:
     return sorted(key[5:] for key in master.catalog if key.startswith(b"p"))
 
 
-def test_a_pin_holds_what_is_there_and_its_node_is_told_of_that_and_of_its_end() -> None:
+def test_pin_is_sent_to_nodes_and_ends() -> None:
     master, _ = one_node(b"a")
     for pinned in (True, False):
-        pinning = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=pinned)
-        assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], int(pinned)))])
-        assert (len(pinning.ops), master.directory.counts().pinned) == (1, int(pinned))
+        pin_result = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=pinned)
+        assert (pin_result.flags, pin_result.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], int(pinned)))])
+        assert (len(pin_result.ops), master.directory.counts().pinned) == (1, int(pinned))
 
 
-def test_what_leaves_while_its_pin_is_on_its_way_is_not_said_to_be_there() -> None:
+def test_block_evicted_during_its_pin_is_reported_absent() -> None:
     keys = [b"a", b"b", b"c", b"d", b"none"]
     master, node = one_node(*keys[:4])
-    pinning = master.directory.pins.pin(TENANT, keys, pinned=True)
+    pin_result = master.directory.pins.pin(TENANT, keys, pinned=True)
     master.publish(node, Event(b"a", kind=EVENT_GONE))
 
     def held(*answers: bytes | None) -> bytes:
-        return master.directory.pins.held(TENANT, keys, pinning, [(keys[:4], flags) for flags in answers])
+        return master.directory.pins.held(TENANT, keys, pin_result, [(keys[:4], flags) for flags in answers])
 
-    assert pinning.flags == b"\1\1\1\1\0"
+    assert pin_result.flags == b"\1\1\1\1\0"
     assert held(b"\0\0\1\1") == b"\0\0\1\1\0", "of b the node's event has yet to come"
     assert held(b"\0\0\1\1", b"\0\1\0\1") == b"\0\1\1\1\0", "another node has it"
     assert held(None) == b"\0\1\1\1\0", "it hears of the pins when it registers"
@@ -60,16 +60,16 @@ def test_unpinning_lets_go_also_of_what_is_out_of_reach() -> None:
     master, node = one_node(b"a")
     master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
     die(master, node)
-    pinning = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=False)
-    master.commit(pinning.ops)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\0\0", [])
+    pin_result = master.directory.pins.pin(TENANT, [b"a", b"none"], pinned=False)
+    master.commit(pin_result.ops)
+    assert (pin_result.flags, pin_result.commands.messages()) == (b"\0\0", [])
     assert not [key for key in master.catalog if key.startswith(b"p")]
 
 
 def test_a_pin_with_a_time_ends_by_itself_and_its_node_is_told() -> None:
     master, _ = one_node(b"a", b"b")
-    pinning = pin_for(master, b"a", b"none", ttl_s=5)
-    assert (pinning.flags, pinning.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], 1))])
+    pin_result = pin_for(master, b"a", b"none", ttl_s=5)
+    assert (pin_result.flags, pin_result.commands.messages()) == (b"\1\0", [(1, SetPinned(1, TENANT, [b"a"], 1))])
     pin_for(master, b"b", ttl_s=6)
     assert pins_of(master) == [b"a", b"b"]
     assert after(master, 4.999).commands.messages() == []
@@ -92,7 +92,7 @@ def test_a_pin_is_never_shortened() -> None:
     assert pins_of(master) == [b"good"]
 
 
-def test_a_pin_for_good_takes_the_end_from_one_that_had_one_and_unpin_ends_both() -> None:
+def test_permanent_pin_replaces_one_with_an_end() -> None:
     master, _ = one_node(b"a", b"b")
     pin_for(master, b"a", b"b", ttl_s=1)
     master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
@@ -114,7 +114,7 @@ def test_an_end_outlives_the_master() -> None:
     assert pins_of(again) == [b"c"]
 
 
-def test_a_pin_of_a_block_that_is_gone_or_removed_does_not_end_again() -> None:
+def test_pin_of_a_removed_block_does_not_end_twice() -> None:
     master, _ = one_node(b"a")
     pin_for(master, b"a", ttl_s=1)
     assert master.remove(b"a", force=True) == [1]
@@ -137,7 +137,7 @@ def test_so_many_pins_end_at_a_time() -> None:
     assert [len(after(master, 1).ops), len(after(master, 0).ops), len(after(master, 0).ops)] == [MAX_ENDED, 10, 0]
 
 
-def test_pins_beyond_the_tenants_quota_are_refused_with_nothing_pinned() -> None:
+def test_pins_over_quota_are_refused_as_a_whole() -> None:
     master = Master(quota=Quota(pins=2))
     master.sync(master.register("a"), *(Event(key) for key in (b"a", b"b", b"c")))
     pins = master.directory.pins

@@ -1,4 +1,4 @@
-"""Promises of quotas.py."""
+"""Tests of quotas.py."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from kvstore.security.quotas.limits import MAX_LIMIT, NamedLimits
 from kvstore.security.quotas.quota import PINS, RESERVATIONS, Quota
 
 
-def test_what_is_set_is_kept_beside_what_was_and_the_record_has_all_of_it() -> None:
+def test_set_keeps_other_limits_and_records_all() -> None:
     quotas = OperatorQuotas({"red": {"pins": 3}})
     former = quotas.tenants
     assert quotas.set("red", {"pins": None, "blocks": 5}) == [records.put_quota("red", {"pins": None, "blocks": 5})]
@@ -20,7 +20,7 @@ def test_what_is_set_is_kept_beside_what_was_and_the_record_has_all_of_it() -> N
     assert former == {"red": {"pins": 3}}
 
 
-def test_some_limits_are_cleared_or_all_and_a_tenant_without_any_has_no_record() -> None:
+def test_clear_removes_some_limits_or_all() -> None:
     quotas = OperatorQuotas({"red": {"pins": 3, "blocks": 5, "connections": None}})
     assert quotas.clear("red", ["pins", "dram_bytes"]) == [records.put_quota("red", {"blocks": 5, "connections": None})]
     assert quotas.clear("red") == [records.delete_quota("red")]
@@ -30,7 +30,7 @@ def test_some_limits_are_cleared_or_all_and_a_tenant_without_any_has_no_record()
 @pytest.mark.parametrize(
     ("tenant", "limits", "told"),
     [
-        ("red", {}, "say at least one limit to set: hbm_bytes, "),
+        ("red", {}, "set at least one of hbm_bytes, "),
         ("red", {"dram": 1}, "there is no limit 'dram'"),
         ("red", {"pins": -1}, "pins: -1 is no limit"),
         ("red", {"pins": MAX_LIMIT + 1}, "is no limit; it is at most"),
@@ -46,7 +46,7 @@ def test_bad_limits_are_refused_and_change_nothing(tenant: str, limits: NamedLim
     assert quotas.tenants == {"red": {"pins": 3}}
 
 
-def test_more_tenants_than_nodes_are_told_of_in_a_message_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_tenants_with_limits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_limits, "MAX_TENANTS", 1)
     quotas = OperatorQuotas({"red": {"pins": 3}})
     with pytest.raises(Full, match="1 tenants have limits set by operators: clear"):

@@ -1,4 +1,4 @@
-"""Promises of members.py."""
+"""Tests of members.py."""
 
 import pytest
 
@@ -6,10 +6,10 @@ from kvstore.master.directory.membership.members import Membership, NodeInfo
 from kvstore.master.directory.records import (
     MAX_DESCRIPTION_BYTES,
     Description,
-    GuestsRecord,
     NodeRecord,
+    UnknownNodesRecord,
     put_node,
-    put_strangers,
+    put_unknown_nodes,
 )
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
@@ -41,7 +41,7 @@ def test_a_nodes_host_is_where_others_reach_it() -> None:
     assert node.host == "[::1]"
 
 
-def test_a_second_live_process_of_a_name_is_refused_and_a_dead_ones_heir_is_not() -> None:
+def test_second_live_process_of_a_name_is_refused() -> None:
     nodes = members()
     nodes.register(NodeInfo("a", 1, tcp="host:1"), (), 0)
     with pytest.raises(InvalidArgument, match="a live node already has the name 'a', at host:1"):
@@ -56,7 +56,7 @@ def test_a_name_that_cannot_be_kept_is_refused(name: str) -> None:
         members().register(NodeInfo(name, 1), (), 0)
 
 
-def test_what_a_node_says_of_itself_is_kept_and_each_change_has_a_higher_revision() -> None:
+def test_description_is_kept_and_raises_the_revision() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0, Description(b"topology", b"transfer"))
     first = node.revision
@@ -138,7 +138,7 @@ def test_a_long_dead_node_is_written_off_once_a_death() -> None:
     assert nodes.get(1) is node
 
 
-def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() -> None:
+def test_free_bytes_counts_healthy_tiers_less_reservations() -> None:
     nodes = members()
     tiers = (
         pb.TierStatus(name="dram", capacity_bytes=100, used_bytes=30, quarantined_bytes=10, health="ok"),
@@ -152,7 +152,7 @@ def test_room_counts_healthy_tiers_and_what_was_granted_since_the_heartbeat() ->
     assert (node.free_bytes, node.largest_bytes, node.counters) == (0, 0, {"gets": 3})
 
 
-def test_a_new_node_beyond_the_limit_is_refused_and_a_known_one_never() -> None:
+def test_new_node_over_the_limit_is_refused() -> None:
     nodes = members()
     for name in ("a", "b"):
         nodes.register(NodeInfo(name, 1), (), 0)
@@ -162,25 +162,25 @@ def test_a_new_node_beyond_the_limit_is_refused_and_a_known_one_never() -> None:
     assert nodes.register(NodeInfo("a", 1), (), 0)[0].node_id == 1
 
 
-def test_of_more_dead_nodes_than_are_kept_those_that_died_first_are_surplus() -> None:
+def test_excess_dead_nodes_are_those_that_died_first() -> None:
     nodes = members()
     for node_id, died_ns in ((1, 5), (2, 3), (3, 4)):
         node, _ = nodes.register(NodeInfo(f"n{node_id}", 1), (), 0)
         nodes.disconnected(node_id, node.epoch, died_ns)
-        assert len(nodes.surplus()) == node_id - 1
-    assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"]
+        assert len(nodes.excess_dead()) == node_id - 1
+    assert [node.info.name for node in nodes.excess_dead()] == ["n2", "n3"]
 
 
-def test_a_node_that_was_only_read_of_is_surplus_once_it_had_its_time_to_come() -> None:
+def test_node_from_the_catalog_is_excess_after_its_time() -> None:
     nodes = members()
     for node_id in (1, 2, 3):
         nodes.remember(NodeRecord(f"n{node_id}", node_id), 5)
-    assert (nodes.write_off(24, 20), nodes.surplus()) == ([], []), "an owner has just taken over: they may all be about to register"
+    assert (nodes.write_off(24, 20), nodes.excess_dead()) == ([], []), "an owner has just taken over: they may all be about to register"
     here, _ = nodes.register(NodeInfo("n1", 1), (), 24)
     nodes.write_off(25, 20)
-    assert [node.info.name for node in nodes.surplus()] == ["n2"]
+    assert [node.info.name for node in nodes.excess_dead()] == ["n2"]
     nodes.disconnected(1, here.epoch, 26)
-    assert [node.info.name for node in nodes.surplus()] == ["n2", "n3"], "those that died first"
+    assert [node.info.name for node in nodes.excess_dead()] == ["n2", "n3"], "those that died first"
 
 
 def test_a_forgotten_node_is_another_one_when_it_returns() -> None:
@@ -200,35 +200,35 @@ def test_a_forgotten_node_is_another_one_when_it_returns() -> None:
     assert (again.node_id, is_new) == (2, True), "records of blocks may still name the former id"
 
 
-def test_floors_rise_for_whoever_may_have_missed_a_removal_and_fall_when_it_is_settled() -> None:
+def test_horizons_rise_for_unsettled_nodes_and_clear() -> None:
     nodes = members()
     here, _ = nodes.register(NodeInfo("here", 1), (), 0)
     here.state = ALIVE
     nodes.remember(NodeRecord("away", 2), 0)
-    assert nodes.raise_floors(7) == [put_strangers(7, 2), put_node("away", 2, 7)]
+    assert nodes.raise_horizons(7) == [put_unknown_nodes(7, 2), put_node("away", 2, 7)]
     away, _ = nodes.register(NodeInfo("away", 1), (), 0)
-    assert (here.floor, away.floor) == (0, 7)
-    assert nodes.clear_floors() == []
+    assert (here.removal_horizon, away.removal_horizon) == (0, 7)
+    assert nodes.clear_horizons() == []
     away.state, away.owed = ALIVE, 1
-    assert nodes.clear_floors() == [], "it has not dropped all yet"
+    assert nodes.clear_horizons() == [], "it has not dropped all yet"
     away.owed = 0
-    assert nodes.clear_floors() == [put_node("away", 2, 0)]
-    assert (away.floor, nodes.clear_floors()) == (0, [])
+    assert nodes.clear_horizons() == [put_node("away", 2, 0)]
+    assert (away.removal_horizon, nodes.clear_horizons()) == (0, [])
 
 
 def test_a_floor_and_the_strangers_come_from_the_catalog() -> None:
     nodes = members()
     nodes.remember(NodeRecord("known", 3, 5), 0)
-    nodes.remember_strangers(GuestsRecord(9, 6))
-    assert nodes.register(NodeInfo("known", 1), (), 0)[0].floor == 5
+    nodes.load_unknown_nodes(UnknownNodesRecord(9, 6))
+    assert nodes.register(NodeInfo("known", 1), (), 0)[0].removal_horizon == 5
     stranger, _ = nodes.register(NodeInfo("stranger", 1), (), 0)
-    assert (stranger.node_id, stranger.floor) == (7, 9)
-    nodes.remember_strangers(GuestsRecord(9, 2))
+    assert (stranger.node_id, stranger.removal_horizon) == (7, 9)
+    nodes.load_unknown_nodes(UnknownNodesRecord(9, 2))
     nodes.disconnected(3, nodes.named("known").epoch, 0)  # type: ignore[union-attr]
     assert nodes.register(NodeInfo("another", 1), (), 0)[0].node_id == 8
 
 
-def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_again() -> None:
+def test_closed_node_takes_no_blocks_until_it_registers() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     nodes.heartbeat(node.node_id, node.epoch, (), {"closed": 1}, 1)
@@ -238,23 +238,23 @@ def test_a_node_that_says_that_it_takes_no_blocks_gets_none_until_it_registers_a
     assert node.takes_blocks
 
 
-def test_what_tenants_use_is_as_the_node_said_last_and_no_more_of_them_than_are_kept() -> None:
+def test_tenant_use_is_the_last_report_and_bounded() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     uses = [pb.TenantUse(tenant=f"tenant-{number}") for number in range(MAX_TENANT_USES + 1)]
     nodes.heartbeat(1, node.epoch, (), {}, 5, tenants=uses[:-1])
-    with pytest.raises(InvalidArgument, match="tells of 257 tenants: at most 256"):
+    with pytest.raises(InvalidArgument, match="reported 257 tenants: at most 256"):
         nodes.heartbeat(1, node.epoch, (), {}, 6, tenants=uses)
     assert (node.tenants, node.heartbeat_ns) == (uses[:-1], 5)
 
 
-def test_a_node_may_come_with_the_id_that_it_was_given_elsewhere_and_later_ids_are_above_it() -> None:
+def test_assigned_node_id_raises_later_ids() -> None:
     nodes = members()
     assert nodes.register(NodeInfo("a", 1), (), 0, node_id=7)[0].node_id == 7
     assert nodes.register(NodeInfo("b", 2), (), 0)[0].node_id == 8
 
 
-def test_node_that_announced_its_end_has_stopped_and_is_as_absent_as_a_dead_one() -> None:
+def test_announced_end_makes_a_node_stopped() -> None:
     nodes = members()
     node, _ = nodes.register(NodeInfo("a", 1), (), 0)
     assert nodes.stopping(1, node.epoch) is node

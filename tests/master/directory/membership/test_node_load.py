@@ -1,4 +1,4 @@
-"""Promises of node_load.py: what a node has measured counts for its time and no longer, and is bounded."""
+"""Tests of node_load.py: what a node has measured counts for its time and no longer, and is bounded."""
 
 from math import inf, nan
 
@@ -16,7 +16,7 @@ def rate(node_id: int = 1, bytes_per_s: float = 5.0, age_s: float = 0.0) -> pb.P
     return pb.PeerRate(node_id=node_id, bytes_per_s=bytes_per_s, basis_bytes=7, age_s=age_s)
 
 
-def test_a_rate_counts_until_it_is_too_old_by_when_it_was_measured() -> None:
+def test_rate_expires_by_its_measurement_time() -> None:
     rates = NodeRates([rate(1, age_s=2.0), rate(2, 6.0)], ttl_ns=10 * S, now_ns=100 * S)
     assert rates.fresh(100 * S) == {1: NodeRate(5.0, 7, 98 * S), 2: NodeRate(6.0, 7, 100 * S)}
     assert rates.bytes_per_s(108 * S - 1) == {1: 5.0, 2: 6.0}

@@ -1,4 +1,4 @@
-"""What tests of copies share: a node with three blocks, others that a test adds, and orders that are carried out."""
+"""Fixture of the tests of copies: a node with three blocks, nodes that a test adds, and orders that are carried out."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ class Copying:
         return node
 
     def ordered(self, passed_ns: int, due: Callable[[int], list[CopyOrder]]) -> list[CopyOrder]:
-        """What `due` orders so much later, as the master does it."""
+        """Order the copies of `due` after some time, as the master does."""
         self.master.now_ns += passed_ns
         orders = due(self.master.now_ns)
         for tenant, keys, node_id, source in orders:

@@ -1,11 +1,11 @@
-"""Promises of drains.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
+"""Tests of drains.py: what only a drained node has is ordered elsewhere, so much at once, and it is done when nothing is left."""
 
 import pytest
 
 from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement.copies import FULL_SHARE, REFUSED_NS, CopyLimits, CopyOrder
-from kvstore.master.directory.placement.drains import LOOK_NS, DrainProgress, NodeDrains
+from kvstore.master.directory.placement.drains import COUNT_INTERVAL_NS, DrainProgress, NodeDrains
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_SAVE, EVENT_MOVED, CommitBlocks
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.message import GRANTED
@@ -22,20 +22,20 @@ class Cluster(Copying):
         super().__init__(DirectoryLimits(pace=pace or CopyLimits()))
 
     @property
-    def draining(self) -> NodeDrains:
-        return self.master.directory.draining
+    def drains(self) -> NodeDrains:
+        return self.master.directory.drains
 
     def drain(self, name: str = "one", to: str = "peers") -> None:
-        self.master.commit(self.draining.begin(name, to))
+        self.master.commit(self.drains.begin(name, to))
 
-    def step(self, passed_ns: int = LOOK_NS) -> list[CopyOrder]:
-        return self.ordered(passed_ns, self.draining.step)
+    def step(self, passed_ns: int = COUNT_INTERVAL_NS) -> list[CopyOrder]:
+        return self.ordered(passed_ns, self.drains.step)
 
     def beat(self, node: NodeMember, **counters: int) -> None:
         self.master.directory.heartbeat(node.node_id, node.epoch, node.tiers, CLOSED | counters, self.master.now_ns)
 
     def progress(self, node: NodeMember | None = None) -> DrainProgress:
-        found = self.draining.progress(node or self.one)
+        found = self.drains.progress(node or self.one)
         assert isinstance(found, DrainProgress)
         return found
 
@@ -49,27 +49,27 @@ def cluster() -> Cluster:
 
 
 def test_nobody_is_drained_unless_it_is_said(cluster: Cluster) -> None:
-    assert cluster.draining.progress(cluster.one) is None
+    assert cluster.drains.progress(cluster.one) is None
     assert cluster.step() == []
-    assert cluster.draining.to_tell() == []
+    assert cluster.drains.unacknowledged() == []
     with pytest.raises(InvalidArgument, match="there is no node 'two'; there are: one"):
         cluster.drain("two")
-    with pytest.raises(InvalidArgument, match="peers, nvme, not to 'tape'"):
+    with pytest.raises(InvalidArgument, match="'tape' is not a destination"):
         cluster.drain(to="tape")
-    assert cluster.draining.cancel("one") == []
+    assert cluster.drains.cancel("one") == []
     with pytest.raises(InvalidArgument, match="there are: none"):
-        Master().directory.draining.cancel("one")
+        Master().directory.drains.cancel("one")
 
 
-def test_a_drain_outlives_the_master_and_the_registration_and_ends_when_it_is_cancelled_or_the_node_forgotten(cluster: Cluster) -> None:
+def test_drain_survives_restarts_until_cancelled_or_forgotten(cluster: Cluster) -> None:
     cluster.drain()
-    assert cluster.draining.begin("one", "peers") == [], "it is so already"
+    assert cluster.drains.begin("one", "peers") == [], "it is so already"
     cluster.drain(to="nvme")
     restarted = cluster.master.restart()
     node = restarted.register("one")
-    assert (node.drain, restarted.directory.draining.to_tell()) == ("nvme", [(node, DRAIN_SAVE)])
-    restarted.commit(restarted.directory.draining.cancel("one"))
-    assert (node.drain, restarted.directory.draining.to_tell()) == ("", [])
+    assert (node.drain, restarted.directory.drains.unacknowledged()) == ("nvme", [(node, DRAIN_SAVE)])
+    restarted.commit(restarted.directory.drains.cancel("one"))
+    assert (node.drain, restarted.directory.drains.unacknowledged()) == ("", [])
     assert restarted.restart().register("one").drain == ""
     die(cluster.master, cluster.one)
     cluster.master.forget("one")
@@ -77,14 +77,14 @@ def test_a_drain_outlives_the_master_and_the_registration_and_ends_when_it_is_ca
     assert cluster.master.restart().register("one").drain == ""
 
 
-def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_already_taken(cluster: Cluster) -> None:
+def test_drained_node_gets_no_new_blocks(cluster: Cluster) -> None:
     directory = cluster.master.directory
     two = cluster.node("two", "two")
     cluster.drain()
     granted = directory.reserve(TENANT, [b"x"], [10], local_node=1, now_ns=cluster.master.now_ns)
     assert list(granted.nodes) == [two.node_id]
     claim = CommitBlocks(cluster.one.epoch, TENANT, "", [b"y"], [10], [7], [b""])
-    granted = directory.claiming.claim(claim, node_id=1, now_ns=cluster.master.now_ns)
+    granted = directory.claims.claim(claim, node_id=1, now_ns=cluster.master.now_ns)
     assert (list(granted.nodes), list(granted.statuses)) == ([1], [GRANTED])
     with pytest.raises(Unavailable, match="takes no blocks"):
         directory.replication.plan(TENANT, [b"x"], node_id=1, source_node_id=two.node_id, now_ns=0)
@@ -93,20 +93,20 @@ def test_a_drained_node_gets_no_new_blocks_and_no_copies_but_keeps_what_it_has_a
         directory.reserve(TENANT, [b"z"], [10], now_ns=cluster.master.now_ns)
 
 
-def test_a_node_is_told_until_it_has_answered_and_again_after_each_registration(cluster: Cluster) -> None:
-    cluster.draining.told(1, 1, DRAIN_CLOSED)  # of a drain that is over
+def test_drain_command_is_repeated_until_acknowledged(cluster: Cluster) -> None:
+    cluster.drains.acknowledged(1, 1, DRAIN_CLOSED)  # of a drain that is over
     cluster.drain()
-    assert cluster.draining.to_tell() == [(cluster.one, DRAIN_CLOSED)]
-    cluster.draining.told(1, cluster.one.epoch, DRAIN_CLOSED)
-    assert cluster.draining.to_tell() == []
+    assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_CLOSED)]
+    cluster.drains.acknowledged(1, cluster.one.epoch, DRAIN_CLOSED)
+    assert cluster.drains.unacknowledged() == []
     cluster.master.register("one", 1, ROOM)
-    assert cluster.draining.to_tell() == [(cluster.one, DRAIN_CLOSED)]
+    assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_CLOSED)]
 
 
 # --- copies ---
 
 
-def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_the_node_has_said_all(cluster: Cluster) -> None:
+def test_sole_blocks_are_copied_once_until_the_drain_is_done(cluster: Cluster) -> None:
     two = cluster.node("two", "two", Event(b"b", 2))
     cluster.drain()
     [order] = cluster.step()
@@ -129,7 +129,7 @@ def test_what_only_it_has_is_copied_once_and_it_is_done_when_all_is_there_and_th
     assert cluster.progress().is_done
 
 
-def test_no_more_is_on_its_way_than_the_pace_and_the_walk_goes_on_from_there() -> None:
+def test_copies_under_way_are_limited() -> None:
     for pace in (CopyLimits(blocks=1), CopyLimits(bytes=1), CopyLimits(rows=2)):
         cluster = Cluster(pace)
         cluster.node("two", "two")
@@ -153,17 +153,17 @@ def test_one_peer_gets_all_while_it_has_room_and_then_the_next(cluster: Cluster)
     assert {(order.node_id, len(order.keys)) for order in cluster.step()} == {(two.node_id, 2), (three.node_id, 1)}
 
 
-def test_what_finds_no_room_is_to_be_written_down_and_then_may_stay(cluster: Cluster) -> None:
+def test_blocks_without_free_space_are_saved_and_stay(cluster: Cluster) -> None:
     two = cluster.node("two", "two", tier=tier_of(capacity_bytes=1000, used_bytes=840))
     cluster.drain()
-    cluster.draining.told(1, cluster.one.epoch, DRAIN_CLOSED)
+    cluster.drains.acknowledged(1, cluster.one.epoch, DRAIN_CLOSED)
     [order] = cluster.step()
     assert (order.node_id, len(order.keys)) == (two.node_id, 1)
     cluster.arrive(order)
     two.tiers = (tier_of(capacity_bytes=1000, used_bytes=940),)
     cluster.step()
     cluster.step()
-    assert cluster.draining.to_tell() == [(cluster.one, DRAIN_SAVE)]
+    assert cluster.drains.unacknowledged() == [(cluster.one, DRAIN_SAVE)]
     cluster.beat(cluster.one)
     cluster.step()
     assert cluster.progress() == DrainProgress("peers", False, 2, 0, 0, True)
@@ -187,7 +187,7 @@ def test_a_node_that_takes_no_copies_counts_as_full_for_a_while(cluster: Cluster
     assert cluster.step() == [], "it is to be stopped itself: nobody is left"
 
 
-def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(cluster: Cluster) -> None:
+def test_removed_copy_does_not_count_against_the_receiver(cluster: Cluster) -> None:
     cluster.node("two", "two")
     cluster.drain()
     assert len(cluster.step()) == 1
@@ -195,11 +195,11 @@ def test_what_is_removed_while_it_is_on_its_way_is_no_fault_of_the_receiver(clus
     cluster.master.publish(cluster.one, Event(b"d", 4))
     assert [order.keys for order in cluster.step()] == [[b"d"]]
     cluster.master.remove(b"d")
-    cluster.master.directory.tick(cluster.master.now_ns)  # the tenant is gone with its last block
+    cluster.master.directory.run_due(cluster.master.now_ns)  # the tenant is gone with its last block
     assert cluster.step() == []
 
 
-def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(cluster: Cluster) -> None:
+def test_drain_to_nvme_copies_nothing(cluster: Cluster) -> None:
     cluster.node("two", "two")
     cluster.drain(to="nvme")
     cluster.beat(cluster.one)
@@ -212,7 +212,7 @@ def test_to_nvme_nothing_is_copied_and_it_is_done_when_all_is_written_there(clus
     assert cluster.progress() == DrainProgress("nvme", True, 0, 3, 0, False)
 
 
-def test_what_two_drained_nodes_have_counts_for_both_and_goes_to_a_third(cluster: Cluster) -> None:
+def test_blocks_of_two_drained_nodes_go_to_a_third(cluster: Cluster) -> None:
     two = cluster.node("two", "two", Event(b"a", 1))
     cluster.drain()
     cluster.drain("two")
@@ -224,7 +224,7 @@ def test_what_two_drained_nodes_have_counts_for_both_and_goes_to_a_third(cluster
     assert {order.node_id for order in ordered} == {three.node_id}
 
 
-def test_a_node_that_ends_by_a_signal_is_no_place_for_copies_nor_a_reason_not_to_make_them(cluster: Cluster) -> None:
+def test_stopping_node_neither_gets_copies_nor_counts(cluster: Cluster) -> None:
     two = cluster.node("two", "two", Event(b"a", 1))
     cluster.beat(two)
     cluster.drain()
@@ -242,7 +242,7 @@ def test_nothing_is_copied_from_what_only_the_catalog_tells_of(cluster: Cluster)
     assert cluster.progress().left_blocks == 3
 
 
-def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Cluster) -> None:
+def test_drained_node_is_counted_again_after_its_return(cluster: Cluster) -> None:
     cluster.node("two", "two")
     cluster.drain()
     cluster.step()
@@ -251,7 +251,7 @@ def test_a_drained_node_that_dies_is_counted_anew_when_it_is_back(cluster: Clust
     assert cluster.progress() == DrainProgress("peers", False, 0, 0, 3, False), "the orders stand until their nodes have reported"
 
 
-def test_what_another_node_has_yet_to_say_that_it_has_is_left_and_not_copied_before_it_has_said(cluster: Cluster) -> None:
+def test_block_hinted_elsewhere_is_left_and_not_copied(cluster: Cluster) -> None:
     two = cluster.node("two", "two", *(Event(key, generation) for generation, key in enumerate(KEYS, start=1)))
     cluster.drain()
     cluster.beat(cluster.one)
@@ -275,7 +275,7 @@ def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None
     assert cluster.progress() == DrainProgress("nvme", False, 3, 0, 0, False)
 
 
-def test_what_was_on_its_way_to_a_node_that_died_goes_to_another_at_once(cluster: Cluster) -> None:
+def test_copy_to_a_dead_node_goes_to_another_at_once(cluster: Cluster) -> None:
     two = cluster.node("two", "two")
     cluster.drain()
     assert [order.node_id for order in cluster.step()] == [two.node_id]

@@ -1,4 +1,4 @@
-"""Promises of hot_copies.py: what other hosts read much is at more nodes, as many as its reads are worth and no more, while they last."""
+"""Tests of hot_copies.py: what other hosts read much is at more nodes, as many as its reads are worth and no more, while they last."""
 
 import pytest
 
@@ -26,14 +26,14 @@ class Cluster(Copying):
         self.hot_copies = self.master.directory.hot_copies
 
     def read(self, node: NodeMember | None = None, /, **far_reads_per_s: float) -> None:
-        """What a node tells: as often as that these are read from other hosts, and far more often in all."""
-        heat, node = self.master.directory.heat, node or self.one
-        heat.want(self.master.now_ns)
-        heat.ask(node.node_id, 1, self.master.now_ns)
+        """A node's report: reads by other hosts at these rates, and far more in total."""
+        block_heat, node = self.master.directory.block_heat, node or self.one
+        block_heat.request_reports(self.master.now_ns)
+        block_heat.blocks_to_report(node.node_id, 1, self.master.now_ns)
         rates = list(far_reads_per_s.values())
         keys = [key.encode() for key in far_reads_per_s]
         report = pb.HotBlocks(tenant=TENANT, keys=keys, reads_per_s=[100 * HOT] * len(rates), far_reads_per_s=rates)
-        heat.take(node.node_id, [report], self.master.now_ns)
+        block_heat.take(node.node_id, [report], self.master.now_ns)
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
         return self.ordered(passed_ns, self.hot_copies.step)
@@ -48,10 +48,10 @@ class Cluster(Copying):
         while orders := self.round():
             self.arrive(*orders)
 
-    def may_leave(self, *nodes: NodeMember) -> list[bool]:
-        """Whether the block a is the first to leave, at each node."""
-        last_copies = self.master.directory.last_copies
-        return [last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
+    def may_evict(self, *nodes: NodeMember) -> list[bool]:
+        """For each node: may block a be evicted first?"""
+        last_replicas = self.master.directory.last_replicas
+        return [last_replicas.may_evict(node.node_id, node.epoch, TENANT, KEYS[:1]) == b"\1" for node in nodes]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_a_block_that_other_hosts_read_much_gets_a_copy_and_the_others_none(cluster: Cluster) -> None:
+def test_block_read_by_other_hosts_gets_a_copy(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.read(a=HOT, b=HOT - 0.1)
     [order] = cluster.step()
@@ -72,20 +72,20 @@ def test_a_block_that_other_hosts_read_much_gets_a_copy_and_the_others_none(clus
     assert two.reserved_bytes == SIZE, "until it says itself how much is used"
 
 
-def test_nothing_is_asked_nor_copied_where_the_operator_does_not_want_it() -> None:
+def test_hot_copies_are_off_by_default() -> None:
     off = Cluster(copies=0)
     off.node("two", "y")
     off.read(a=100 * HOT)
     assert off.round() == []
     asked = Cluster(copies=0).master.directory
     asked.hot_copies.step(0)
-    assert asked.heat.ask(1, 1, 0) == 0
+    assert asked.block_heat.blocks_to_report(1, 1, 0) == 0
     on = Cluster().master.directory
     on.hot_copies.step(0)
-    assert on.heat.ask(1, 1, 0) > 0
+    assert on.block_heat.blocks_to_report(1, 1, 0) > 0
 
 
-def test_it_gets_a_copy_for_each_so_many_reads_at_all_nodes_one_after_another_and_no_more_than_the_limit() -> None:
+def test_copies_follow_reads_one_by_one_up_to_the_limit() -> None:
     cluster = Cluster(copies=2)
     for name in ("two", "three", "four", "five"):
         cluster.node(name, name)
@@ -106,7 +106,7 @@ def test_who_has_it_anyway_counts_for_a_copy(cluster: Cluster) -> None:
     two, three = cluster.node("two", "y", Event(b"a", 1)), cluster.node("three", "z")
     cluster.read(a=HOT)
     assert cluster.step() == []
-    cluster.master.commit(cluster.master.directory.draining.begin("two", "peers"))
+    cluster.master.commit(cluster.master.directory.drains.begin("two", "peers"))
     assert [order.node_id for order in cluster.round()] == [three.node_id], "one that is to be stopped does not"
     assert two.drain
 
@@ -114,7 +114,7 @@ def test_who_has_it_anyway_counts_for_a_copy(cluster: Cluster) -> None:
 def test_nodes_that_are_nearly_full_drained_or_dead_get_none(cluster: Cluster) -> None:
     cluster.node("full", "y", tier=FULL)
     cluster.node("drained", "z")
-    cluster.master.commit(cluster.master.directory.draining.begin("drained", "peers"))
+    cluster.master.commit(cluster.master.directory.drains.begin("drained", "peers"))
     die(cluster.master, cluster.node("dead", "w"))
     cluster.read(a=HOT)
     assert cluster.step() == []
@@ -122,7 +122,7 @@ def test_nodes_that_are_nearly_full_drained_or_dead_get_none(cluster: Cluster) -
     assert [order.node_id for order in cluster.round()] == [node.node_id]
 
 
-def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
+def test_replica_prefers_another_host(cluster: Cluster) -> None:
     near = cluster.node("near", "x", tier=tier_of(capacity_bytes=10_000_000))
     cluster.read(a=HOT)
     assert [order.node_id for order in cluster.step()] == [near.node_id]
@@ -131,7 +131,7 @@ def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: 
     assert [(order.keys, order.node_id) for order in cluster.round()] == [([b"b"], far.node_id)]
 
 
-def test_a_chain_goes_where_its_beginning_is_and_what_is_ordered_at_once_together(cluster: Cluster) -> None:
+def test_chain_goes_to_one_node(cluster: Cluster) -> None:
     together = Cluster()
     for name in ("two", "three", "four", "five"):
         cluster.node(name, name)
@@ -159,38 +159,38 @@ def test_chains_go_to_different_nodes() -> None:
     assert places == {2, 3, 4, 5}
 
 
-def test_as_long_as_it_is_hot_its_copies_stay_and_when_it_has_cooled_they_leave_first(cluster: Cluster) -> None:
+def test_copies_stay_while_hot_and_are_evicted_first_later(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.spread(a=HOT)
-    assert cluster.may_leave(cluster.one, two) == [False, False]
+    assert cluster.may_evict(cluster.one, two) == [False, False]
     cluster.read(a=0.5 * HOT)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, False], "not as soon as it falls below what made it hot"
+    assert cluster.may_evict(cluster.one, two) == [False, False], "not as soon as it falls below what made it hot"
     cluster.read(a=0.4 * HOT)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, True], "whatever its generation says"
+    assert cluster.may_evict(cluster.one, two) == [False, True], "whatever its generation says"
     assert cluster.hot_copies.hot_blocks == 0
     assert cluster.holders() == [1, 2], "nobody deletes it"
     cluster.read(a=0.9 * HOT)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, True]
+    assert cluster.may_evict(cluster.one, two) == [False, True]
     cluster.read(a=HOT)
     assert cluster.round() == []
-    assert cluster.may_leave(cluster.one, two) == [False, False]
+    assert cluster.may_evict(cluster.one, two) == [False, False]
 
 
-def test_of_several_copies_one_after_another_loses_its_protection() -> None:
+def test_cooling_block_loses_its_copies_one_by_one() -> None:
     cluster = Cluster(copies=2)
     two, three = cluster.node("two", "y"), cluster.node("three", "z")
     cluster.spread(a=2 * HOT)
     assert len(cluster.holders()) == 3
     cluster.read(a=0.9 * HOT)
     cluster.round()
-    assert sorted(cluster.may_leave(cluster.one, two, three)) == [False, False, True]
-    assert not cluster.may_leave(cluster.one)[0]
+    assert sorted(cluster.may_evict(cluster.one, two, three)) == [False, False, True]
+    assert not cluster.may_evict(cluster.one)[0]
     cluster.read(a=0.0)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two, three) == [False, True, True]
+    assert cluster.may_evict(cluster.one, two, three) == [False, True, True]
 
 
 def test_a_block_with_replicas_keeps_as_many_when_it_has_cooled(cluster: Cluster) -> None:
@@ -199,10 +199,10 @@ def test_a_block_with_replicas_keeps_as_many_when_it_has_cooled(cluster: Cluster
     cluster.master.commit(cluster.master.directory.targets.ask(TENANT, KEYS[:1], 2).ops)
     cluster.read(a=0.0)
     cluster.round()
-    assert cluster.may_leave(cluster.one, two) == [False, False]
+    assert cluster.may_evict(cluster.one, two) == [False, False]
 
 
-def test_what_has_cooled_is_forgotten_with_its_last_copy_and_what_was_put_anew_begins_anew(cluster: Cluster) -> None:
+def test_cooled_block_is_forgotten_with_its_last_copy(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.spread(a=HOT, b=HOT)
     cluster.read(a=0.0, b=HOT)
@@ -215,12 +215,12 @@ def test_what_has_cooled_is_forgotten_with_its_last_copy_and_what_was_put_anew_b
     cluster.round()
     assert cluster.hot_copies._hot[TENANT, b"b"].made_at == set()
     cluster.master.remove(*KEYS)
-    cluster.master.directory.tick(cluster.master.now_ns)
+    cluster.master.directory.run_due(cluster.master.now_ns)
     cluster.round()
     assert cluster.hot_copies._hot == {}, "of a tenant that is gone, too"
 
 
-def test_a_node_that_did_not_take_a_copy_is_left_alone_and_the_block_put_off(cluster: Cluster) -> None:
+def test_refused_copy_delays_the_block_and_the_node(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.read(a=HOT, b=HOT)
     [order] = cluster.step()
@@ -254,7 +254,7 @@ def test_no_more_becomes_hot_than_the_limit(cluster: Cluster, monkeypatch: pytes
     assert [order.keys for order in cluster.step()] == [[b"a"]]
 
 
-def test_what_nobody_has_is_not_hot_and_what_only_a_dead_node_has_is_copied_once_that_is_back(cluster: Cluster) -> None:
+def test_unreadable_block_is_not_hot(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.read(z=HOT)
     cluster.step()

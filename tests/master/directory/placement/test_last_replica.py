@@ -1,4 +1,4 @@
-"""Promises of last_replica.py: of a block's holders as many keep it as are to, whoever asks and whenever."""
+"""Tests of last_replica.py: the required number of holders keep a block, regardless of who asks and when."""
 
 import pytest
 
@@ -32,11 +32,11 @@ def node(master: Master, name: str) -> NodeMember:
 def kept(master: Master) -> list[str]:
     """Of each key the living nodes that are not told that it may leave."""
     nodes = master.directory.members.live()
-    flags = {member.info.name: master.directory.last_copies.may_leave(member.node_id, member.epoch, TENANT, KEYS) for member in nodes}
+    flags = {member.info.name: master.directory.last_replicas.may_evict(member.node_id, member.epoch, TENANT, KEYS) for member in nodes}
     return ["".join(name for name in flags if not flags[name][at]) for at in range(len(KEYS))]
 
 
-def test_of_several_holders_one_keeps_a_block_and_each_keeps_some(master: Master) -> None:
+def test_each_holder_keeps_some_blocks_and_each_block_has_one(master: Master) -> None:
     assert kept(master) == ["b", "c", "a"] * 2
     master.commit(master.directory.targets.ask(TENANT, KEYS[:2], 2).ops)
     assert kept(master) == ["bc", "ac", "a", "b", "c", "a"]
@@ -44,10 +44,10 @@ def test_of_several_holders_one_keeps_a_block_and_each_keeps_some(master: Master
     assert kept(master)[0] == "abc", "it is at too few as it is"
 
 
-def test_a_node_that_is_dead_or_to_be_stopped_keeps_nothing_for_others(master: Master) -> None:
+def test_dead_or_stopping_node_keeps_no_block(master: Master) -> None:
     die(master, node(master, "a"))
     assert kept(master) == ["c", "b"] * 3
-    master.commit(master.directory.draining.begin("b", "peers"))
+    master.commit(master.directory.drains.begin("b", "peers"))
     assert kept(master) == ["c"] * 6
 
 
@@ -60,26 +60,26 @@ def test_what_a_node_has_not_told_yet_counts_for_no_copy(master: Master) -> None
     assert kept(master) == ["a"] * 6
 
 
-def test_of_what_was_spilled_the_source_keeps_nothing_as_long_as_the_others_are_enough(master: Master) -> None:
+def test_source_of_a_spilled_block_does_not_keep_it(master: Master) -> None:
     a, b = node(master, "a").node_id, node(master, "b").node_id
     guests = {(TENANT, KEYS[0]): SpilledBlock(a, source_node_id=b), (TENANT, KEYS[1]): SpilledBlock(77, source_node_id=b)}
-    last_copies = LastReplicas(master.directory._parts, guests, {})
+    last_replicas = LastReplicas(master.directory._parts, guests, {})
 
-    def may_leave(name: str) -> list[int]:
+    def may_evict(name: str) -> list[int]:
         asker = node(master, name)
-        return list(last_copies.may_leave(asker.node_id, asker.epoch, TENANT, KEYS[:2]))
+        return list(last_replicas.may_evict(asker.node_id, asker.epoch, TENANT, KEYS[:2]))
 
     assert kept(master)[:2] == ["b", "c"], "as it is without guests"
-    assert [may_leave(name) for name in NAMES] == [[1, 1], [1, 1], [0, 0]], "node 77 has nothing"
+    assert [may_evict(name) for name in NAMES] == [[1, 1], [1, 1], [0, 0]], "node 77 has nothing"
     master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 2).ops)
-    assert [may_leave(name)[0] for name in NAMES] == [0, 1, 0]
+    assert [may_evict(name)[0] for name in NAMES] == [0, 1, 0]
     master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 3).ops)
-    assert [may_leave(name)[0] for name in NAMES] == [0, 0, 0]
+    assert [may_evict(name)[0] for name in NAMES] == [0, 0, 0]
 
 
-def test_of_blocks_that_are_not_known_none_may_leave_first_and_an_old_registration_is_refused(master: Master) -> None:
+def test_unknown_blocks_may_not_be_evicted_first(master: Master) -> None:
     asker = node(master, "a")
-    assert master.directory.last_copies.may_leave(asker.node_id, asker.epoch, "other", KEYS) == bytes(6)
-    assert master.directory.last_copies.may_leave(asker.node_id, asker.epoch, TENANT, [b"never put"]) == b"\0"
+    assert master.directory.last_replicas.may_evict(asker.node_id, asker.epoch, "other", KEYS) == bytes(6)
+    assert master.directory.last_replicas.may_evict(asker.node_id, asker.epoch, TENANT, [b"never put"]) == b"\0"
     with pytest.raises(StaleEpoch):
-        master.directory.last_copies.may_leave(asker.node_id, asker.epoch + 1, TENANT, KEYS)
+        master.directory.last_replicas.may_evict(asker.node_id, asker.epoch + 1, TENANT, KEYS)

@@ -1,4 +1,4 @@
-"""Promises of placement.py."""
+"""Tests of placement.py."""
 
 import random
 
@@ -68,7 +68,7 @@ def test_a_batch_too_large_for_one_node_is_spread() -> None:
     assert set(placed([10] * 1000, *nodes)) == {1, 2}
 
 
-def test_of_nodes_with_as_much_room_a_busy_one_gets_less_and_one_without_room_no_more_for_being_idle() -> None:
+def test_placement_weighs_free_space_by_load() -> None:
     busy, idle = node(1, tier_of(capacity_bytes=1000)), node(2, tier_of(capacity_bytes=1000))
     busy.load.bytes_s = 1 << 30
     assert 0.2 < share_of_first(busy, idle) < 0.3, "twice the mean: a third of what the idle one gets"

@@ -1,4 +1,5 @@
-"""Promises of targets.py: a block gets copies, at other hosts where there are some, anew when a node dies, and its target ends with it."""
+"""Tests of replica_targets.py: a block gets copies, preferably at other hosts, and again when a node dies; its
+target ends with it."""
 
 from functools import partial
 
@@ -26,8 +27,8 @@ class Cluster(Copying):
         self.master.commit(asked.ops)
         return list(asked.flags)
 
-    def step(self, passed_ns: int = 0, *, is_tick: bool = True) -> list[CopyOrder]:
-        return self.ordered(passed_ns, partial(self.master.directory.targets.step, is_tick=is_tick))
+    def step(self, passed_ns: int = 0, *, is_periodic: bool = True) -> list[CopyOrder]:
+        return self.ordered(passed_ns, partial(self.master.directory.targets.step, is_periodic=is_periodic))
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_blocks_are_copied_until_they_are_at_as_many_nodes_as_asked_for(cluster: Cluster) -> None:
+def test_blocks_are_copied_up_to_their_target(cluster: Cluster) -> None:
     for name in ("two", "three", "four"):
         cluster.node(name, name)
     assert cluster.ask(3) == [REPLICAS_NOT_YET] * 3
@@ -62,14 +63,14 @@ def test_what_is_not_there_gets_no_target(cluster: Cluster) -> None:
     assert len([key for key in cluster.master.catalog if key[:1] == b"t"]) == 1
 
 
-def test_where_there_are_too_few_nodes_the_copy_is_made_once_there_are_enough(cluster: Cluster) -> None:
+def test_missing_copy_is_made_once_enough_nodes_exist(cluster: Cluster) -> None:
     assert cluster.ask(2) == [REPLICAS_NOWHERE] * 3
     assert cluster.step() == cluster.step(PAUSE_NS) == []
     two = cluster.node("two", "y")
     assert cluster.step() == [(TENANT, KEYS, two.node_id, 1)]
 
 
-def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
+def test_replica_prefers_another_host(cluster: Cluster) -> None:
     same = cluster.node("same", "x", tier=tier_of(capacity_bytes=10_000_000))
     other = cluster.node("other", "y")
     cluster.ask(2)
@@ -81,7 +82,7 @@ def test_another_host_comes_first_and_the_same_one_is_better_than_none(cluster: 
     assert order.node_id == same.node_id
 
 
-def test_when_a_node_dies_another_one_gets_a_copy_and_no_more_when_it_is_back(cluster: Cluster) -> None:
+def test_dead_nodes_replicas_are_copied_to_another_node(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.ask(2)
     cluster.arrive(*cluster.step())
@@ -97,7 +98,7 @@ def test_when_a_node_dies_another_one_gets_a_copy_and_no_more_when_it_is_back(cl
     assert cluster.holders() == [1, two.node_id, three.node_id]
 
 
-def test_a_node_that_is_back_in_time_is_missed_only_for_what_it_has_lost(cluster: Cluster) -> None:
+def test_returning_node_is_missed_only_for_its_losses(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.ask(2)
     cluster.arrive(*cluster.step())
@@ -115,7 +116,7 @@ def test_a_node_that_is_back_in_time_is_missed_only_for_what_it_has_lost(cluster
     assert order.keys == [b"c"]
 
 
-def test_a_master_that_restarts_knows_the_targets_and_makes_what_is_missing(cluster: Cluster) -> None:
+def test_restarted_master_restores_targets_and_copies(cluster: Cluster) -> None:
     cluster.ask(2, b"a")
     cluster.master = cluster.master.restart()
     cluster.node("one", "x", Event(b"a", 1))
@@ -129,7 +130,7 @@ def test_a_drained_node_counts_no_more_and_is_copied_from(cluster: Cluster) -> N
     orders = cluster.step()
     cluster.arrive(*orders)
     third = ({two.node_id, three.node_id} - {order.node_id for order in orders}).pop()
-    cluster.master.directory.draining.begin("one", "peers")
+    cluster.master.directory.drains.begin("one", "peers")
     [order] = cluster.step()
     assert (order.node_id, order.keys) == (third, KEYS)
 
@@ -180,13 +181,13 @@ def test_a_target_ends_with_its_block_however_that_goes(cluster: Cluster) -> Non
     assert [order.keys for order in cluster.step()] == [[b"c"]], "another block of the key has none"
     die(cluster.master, cluster.one)
     cluster.master.now_ns += 1000 * S
-    cluster.master.directory.tick(cluster.master.now_ns)
-    cluster.master.sweep()
+    cluster.master.directory.run_due(cluster.master.now_ns)
+    cluster.master.delete_unheld()
     assert not any(key[:1] == b"t" for key in cluster.master.catalog)
     assert cluster.step() == []
 
 
-def test_a_target_stays_with_a_block_that_a_holder_keeps_from_removal_and_what_was_dropped_is_made_anew(cluster: Cluster) -> None:
+def test_target_survives_a_refused_removal(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.ask(2, b"a")
     cluster.arrive(*cluster.step())
@@ -211,28 +212,28 @@ def test_nothing_is_copied_of_what_only_the_catalog_tells_of(cluster: Cluster) -
     assert cluster.step() == []
 
 
-def test_of_nodes_with_as_much_room_the_one_that_is_less_busy_gets_the_copies(cluster: Cluster) -> None:
+def test_less_busy_node_gets_the_copies(cluster: Cluster) -> None:
     nodes = [cluster.node(name, name) for name in ("two", "three")]
     assert cluster.ask(2) == [REPLICAS_NOT_YET] * 3
     nodes[0].load.bytes_s = 1 << 30
     assert [order.node_id for order in cluster.step()] == [nodes[1].node_id]
 
 
-def test_a_request_for_replicas_looks_at_none_that_found_no_room_and_at_no_others(cluster: Cluster) -> None:
+def test_request_checks_no_unplaced_blocks(cluster: Cluster) -> None:
     """A cache is full for ever, and requests come by the hundred."""
     two = cluster.node("two", "y", tier=tier_of(capacity_bytes=1000, used_bytes=990))
     cluster.ask(2, b"a", b"b")
     assert cluster.step() == []
     two.tiers = (ROOM,)
     cluster.ask(2, b"c")
-    [order] = cluster.step(PAUSE_NS, is_tick=False)
+    [order] = cluster.step(PAUSE_NS, is_periodic=False)
     assert order.keys == [b"c"]
     cluster.node("three", "z")
-    assert cluster.step(is_tick=False) == []
+    assert cluster.step(is_periodic=False) == []
     assert sorted(key for order in cluster.step() for key in order.keys) == [b"a", b"b"]
 
 
-def test_what_has_found_room_for_one_of_two_copies_waits_for_the_other(cluster: Cluster) -> None:
+def test_partly_placed_block_waits_for_its_other_copy(cluster: Cluster) -> None:
     """Due and walked over in the same step."""
     two = cluster.node("two", "y")
     three = cluster.node("three", "z", tier=tier_of(capacity_bytes=1000, used_bytes=1000))
@@ -242,7 +243,7 @@ def test_what_has_found_room_for_one_of_two_copies_waits_for_the_other(cluster: 
     assert [order.node_id for order in cluster.step(PAUSE_NS)] == [three.node_id]
 
 
-def test_a_replica_that_was_evicted_is_made_anew_where_it_is_asked_for_again(cluster: Cluster) -> None:
+def test_evicted_replica_is_restored_on_request(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.ask(2, b"a")
     cluster.arrive(*cluster.step())

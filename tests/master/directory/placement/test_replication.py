@@ -1,4 +1,4 @@
-"""Promises of replication.py: only what is wanted is ordered, and only what is still current is entered, whatever happened meanwhile."""
+"""Tests of replication.py: only missing blocks are ordered, and only current versions are entered."""
 
 from collections.abc import Sequence
 
@@ -53,7 +53,7 @@ class Pair:
         return found
 
     def report(self, *keys: bytes, generations: Sequence[int] = (1, 2, 3), arrived: Sequence[int] = (), epoch: int = 0) -> list[int]:
-        """What the target says has arrived, and the master's flags."""
+        """Report from the target that these arrived, and the master's flags."""
         wanted = list(keys or KEYS)
         message = CopyResult(
             epoch or self.target.epoch, TENANT, wanted, list(generations[: len(wanted)]), bytes(arrived or [1] * len(wanted))
@@ -86,7 +86,7 @@ def test_an_order_names_the_source_and_each_block_as_it_is_known(pair: Pair) -> 
     ]
 
 
-def test_only_what_the_source_has_and_the_target_lacks_is_ordered_in_the_order_asked_for(pair: Pair) -> None:
+def test_plan_orders_only_missing_blocks_of_the_source(pair: Pair) -> None:
     other = pair.register("other")
     pair.master.sync(other, Event(b"elsewhere", 5))
     pair.master.publish(pair.target, Event(b"b", 2))
@@ -95,7 +95,7 @@ def test_only_what_the_source_has_and_the_target_lacks_is_ordered_in_the_order_a
     assert not pair.plan(tenant="blue"), "another tenant's"
 
 
-def test_what_is_under_way_is_not_ordered_twice_but_for_another_node_it_is(pair: Pair) -> None:
+def test_copy_under_way_is_not_ordered_twice(pair: Pair) -> None:
     assert [order.keys for order in pair.plan()] == [KEYS]
     assert not pair.plan()
     other = pair.register("other")
@@ -121,7 +121,7 @@ def test_there_are_no_more_orders_than_the_limit(pair: Pair, monkeypatch: pytest
     assert [order.keys for order in pair.plan()] == [[b"c"]]
 
 
-def test_orders_that_are_over_count_no_more_behind_one_that_stands(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_orders_do_not_count(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "MAX_ORDERS", 2)
     assert pair.plan(b"a")
     for _ in range(2 * SPARE_ENDS):
@@ -145,12 +145,12 @@ def test_the_orders_of_a_node_end_with_its_registration(pair: Pair, end: str) ->
         pair.master.now_ns = int(directory._timing.node_ttl_s * S)
         for node in (pair.source, pair.target):
             directory.heartbeat(node.node_id, node.epoch, (), {}, pair.master.now_ns)
-        assert directory.tick(pair.master.now_ns) == [third]
+        assert directory.run_due(pair.master.now_ns) == [third]
     assert len(pair.copying) == 3
     assert pair.report() == [1, 1, 1]
 
 
-def test_a_node_that_is_not_alive_and_a_node_that_copies_from_itself_are_refused(pair: Pair) -> None:
+def test_plan_refuses_dead_nodes_and_self_copies(pair: Pair) -> None:
     plan = pair.copying.plan
     with pytest.raises(InvalidArgument, match="node 1 has no need of copies of its own blocks"):
         plan(TENANT, KEYS, node_id=1, source_node_id=1, now_ns=0)
@@ -180,7 +180,7 @@ def test_an_order_ends_with_its_time(pair: Pair) -> None:
     pair.master.now_ns += 1
     for node in (pair.source, pair.target):
         pair.master.directory.heartbeat(node.node_id, node.epoch, (), {}, pair.master.now_ns)
-    assert not pair.master.directory.tick(pair.master.now_ns)
+    assert not pair.master.directory.run_due(pair.master.now_ns)
     assert len(pair.copying) == 1
     assert pair.report(b"a", b"b") == [0, 1]
 
@@ -188,7 +188,7 @@ def test_an_order_ends_with_its_time(pair: Pair) -> None:
 # --- what arrives ---
 
 
-def test_what_arrives_is_held_by_both_at_once_and_the_catalog_knows(pair: Pair) -> None:
+def test_arrived_copy_makes_the_node_a_holder(pair: Pair) -> None:
     pair.plan()
     assert pair.report(arrived=[1, 0, 1]) == [1, 0, 1]
     assert [pair.holders(key) for key in KEYS] == [pair.both, [1], pair.both]
@@ -205,7 +205,7 @@ def test_the_copy_is_there_when_the_source_is_not(pair: Pair) -> None:
     assert pair.holders(b"a") == [2]
 
 
-def test_nothing_is_entered_that_was_not_ordered_or_is_of_another_version(pair: Pair) -> None:
+def test_copy_without_order_or_of_another_version_is_refused(pair: Pair) -> None:
     assert pair.report() == [0, 0, 0]
     pair.plan()
     assert pair.report(generations=[2, 3, 1]) == [0, 0, 0]
@@ -227,7 +227,7 @@ def test_a_block_removed_meanwhile_does_not_come_back(pair: Pair) -> None:
     assert pair.master.exists(b"a") == [0]
 
 
-def test_a_version_that_waits_for_the_catalog_takes_the_copys_place_too(pair: Pair) -> None:
+def test_pending_version_replaces_the_copy(pair: Pair) -> None:
     """The copy is entered, and told to go with the other holder once the newer version is durable."""
     other = pair.register("other")
     pair.master.sync(other)
@@ -240,7 +240,7 @@ def test_a_version_that_waits_for_the_catalog_takes_the_copys_place_too(pair: Pa
     assert pair.holders(b"a") == [other.node_id]
 
 
-def test_what_was_removed_while_a_node_is_away_is_not_ordered_from_one_that_has_it_still(pair: Pair) -> None:
+def test_removed_block_is_not_ordered_from_a_stale_holder(pair: Pair) -> None:
     other = pair.register("other")
     pair.master.directory.disconnected(other.node_id, other.epoch, 0)
     pair.master.directory.removing.plan(TENANT, [b"a"], force=False)

@@ -1,4 +1,4 @@
-"""Promises of spilled_blocks.py: what a node without room offers goes to one that has some, which then keeps it."""
+"""Tests of spilled_blocks.py: what a node without room offers goes to one that has some, which then keeps it."""
 
 import pytest
 
@@ -20,18 +20,18 @@ class Cluster(Copying):
     def __init__(self, pace: CopyLimits | None = None, free_share: float = FREE_SHARE) -> None:
         super().__init__(DirectoryLimits(pace=pace or CopyLimits(), spill_free_share=free_share), tier=FULL)
 
-    def may_leave(self, node: NodeMember | None = None) -> bytes:
+    def may_evict(self, node: NodeMember | None = None) -> bytes:
         node = node or self.one
-        return self.master.directory.last_copies.may_leave(node.node_id, node.epoch, TENANT, KEYS)
+        return self.master.directory.last_replicas.may_evict(node.node_id, node.epoch, TENANT, KEYS)
 
     def offer(self, *keys: bytes, node: NodeMember | None = None) -> None:
-        """What the master does with a Coldest."""
+        """Handle a QueryVictims as the master does."""
         node = node or self.one
         spill = bytes(key in (keys or KEYS) for key in KEYS)
-        self.master.directory.spilling.offered(node.node_id, TENANT, KEYS, spill, self.may_leave(node))
+        self.master.directory.spiller.offered(node.node_id, TENANT, KEYS, spill, self.may_evict(node))
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
-        return self.ordered(passed_ns, self.master.directory.spilling.step)
+        return self.ordered(passed_ns, self.master.directory.spiller.step)
 
     def spill(self, *keys: bytes) -> None:
         """Until it has arrived."""
@@ -52,23 +52,23 @@ def test_a_guests_node_keeps_it_and_its_source_may_let_it_go(cluster: Cluster) -
     [order] = cluster.step()
     assert (order.node_id, order.source_node_id, order.keys) == (two.node_id, cluster.one.node_id, KEYS)
     assert cluster.step() == [], "it is on its way"
-    assert cluster.may_leave() == bytes(3)
+    assert cluster.may_evict() == bytes(3)
     cluster.arrive(order)
     assert cluster.step() == []
-    assert (cluster.may_leave(), cluster.may_leave(two)) == (b"\1\1\1", bytes(3)), "whatever the generations say"
-    spilling = cluster.master.directory.spilling
-    assert (spilling.spilled_blocks, spilling.spilled_bytes) == (3, 3 * SIZE)
+    assert (cluster.may_evict(), cluster.may_evict(two)) == (b"\1\1\1", bytes(3)), "whatever the generations say"
+    spiller = cluster.master.directory.spiller
+    assert (spiller.spilled_blocks, spiller.spilled_bytes) == (3, 3 * SIZE)
     assert two.reserved_bytes == 3 * SIZE, "until it says itself how much is used"
     cluster.offer()
     assert cluster.step() == [], "it is elsewhere"
 
 
-def test_what_a_node_offers_is_half_of_what_receivers_keep_free_and_nothing_by_default(cluster: Cluster) -> None:
-    assert cluster.master.directory.spilling.at_share == FREE_SHARE / 2
+def test_spill_share_is_half_of_the_receivers_free_share(cluster: Cluster) -> None:
+    assert cluster.master.directory.spiller.at_share == FREE_SHARE / 2
     off = Cluster(free_share=0.0)
     off.node("two", "y")
     off.offer()
-    assert (off.step(), off.master.directory.spilling.at_share) == ([], 0.0)
+    assert (off.step(), off.master.directory.spiller.at_share) == ([], 0.0)
 
 
 def test_only_what_is_offered_is_copied(cluster: Cluster) -> None:
@@ -77,7 +77,7 @@ def test_only_what_is_offered_is_copied(cluster: Cluster) -> None:
     assert [order.keys for order in cluster.step()] == [[b"b"]]
 
 
-def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offered_again(cluster: Cluster) -> None:
+def test_receivers_keep_their_free_share(cluster: Cluster) -> None:
     cluster.node("two", "y", tier=tier_of(capacity_bytes=100_000, used_bytes=50_000 - 2 * SIZE))
     cluster.offer()
     [order] = cluster.step()
@@ -91,7 +91,7 @@ def test_receivers_keep_their_share_free_and_what_finds_no_room_waits_to_be_offe
     assert [order.keys for order in cluster.step()] == [[b"c"]]
 
 
-def test_other_hosts_come_first_and_the_same_one_is_better_than_none(cluster: Cluster) -> None:
+def test_spill_prefers_another_host(cluster: Cluster) -> None:
     near = cluster.node("near", "x", tier=tier_of(capacity_bytes=10_000_000))
     cluster.offer(b"a")
     assert [order.node_id for order in cluster.step()] == [near.node_id]
@@ -102,20 +102,20 @@ def test_other_hosts_come_first_and_the_same_one_is_better_than_none(cluster: Cl
 
 def test_nodes_that_take_no_blocks_get_none(cluster: Cluster) -> None:
     cluster.node("drained", "z")
-    cluster.master.commit(cluster.master.directory.draining.begin("drained", "peers"))
+    cluster.master.commit(cluster.master.directory.drains.begin("drained", "peers"))
     cluster.offer()
     assert cluster.step() == []
 
 
-def test_what_did_not_arrive_is_no_guest_and_its_node_full_for_a_while(cluster: Cluster) -> None:
+def test_failed_spill_marks_the_receiver_full(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.offer(b"a")
     [order] = cluster.step()
     cluster.arrive(order, has_room=False)
     cluster.offer(b"a")
     assert cluster.step() == []
-    assert cluster.may_leave() == bytes(3)
-    assert cluster.master.directory.spilling.spilled_blocks == 0
+    assert cluster.may_evict() == bytes(3)
+    assert cluster.master.directory.spiller.spilled_blocks == 0
     cluster.offer(b"a")
     assert len(cluster.step(REFUSED_NS)) == 1
 
@@ -147,17 +147,17 @@ def test_what_has_changed_since_it_was_offered_is_left_alone(cluster: Cluster) -
     assert cluster.step() == []
 
 
-def test_a_tenant_that_is_gone_with_its_blocks_has_nothing_to_spill(cluster: Cluster) -> None:
+def test_gone_tenant_has_nothing_to_spill(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.spill(b"a")
     cluster.offer(b"b")
     [order] = cluster.step()
     cluster.offer(b"c")
     cluster.master.remove(*KEYS)
-    cluster.master.directory.tick(cluster.master.now_ns)
+    cluster.master.directory.run_due(cluster.master.now_ns)
     cluster.arrive(order)
     assert cluster.step() == []
-    assert cluster.master.directory.spilling.spilled_blocks == 1
+    assert cluster.master.directory.spiller.spilled_blocks == 1
 
 
 def test_a_node_that_is_forgotten_has_no_guests(cluster: Cluster) -> None:
@@ -168,23 +168,23 @@ def test_a_node_that_is_forgotten_has_no_guests(cluster: Cluster) -> None:
     die(cluster.master, two)
     cluster.master.forget("two")
     assert cluster.step() == []
-    assert cluster.master.directory.spilling.spilled_blocks == 0
+    assert cluster.master.directory.spiller.spilled_blocks == 0
 
 
-def test_blocks_with_a_replica_target_are_spilled_beside_their_replicas(cluster: Cluster) -> None:
+def test_spilled_block_goes_beside_its_replicas(cluster: Cluster) -> None:
     cluster.node("two", "y", Event(b"a", 1))
     three = cluster.node("three", "z")
     cluster.master.commit(cluster.master.directory.targets.ask(TENANT, [b"a"], 2).ops)
     cluster.spill(b"a")
-    assert cluster.may_leave()[0] == 1
-    assert cluster.may_leave(three)[0] == 0
+    assert cluster.may_evict()[0] == 1
+    assert cluster.may_evict(three)[0] == 0
 
 
-def test_guests_are_known_while_their_source_has_them_and_no_more_than_the_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spilled_blocks_are_known_while_at_their_source(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_GUESTS", 2)
     two = cluster.node("two", "y")
     cluster.spill()
-    guests = cluster.master.directory.spilling.guests
+    guests = cluster.master.directory.spiller.guests
     assert list(guests) == [(TENANT, b"b"), (TENANT, b"c")]
     cluster.gone(cluster.one, b"b")
     cluster.gone(two, b"c")

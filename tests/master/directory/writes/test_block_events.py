@@ -1,4 +1,4 @@
-"""Promises of block_events.py: what is seen, when, and what the catalog ends with, in every order of events."""
+"""Tests of block_events.py: what is seen, when, and what the catalog ends with, in every order of events."""
 
 from collections.abc import Iterable
 from unittest.mock import patch
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change
 from kvstore.master.directory.bounds import DirectoryLimits
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.placement import commands
 from kvstore.master.directory.writes import block_events as publishing
 from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, PublishPlan
@@ -74,8 +74,8 @@ def test_what_is_gone_is_gone_before_the_catalog_knows() -> None:
     assert not blocks(master)
 
 
-def test_what_is_gone_in_an_old_generation_leaves_a_newer_one_of_the_same_node() -> None:
-    # A node gives back what it was granted after its put was over; by then it may have put the key anew.
+def test_eviction_of_an_old_generation_keeps_the_newer() -> None:
+    # A node reports an ended put late; by then it may have put the key again.
     master = Master()
     node = master.register("a")
     master.publish(node, Event(b"k", 5))
@@ -85,7 +85,7 @@ def test_what_is_gone_in_an_old_generation_leaves_a_newer_one_of_the_same_node()
     assert master.exists(b"k") == [0]
 
 
-def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
+def test_equal_bytes_at_two_nodes_are_replicas() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
     durable(master, plan(master, one.epoch, Event(b"k")), plan(master, two.epoch, Event(b"k"), node_id=2))
@@ -96,7 +96,7 @@ def test_two_nodes_with_the_same_bytes_are_replicas_and_one_may_go() -> None:
     assert blocks(master)[0].holders == [(2,)]
 
 
-def test_the_higher_generation_wins_once_durable_and_the_loser_is_told_to_drop() -> None:
+def test_higher_generation_wins_and_the_loser_drops() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
     master.publish(one, Event(b"k", 5))
@@ -119,7 +119,7 @@ def test_the_lower_generation_is_told_to_drop_at_once() -> None:
     assert blocks(master)[0].holders == [(1,)]
 
 
-def test_a_version_that_waited_loses_to_a_higher_one_that_became_visible() -> None:
+def test_pending_version_loses_to_a_higher_visible_one() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
     slow = plan(master, one.epoch, Event(b"k", 5, checksum=1))
@@ -166,7 +166,7 @@ def test_moved_while_the_commit_waits_counts() -> None:
     assert master.directory.queries.lookup(TENANT, [b"n"]).tiers == bytes([NVME])
 
 
-def test_a_stale_registration_is_refused_and_its_commits_in_flight_are_void() -> None:
+def test_stale_registration_voids_its_pending_commits() -> None:
     master = Master()
     node = master.register("a")
     old = node.epoch
@@ -179,12 +179,12 @@ def test_a_stale_registration_is_refused_and_its_commits_in_flight_are_void() ->
     assert not blocks(master)
 
 
-def test_a_commit_that_became_durable_after_its_node_was_forgotten_is_void() -> None:
+def test_commit_is_void_after_its_node_was_forgotten() -> None:
     master = Master()
     node = master.register("a")
     made = plan(master, node.epoch, Event(b"k"))
     master.directory.disconnected(node.node_id, node.epoch, 0)
-    master.directory.tick(100 * S)
+    master.directory.run_due(100 * S)
     durable(master, made)
     assert not blocks(master)
 
@@ -200,11 +200,11 @@ def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
     master.publish(node, phase=PHASE_SYNC_END)
     assert node.state == "alive"
     assert master.exists(b"kept", b"lost", b"streamed", b"new") == [1, 0, 1, 1]
-    master.sweep()
+    master.delete_unheld()
     assert [record.keys for record in blocks(master)] == [[b"kept"], [b"new"], [b"streamed"]]
 
 
-def test_a_new_process_has_lost_dram_at_once_and_nvme_is_a_hint_until_its_inventory() -> None:
+def test_new_process_loses_dram_and_keeps_nvme_as_hints() -> None:
     master = Master()
     node = master.register("a", 1)
     master.publish(node, Event(b"dram"), Event(b"nvme", tiers=NVME), Event(b"both", tiers=DRAM | NVME))
@@ -228,7 +228,7 @@ def test_pinned_blocks_are_held_again_when_they_come_back() -> None:
     assert master.publish(other, Event(b"k")) == [(2, hold[1])]
 
 
-def test_a_pin_ends_with_its_block_but_not_with_one_of_two_replicas() -> None:
+def test_pin_ends_with_the_last_replica() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
     master.publish(one, Event(b"k"))
@@ -252,7 +252,7 @@ def test_a_commit_ends_the_reservation_it_answers() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [("tenant_indexes", [1], "tenant index of 1"), ("namespace_indexes", [3], "namespace index of 3"), ("kinds", b"\x09", "kind 9")]
-    + [("generations", [MAX_GENERATION + 1], "nobody can have granted")],
+    + [("generations", [MAX_GENERATION + 1], "no master can have granted")],
 )
 def test_a_message_that_makes_no_sense_is_refused_whole(field: str, value: object, what: str) -> None:
     master = Master()
@@ -294,7 +294,7 @@ def test_holders_that_cannot_be_asked_are_taken_off() -> None:
     assert blocks(master)[0].holders == [(2,)]
 
 
-def test_more_pinned_blocks_than_a_message_has_room_for_are_all_held_again() -> None:
+def test_more_pins_than_a_message_are_all_sent_again() -> None:
     master = Master()
     node = master.register("a")
     events = [Event(b"%d" % number, 1) for number in range(10)]
@@ -309,7 +309,7 @@ def test_more_pinned_blocks_than_a_message_has_room_for_are_all_held_again() -> 
     assert [key for message in held for key in message.keys] == [event.key for event in events]
 
 
-def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_newer_one_is_taken() -> None:
+def test_version_removed_during_absence_is_dropped() -> None:
     master = Master()
     node = master.register("a")
     master.directory._tenants.of(TENANT).removed[b"k"] = 5
@@ -320,7 +320,7 @@ def test_a_version_that_was_removed_while_its_node_was_away_is_dropped_and_a_new
     assert len(made.commits) == 1
 
 
-def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> None:
+def test_node_keeps_only_listed_blocks_up_to_its_horizon() -> None:
     master = Master()
     node, other = master.register("a"), master.register("b")
     master.publish(node, Event(b"listed", 3, tiers=NVME), Event(b"elsewhere", 3), Event(b"replaced", 3))
@@ -329,14 +329,14 @@ def test_up_to_its_floor_a_node_keeps_only_what_the_directory_lists_there() -> N
     master.remove(b"elsewhere")
     master.publish(other, Event(b"elsewhere", 3))
     node = master.register("a", instance=2)
-    node.floor = 5
+    node.removal_horizon = 5
     had = [Event(key, 3, tiers=NVME) for key in (b"listed", b"elsewhere", b"replaced", b"unknown")]
     commands = master.sync(node, *had, Event(b"new", 6))
     assert commands == [(node.node_id, DeleteBlocks(1, TENANT, [b"elsewhere", b"replaced", b"unknown"], [3, 3, 3], force=1))]
     assert master.exists(b"listed", b"unknown", b"new") == [1, 0, 1]
 
 
-def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_no_other() -> None:
+def test_put_reserved_before_a_horizon_is_stored_at_its_node() -> None:
     master = Master(limits=DirectoryLimits(kept_removals=2))
     node, other = master.register("a"), master.register("b")
     master.sync(node)
@@ -345,28 +345,28 @@ def test_a_put_that_was_granted_before_floors_rose_is_stored_at_its_node_and_at_
     node.owed = other.owed = 1
     master.remove(*(b"%d" % number for number in range(4)))
     generations = list(granted.generations)
-    assert node.floor >= max(generations), "it is not settled: it may have what is removed"
+    assert node.removal_horizon >= max(generations), "it is not settled: it may have what is removed"
     [drop] = master.publish(other, Event(b"late", generations[1]))
     assert drop == (other.node_id, DeleteBlocks(1, TENANT, [b"late"], [generations[1]], force=1))
     assert master.publish(node, Event(b"new", generations[0])) == []
     assert master.exists(b"new", b"late") == [1, 0]
 
 
-def test_a_node_owes_what_was_removed_until_it_has_said_that_it_is_dropped_or_registers_again() -> None:
+def test_node_owes_drops_until_acknowledged_or_registered() -> None:
     master = Master()
     node = master.register("a")
-    node.floor = 5
+    node.removal_horizon = 5
     plans = [master.directory.plan_publish(node.node_id, publish(node.epoch, [Event(key, 5)])) for key in (b"k", b"l")]
     assert node.owed == 2
-    master.directory.paid(plans[0])
+    master.directory.drops_acknowledged(plans[0])
     assert node.owed == 1
     node = master.register("a")
     assert node.owed == 0, "its inventory names it again"
-    master.directory.paid(plans[1])
+    master.directory.drops_acknowledged(plans[1])
     assert node.owed == 0
     master.directory.disconnected(node.node_id, node.epoch, 0)
     master.forget("a")
-    master.directory.paid(plans[1])
+    master.directory.drops_acknowledged(plans[1])
 
 
 KEYS = st.integers(0, 9).map(lambda number: b"%d" % number)
@@ -410,7 +410,7 @@ PHASES = {"plan": PHASE_STREAM, "inventory": PHASE_SYNC_BEGIN, "end": PHASE_SYNC
 
 
 class Publisher:
-    """Does what it is told, and says all that came of it."""
+    """Applies actions and returns their effects."""
 
     def __init__(self) -> None:
         self.master = Master()
@@ -441,28 +441,28 @@ class Publisher:
         keys = [b"%d" % key for key in range(10)]
         found = master.directory.queries.lookup(TENANT, keys)
         rows, tenants = master.directory.columns()
-        held = [rows.pairs(tenants.asked(TENANT).rows.get(key)) for key in keys]
+        held = [rows.pairs(tenants.lookup(TENANT).rows.get(key)) for key in keys]
         return [*told, sorted(master.catalog.items()), list(found.nodes), list(found.generations), master.directory.counts(), held]
 
     def held_by(self, node_id: int) -> list[Event]:
-        """What the directory thinks that the node has: in NVMe by now, if it is of an even generation."""
+        """The node's blocks in the directory: in NVMe if their generation is even."""
         rows, tenants = self.master.directory.columns()
-        found = [(key, rows.generations[row]) for key, row in tenants.asked(TENANT).rows.items() if node_id in dict(rows.pairs(row))]
+        found = [(key, rows.generations[row]) for key, row in tenants.lookup(TENANT).rows.items() if node_id in dict(rows.pairs(row))]
         return [Event(key, generation, tiers=DRAM if generation % 2 else NVME) for key, generation in sorted(found)]
 
 
 @given(st.lists(ACTIONS, max_size=12))
 @settings(max_examples=150)
-def test_commits_that_are_taken_in_together_are_those_taken_in_one_by_one(actions: list[tuple[str, int, list[Event]]]) -> None:
+def test_batched_commits_equal_single_commits(actions: list[tuple[str, int, list[Event]]]) -> None:
     together, one_by_one = Publisher(), Publisher()
     for what, number, events in actions:
-        with patch.object(publishing, "MIN_NEW", 1), patch.object(publishing, "FEW", 0):
+        with patch.object(publishing, "MIN_NEW", 1), patch.object(publishing, "SMALL_BATCH", 0):
             first = together.act(what, number, events)
         assert first == one_by_one.act(what, number, events)
 
 
 @pytest.mark.parametrize("gone_keys", [[], [b"3"]])
-def test_of_many_blocks_that_a_node_still_has_its_inventory_says_where_they_are(gone_keys: list[bytes]) -> None:
+def test_inventory_batch_updates_tiers(gone_keys: list[bytes]) -> None:
     named, master = many(20), Master()
     master.publish(master.register("a"), *named)
     master.publish(master.register("b"), *named[:10])
@@ -471,7 +471,7 @@ def test_of_many_blocks_that_a_node_still_has_its_inventory_says_where_they_are(
     master.sync(node, *told)
     assert master.directory.blocks_at(node.node_id) == len(told)
     rows, tenants = master.directory.columns()
-    states = {dict(rows.pairs(row)).get(node.node_id) for _key, row in tenants.asked(TENANT).rows.items()}
+    states = {dict(rows.pairs(row)).get(node.node_id) for _key, row in tenants.lookup(TENANT).rows.items()}
     assert states == ({NVME, None} if gone_keys else {NVME}), "no hints any more"
 
 
@@ -480,7 +480,7 @@ def many(count: int = MIN_NEW, **options: object) -> list[Event]:
 
 
 def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
-    keys = [b"%03d" % number for number in range(2 * FEW)]
+    keys = [b"%03d" % number for number in range(2 * SMALL_BATCH)]
     master, node = one_node(*keys)
     other = master.register("b")
     master.publish(other, *(Event(key) for key in keys[:3]))

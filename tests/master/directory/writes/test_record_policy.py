@@ -1,18 +1,18 @@
-"""Promises of record_policy.py: which blocks have a record under which setting, and that none of a former setting is left behind."""
+"""Tests of record_policy.py: which blocks have a record under which setting, and that none of a former setting is left behind."""
 
 import pytest
 
 from kvstore.master.catalogs.interface import BlockPuts
-from kvstore.master.directory.index.key_index import FEW
+from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.writes.record_policy import ALL, MEMBERSHIP, OUTLIVING
 from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, CopyResult
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, publish
 
-KEYS = [b"%03d" % number for number in range(2 * FEW)]
+KEYS = [b"%03d" % number for number in range(2 * SMALL_BATCH)]
 
 
 def recorded(master: Master) -> list[bytes]:
-    assert master.directory.recording.count() == sum(isinstance(record, BlockPuts) for record in master.catalog.values())
+    assert master.directory.record_policy.count() == sum(isinstance(record, BlockPuts) for record in master.catalog.values())
     return sorted(record.keys[0] for record in master.catalog.values() if isinstance(record, BlockPuts))
 
 
@@ -35,7 +35,7 @@ def test_what_is_put_has_a_record_as_the_setting_says(choice: str, tiers: int, i
     assert not recorded(master)
 
 
-def test_a_block_gets_its_record_as_it_goes_down_and_loses_it_as_it_comes_up() -> None:
+def test_block_gains_and_loses_its_record_with_its_tier() -> None:
     master = Master(recorded=OUTLIVING)
     node = master.register("a")
     master.publish(node, Event(b"k", 5))
@@ -58,7 +58,7 @@ def test_a_pinned_block_has_a_record_for_as_long_as_it_is_pinned() -> None:
     assert not recorded(master)
 
 
-def test_a_block_at_two_nodes_has_a_record_of_both_until_one_of_them_has_it_no_more() -> None:
+def test_replicated_block_has_a_record_of_both_holders() -> None:
     master = Master(recorded=OUTLIVING)
     first, second = master.register("a"), master.register("b")
     master.publish(first, Event(b"k", 5))
@@ -85,12 +85,12 @@ def test_what_only_forgotten_nodes_had_has_no_record() -> None:
     master.publish(node, Event(b"k", tiers=NVME), Event(b"dram"))
     die(master, node)
     master.forget("a")
-    master.sweep()
+    master.delete_unheld()
     assert not recorded(master)
 
 
 @pytest.mark.parametrize("choice", [OUTLIVING, MEMBERSHIP])
-def test_records_of_a_former_setting_go_as_nodes_tell_what_they_have(choice: str) -> None:
+def test_records_of_a_former_setting_are_deleted(choice: str) -> None:
     former = Master()
     events = [Event(b"dram", 5), Event(b"nvme", 5, tiers=NVME)]
     former.publish(former.register("a"), *events)
@@ -104,7 +104,7 @@ def test_records_of_a_former_setting_go_as_nodes_tell_what_they_have(choice: str
     assert again.exists(b"dram", b"nvme") == [1, 1]
 
 
-def test_a_block_without_a_record_is_known_again_with_its_nodes_inventory_and_its_pin_holds() -> None:
+def test_unrecorded_block_and_its_pin_return_by_inventory() -> None:
     master = Master(recorded=MEMBERSHIP)
     node = master.register("a")
     master.publish(node, Event(b"k", 5))

@@ -1,4 +1,4 @@
-"""Promises of removals.py: what is removed while a node is away does not come back with it, however much is removed meanwhile."""
+"""Tests of removals.py: what is removed while a node is away does not come back with it, however much is removed meanwhile."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def cluster(*states: str) -> tuple[Tenants, RemovedKeys, list[NodeMember]]:
     return tenants, RemovedKeys(tenants, members, limit=2), nodes
 
 
-def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> None:
+def test_removal_is_kept_until_all_inventories() -> None:
     tenants, removals, nodes = cluster(ALIVE, "dead", "syncing")
     red = tenants.of("red")
     assert removals.remember(red, b"a", 7) == [records.removed(red.prefix, b"a", 7)]
@@ -36,45 +36,45 @@ def test_a_removal_is_kept_durably_until_every_node_has_told_its_inventory() -> 
     removals.check_integrity()
 
 
-def test_beyond_the_limit_the_nodes_that_are_away_must_drop_what_they_have() -> None:
+def test_beyond_the_limit_horizons_replace_tombstones() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red, blue = tenants.of("red"), tenants.of("blue")
     assert removals.remember(red, b"a", 1)
     assert removals.remember(blue, b"b", 2)
-    assert (removals.unwritten, nodes[0].floor) == (0, 0)
-    assert removals.remember(blue, b"c", 3) == [records.put_strangers(3, 2), records.put_node("n0", 1, 3)]
-    assert (removals.unwritten, nodes[0].floor, nodes[1].floor) == (1, 3, 0)
+    assert (removals.unwritten, nodes[0].removal_horizon) == (0, 0)
+    assert removals.remember(blue, b"c", 3) == [records.put_unknown_nodes(3, 2), records.put_node("n0", 1, 3)]
+    assert (removals.unwritten, nodes[0].removal_horizon, nodes[1].removal_horizon) == (1, 3, 0)
     assert removals.remember(red, b"d", 3) == [], "the floor stands in for it"
     assert removals.remember(red, b"e", 4) == [records.removed(red.prefix, b"e", 4)], "the floor is not durable yet: one more is kept"
-    assert removals.floors_written() == [records.removed(red.prefix, b"a", None), records.removed(blue.prefix, b"b", None)]
+    assert removals.horizons_written() == [records.removed(red.prefix, b"a", None), records.removed(blue.prefix, b"b", None)]
     assert (red.removed, blue.removed, removals.unwritten) == ({b"e": 4}, {}, 0)
     removals.check_integrity()
 
 
-def test_a_node_that_fell_away_while_the_floors_were_written_keeps_all_removals_needed() -> None:
+def test_node_lost_during_horizon_write_keeps_its_tombstones() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red = tenants.of("red")
     for generation, key in enumerate((b"a", b"b", b"c"), 1):
         removals.remember(red, key, generation)
     nodes[1].state = "dead"
-    assert removals.floors_written() == []
+    assert removals.horizons_written() == []
     assert red.removed == {b"a": 1, b"b": 2}
-    assert removals.remember(red, b"d", 4) == [records.put_strangers(4, 2), records.put_node("n0", 1, 4), records.put_node("n1", 2, 4)]
-    assert len(removals.floors_written()) == 2
+    assert removals.remember(red, b"d", 4) == [records.put_unknown_nodes(4, 2), records.put_node("n0", 1, 4), records.put_node("n1", 2, 4)]
+    assert len(removals.horizons_written()) == 2
 
 
-def test_removals_are_kept_until_it_is_durable_that_the_last_node_away_is_forgotten() -> None:
+def test_removals_are_kept_until_the_forget_is_durable() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red = tenants.of("red")
     removals.remember(red, b"a", 1)
     with pytest.raises(InvalidArgument, match="is alive"):
         removals.forget("n1", 5)
     assert removals.unwritten == 0
-    assert removals.forget("n0", 5) == (nodes[0], [records.put_strangers(5, 2), records.delete_node("n0")])
+    assert removals.forget("n0", 5) == (nodes[0], [records.put_unknown_nodes(5, 2), records.delete_node("n0")])
     assert removals.settle() == []
     removals.remember(red, b"b", 6)
     assert red.removed == {b"a": 1}, "nobody that is known is away"
-    assert removals.floors_written() == [records.removed(red.prefix, b"a", None)]
+    assert removals.horizons_written() == [records.removed(red.prefix, b"a", None)]
     removals.check_integrity()
 
 
@@ -84,6 +84,6 @@ def test_of_several_writes_of_floors_the_last_ends_the_keeping() -> None:
     removals.remember(red, b"a", 1)
     removals.forget("n0", 5)
     removals.forget("n1", 5)
-    assert removals.floors_written() == []
+    assert removals.horizons_written() == []
     assert removals.settle() == []
-    assert removals.floors_written() == [records.removed(red.prefix, b"a", None)]
+    assert removals.horizons_written() == [records.removed(red.prefix, b"a", None)]

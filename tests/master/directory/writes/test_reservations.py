@@ -1,4 +1,4 @@
-"""Promises of reservations.py."""
+"""Tests of reservations.py."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_generations_are_unique_and_above_all_that_was_seen() -> None:
     reservations.check_integrity([red])
 
 
-def test_a_reservation_holds_its_key_until_it_expires_or_its_node_dies() -> None:
+def test_reservation_holds_until_expiry_or_node_death() -> None:
     reservations, red = DirectoryReservations(ttl_ns=10, last_generation=0, limit=9), Tenants().of("red")
     reservations.grant(red, [b"a"], [1], [1], 0)
     assert reservations.held(red, b"a", LIVE, 9)
@@ -50,7 +50,7 @@ def test_a_reservation_is_ended_only_under_its_own_generation() -> None:
     assert b"a" not in red.reserved
 
 
-def test_what_is_published_at_once_gets_generations_and_ends_what_was_reserved_of_it() -> None:
+def test_pass_over_ends_earlier_reservations() -> None:
     reservations, red = DirectoryReservations(ttl_ns=10, last_generation=0, limit=3), Tenants().of("red")
     assert list(reservations.pass_over(red, [b"a", b"b"])) == [1, 2]
     reservations.grant(red, [b"a", b"c"], [1, 1], [1, 1], 0)
@@ -61,7 +61,7 @@ def test_what_is_published_at_once_gets_generations_and_ends_what_was_reserved_o
     reservations.check_integrity([red])
 
 
-def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_batch_is_reserved() -> None:
+def test_reservations_over_the_limit_are_refused_as_a_whole() -> None:
     tenants = Tenants()
     reservations, red, blue = DirectoryReservations(ttl_ns=10, last_generation=0, limit=3), tenants.of("red"), tenants.of("blue")
     reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0)
@@ -77,7 +77,7 @@ def test_more_than_the_limit_are_refused_until_some_are_over_and_none_of_the_bat
     reservations.check_integrity(tenants)
 
 
-def test_more_of_a_tenant_than_its_quota_are_refused_and_the_same_key_again_is_not_more() -> None:
+def test_reservations_over_quota_are_refused() -> None:
     tenants = Tenants()
     reservations, red, blue = DirectoryReservations(ttl_ns=10, last_generation=0, limit=9), tenants.of("red"), tenants.of("blue")
     reservations.grant(red, [b"a", b"b"], [1, 1], [1, 1], 0, share=TenantShare(2, 2))

@@ -1,4 +1,4 @@
-"""What a master measures, and what of it its metrics tell. Its loop is the only caller, but for `control`."""
+"""Metrics of a master. The loop is the only caller, but for `control`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,19 +11,20 @@ from kvstore.telemetry.metrics.metric import Reading, Readings
 from kvstore.telemetry.metrics.requests import RequestMetrics
 
 REJECTED = "rejected_"
-"""What the scheduler's counters of rejections begin with; a reason follows."""
+"""Prefix of the scheduler's counters of rejections; a reason follows."""
 
 
 class LifetimeCounters:
-    """Sums of counters of ownerships, those that have ended included: such a sum never falls, as those who take its rate count on."""
+    """Sums of counters over current and ended ownerships, so that the sums never decrease."""
 
     def __init__(self) -> None:
         self._ended: Counter[str] = Counter()
         self._counted: dict[int, Mapping[str, int]] = {}
-        """What was counted last, by its id."""
+        """Counters of the last call, by their id."""
 
     def of(self, owned: Iterable[Mapping[str, int]]) -> Counter[str]:
-        """Of what is owned now the same counters each time, and all that was told of before."""
+        """Return the sum of the current counters, which must be the same objects in each call, and of all former
+        ones."""
         now = {id(counters): counters for counters in owned}
         for ended in self._counted.keys() - now.keys():
             self._ended.update(self._counted[ended])
@@ -35,7 +36,8 @@ class LifetimeCounters:
 
 
 class MasterMetrics:
-    """See the module. `requests` is the server's observer; threads of the control plane write `control`."""
+    """Counters and readings of a master. `requests` is the server's observer; the control plane's threads write
+    `control`."""
 
     def __init__(self) -> None:
         self.requests = RequestMetrics()
@@ -46,7 +48,7 @@ class MasterMetrics:
     def read(
         self,
         name: str,
-        written: Sequence[CommitStats],  # a partition each
+        written: Sequence[CommitStats],  # by partition
         *,
         epoch: int,
         is_ready: bool,
@@ -55,7 +57,7 @@ class MasterMetrics:
         records: int,
         trace_spans: Reading,
     ) -> dict[str, Reading]:
-        """Of any master."""
+        """Return the readings of any master."""
         return {
             "kvstore_master_info": {(name, VERSION): 1},
             "kvstore_master_ready": int(is_ready),
@@ -77,11 +79,11 @@ class MasterMetrics:
         }
 
     def of_owner(self, owned: Sequence[LeaderRole]) -> Readings:
-        """What only the owner of a partition knows, of those that this master owns, at least one."""
-        counters = self._frames.of(leading.frames.counters for leading in owned)
-        scheduled = self._scheduling.of(leading.scheduling.counters for leading in owned)
-        counts = [leading.directory.counts() for leading in owned]
-        members, refused = owned[0].directory.members, owned[0].frames.loads.refused()  # which know of the same nodes and connections
+        """Return the readings that only owners have, over the partitions that this master owns, at least one."""
+        counters = self._frames.of(leader.frames.counters for leader in owned)
+        scheduled = self._scheduling.of(leader.scheduling.counters for leader in owned)
+        counts = [leader.directory.counts() for leader in owned]
+        members, refused = owned[0].directory.members, owned[0].frames.loads.refused()  # the same in all partitions
         states = Counter(member.state for member in members)
         return {
             "kvstore_master_owner": 1,
@@ -103,7 +105,7 @@ class MasterMetrics:
             "kvstore_master_spilled_bytes": counters["spilled_bytes"],
             "kvstore_master_hot_copies": counters["hot_copies"],
             "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
-            "kvstore_master_hot_blocks": sum(leading.frames.counters["hot_blocks"] for leading in owned),
+            "kvstore_master_hot_blocks": sum(leader.frames.counters["hot_blocks"] for leader in owned),
             "kvstore_master_instances": len(owned[0].scheduling.instances.each()),
             "kvstore_master_scheduled": scheduled["scheduled"],
             "kvstore_master_schedule_rejections": {
