@@ -20,7 +20,7 @@ from kvstore.rpc.tracing import TraceSpan, parent_in
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.authenticator import Authenticator
 from kvstore.security.grpc_metadata import acting, from_metadata, master_key
-from kvstore.security.identity import FELLOW, STRANGER, Identity, IdentityKind
+from kvstore.security.identity import PEER_MASTER, UNAUTHENTICATED, Identity, IdentityKind
 from kvstore.security.permissions import JOINS, OPEN, RPCS, Permission, check, wanted
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
@@ -72,8 +72,8 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return self._identify_master(key, peer)
         shown = from_metadata(context.invocation_metadata()) or ("", "")
         certificate = of_caller(peer, shown[0])
-        if shown == ("", "") and not self._guard.lets_everybody_in:
-            return certificate or STRANGER
+        if shown == ("", "") and not self._guard.allows_anonymous:
+            return certificate or UNAUTHENTICATED
         is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it
         return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
 
@@ -84,13 +84,13 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def actor(self, context: grpc.ServicerContext) -> Actor:
         """Who asks for what a call changes; for a call of another master, the operator at its console. Raises Unauthorized."""
         identity = self.identify(context)
-        if identity is FELLOW:
+        if identity is PEER_MASTER:
             return acting(context.invocation_metadata())
         return Actor.of(identity, peer=host_of(context.peer()), via=CONTROL)
 
     def denied(self, identity: Identity | None, method: str, context: grpc.ServicerContext, error: KVStoreError) -> None:
         """For the audit trail: this call was refused, since its credential is wrong (no identity) or does not allow it."""
-        actor = Actor.of(identity or STRANGER, peer=host_of(context.peer()), via=CONTROL)
+        actor = Actor.of(identity or UNAUTHENTICATED, peer=host_of(context.peer()), via=CONTROL)
         self._trail.denied(actor, error, action=in_words(method.rpartition("/")[2]) if identity is not None else LOGIN)
 
     def _identify_master(self, key: str, peer: CertifiedPeer | None) -> Identity:
@@ -115,7 +115,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         def at_the_door(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
             call = _Call(self, rule, method, handler, requests, context, send)
             try:
-                identity = call.identity = STRANGER if rule is OPEN else self._identify(rule, method, context)
+                identity = call.identity = UNAUTHENTICATED if rule is OPEN else self._identify(rule, method, context)
                 self.executor.submit(identity, call.serve, joins=rule is JOINS)
             except KVStoreError as error:
                 call.refuse(error)
@@ -135,7 +135,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """As `identify`; what it raises says what the call needs."""
         try:
             identity = self.identify(context)
-            if identity.kind is not IdentityKind.STRANGER:
+            if identity.kind is not IdentityKind.UNAUTHENTICATED:
                 self.on_known(context.peer())
             return identity
         except Unauthorized as error:

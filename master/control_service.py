@@ -90,7 +90,7 @@ class ControlService(ControlServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         said = request
-        info = NodeInfo(said.name, said.instance, said.version, said.host_id, said.unix, said.tcp, said.http, said.takes_traces)
+        info = NodeInfo(said.name, said.instance, said.version, said.host_id, said.unix, said.tcp, said.http, said.accepts_traces)
         description = Description(request.topology, request.transfer)
         seen = LastMaster(request.seen_catalog, request.seen_master_epoch)
 
@@ -288,7 +288,7 @@ class ControlService(ControlServicer):
 
 def _check_name(identity: Identity, name: str) -> None:
     """Raises Denied unless this node may speak as the one of this name."""
-    if not identity.goes_by(name):
+    if not identity.may_use_name(name):
         raise Denied(f"{identity} may not speak as node {name!r}: its token is of that name only")
 
 
@@ -298,7 +298,7 @@ class ControlServer:
     def __init__(
         self, service: ControlService, scheduler: SchedulerServicer, callers: Callers, address: Address, settings: MasterSettings
     ) -> None:
-        """Of `max_connections`, `max_strangers` and half of them at most may be of those who have not shown who they are. Raises
+        """Of `max_connections`, `max_unauthenticated` and half of them at most may be of those who have not shown who they are. Raises
         ConfigError when the address cannot be had, InvalidArgument for a method without a rule."""
         check_complete(RPCS, METHODS)
         self._server = grpc.server(
@@ -328,7 +328,7 @@ class ControlServer:
             self.port = add_port(self._server, str(address), callers.tls)
         except (OSError, RuntimeError):
             raise ConfigError(f"cannot listen on {address} for the control plane: the port is in use or not this machine's") from None
-        most = min(settings.max_strangers, max(1, settings.max_connections // 2))
+        most = min(settings.max_unauthenticated, max(1, settings.max_connections // 2))
         self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=settings.max_connections)
         callers.on_known = self._unauthenticated.authenticated
         self._is_over = threading.Event()

@@ -53,7 +53,7 @@ from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.authenticator import Authenticator
 from kvstore.security.binding import check_binding
-from kvstore.security.identity import STRANGER
+from kvstore.security.identity import UNAUTHENTICATED
 from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
@@ -214,7 +214,7 @@ class Master:
                 check_binding(
                     name,
                     parse_address(place).host,
-                    is_authenticated=self._asks_for_certificates() or not self._guard.lets_everybody_in,
+                    is_authenticated=self._asks_for_certificates() or not self._guard.allows_anonymous,
                     allow_unauthenticated=self._settings.allow_unauthenticated,
                     mend="name a tokens file, or ask for certificates (tls_require_client_cert)",
                 )
@@ -374,7 +374,7 @@ class Master:
     def _denied(self, session: Session, error: Denied) -> None:
         """A peer showed a credential that is refused, or asked for what its own does not allow."""
         identity = session.context.identity if session.context is not None else None
-        actor = Actor.of(identity or STRANGER, peer=host_of(session.peer()), via=CLIENT)
+        actor = Actor.of(identity or UNAUTHENTICATED, peer=host_of(session.peer()), via=CLIENT)
         self._trail.denied(actor, error, action=LOGIN if identity is None else REQUEST)
 
     def _level_changed(self, level: "LevelChange") -> None:

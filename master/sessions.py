@@ -172,7 +172,7 @@ class PermissionFiles:
 
     def _look_at_sessions(self) -> None:
         """End those whose token is gone, or has come to its end."""
-        if self._guard.lets_everybody_in:
+        if self._guard.allows_anonymous:
             return
         for session in list(self._server.sessions):
             peer = session.context

@@ -115,11 +115,11 @@ class MasterStatus:
         """Seconds until tokens end, by kind and name; of several of a name until the first one does."""
         return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.first_to_end())}
 
-    def _endings(self, now_s: float) -> Iterator[pb.Ending]:
+    def _expirations(self, now_s: float) -> Iterator[pb.Expiration]:
         """Certificates and tokens that end within ENDS_SOON_S."""
         certificates = {f"certificate {setting}": left_s for (setting,), left_s in self._ends.left_s(now_s).items()}
         tokens = {f"token of {kind} {name}".rstrip(): left_s for (kind, name), left_s in self._tokens_left_s(now_s).items()}
-        return (pb.Ending(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
+        return (pb.Expiration(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
 
     def nodes(self) -> list[str]:
         """Names of the nodes that are alive, where this master owns the catalog."""
@@ -154,7 +154,7 @@ class MasterStatus:
             counters=self._measures.requests.told(),
         )
         reply.counters["credentials_refused"] = self._guard.refused
-        reply.endings.extend(self._endings(self._wall_s()))
+        reply.expirations.extend(self._expirations(self._wall_s()))
         if role is not MasterRole.FOLLOWING:
             partition.standing.answering().show(reply)
         return reply

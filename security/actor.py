@@ -54,7 +54,7 @@ THIS_MASTER: Final = Actor("master", via=MASTER)
 
 def kind_of(identity: Identity) -> str:
     """One word: operator, tenant, node, instance, master, anybody, unauthenticated."""
-    if identity.kind is IdentityKind.STRANGER:
+    if identity.kind is IdentityKind.UNAUTHENTICATED:
         return "unauthenticated"
     return (
         "operator" if identity.kind is IdentityKind.TENANT and not identity.name and identity.operates else identity.kind.value.split()[-1]

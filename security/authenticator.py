@@ -13,7 +13,7 @@ from typing import Final
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized
 from kvstore.security.config_file import signature
 from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import FELLOW, Identity, IdentityKind
+from kvstore.security.identity import PEER_MASTER, Identity, IdentityKind
 
 MASTER_KEY_BYTES: Final = 32
 """At random."""
@@ -35,8 +35,8 @@ class Authenticator:
         self._refused = 0
 
     @property
-    def lets_everybody_in(self) -> bool:
-        return self._credentials.lets_everybody_in
+    def allows_anonymous(self) -> bool:
+        return self._credentials.allows_anonymous
 
     @property
     def refused(self) -> int:
@@ -55,7 +55,7 @@ class Authenticator:
         """A node that says that it is the one of this name. Raises Unauthorized: it shows no join token, or another node's."""
         try:
             found = self._credentials.identify("", token, now_s=self._wall_s(), certificate=certificate)
-            if found.kind not in (IdentityKind.NODE, IdentityKind.EVERYBODY) or not found.goes_by(name):
+            if found.kind not in (IdentityKind.NODE, IdentityKind.ANONYMOUS) or not found.may_use_name(name):
                 raise Denied(f"{found} is not node {name!r}")
         except KVStoreError:
             self._count()
@@ -70,7 +70,7 @@ class Authenticator:
         if not hmac.compare_digest(key.encode(errors="replace"), self.master_key.encode()):
             self._count()
             raise Unauthorized("a master's key that is not this one's: who asks must have read it in the catalog since this master started")
-        return FELLOW
+        return PEER_MASTER
 
     def owner(self, token: str) -> Identity | None:
         """As Credentials.owner, now."""

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.config_file import read_toml
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 
 MAX_FILE_BYTES: Final = 4 << 20
 """Some 30,000 tokens: a file beyond that is another file."""
@@ -69,7 +69,7 @@ class Credentials:
         """Of the MAX_ENDING tokens that end first, in that order."""
 
     @property
-    def lets_everybody_in(self) -> bool:
+    def allows_anonymous(self) -> bool:
         return not self._identities
 
     def identify(self, tenant: str, token: str, *, now_s: float, certificate: Identity | None = None) -> Identity:
@@ -79,8 +79,8 @@ class Credentials:
         Raises Unauthorized, with one text for an unknown tenant and a wrong token, so that asking tells nobody who exists; Denied for a
         token and a certificate of different tenants.
         """
-        if self.lets_everybody_in:
-            return EVERYBODY
+        if self.allows_anonymous:
+            return ANONYMOUS
         if certificate is not None and not token:
             return certificate
         digest = digest_of(token)
@@ -99,8 +99,8 @@ class Credentials:
 
     def holds(self, identity: Identity, *, now_s: float) -> bool:
         """Is the token by which this one was identified still good, for the same? One without a token (a certificate) is."""
-        if self.lets_everybody_in or not identity.credential:
-            return self.lets_everybody_in is (identity.kind is IdentityKind.EVERYBODY)
+        if self.allows_anonymous or not identity.credential:
+            return self.allows_anonymous is (identity.kind is IdentityKind.ANONYMOUS)
         return self._ids.get(identity.credential) == replace(identity, certificate=b"") and identity.expires_s > now_s
 
     def gone_since(self, former: "Credentials") -> list[Identity]:

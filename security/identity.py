@@ -25,13 +25,13 @@ class Role(enum.IntEnum):
 
 
 class IdentityKind(enum.Enum):
-    STRANGER = "a stranger"
+    UNAUTHENTICATED = "a stranger"
     TENANT = "a tenant"
     OPERATOR = "an operator"
     NODE = "a node"
     INSTANCE = "an engine's instance"
     MASTER = "the master"
-    EVERYBODY = "anybody"
+    ANONYMOUS = "anybody"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Identity:
     expires_s: float = math.inf
     certificate: bytes = field(default=b"", repr=False)
 
-    def goes_by(self, name: str) -> bool:
+    def may_use_name(self, name: str) -> bool:
         """May this node or instance say that it is the one of this name?"""
-        return self.kind is IdentityKind.EVERYBODY or self.name in ("", name)
+        return self.kind is IdentityKind.ANONYMOUS or self.name in ("", name)
 
     def is_tenant(self, name: str) -> bool:
         """May this one act as the tenant of this name?"""
-        return self.kind is IdentityKind.EVERYBODY or (self.kind is IdentityKind.TENANT and self.name == name)
+        return self.kind is IdentityKind.ANONYMOUS or (self.kind is IdentityKind.TENANT and self.name == name)
 
     @property
     def operates(self) -> bool:
@@ -67,11 +67,11 @@ class Identity:
         return f"{self.kind.value.split()[-1]} {self.name!r}" if self.name else self.kind.value
 
 
-STRANGER: Final = Identity(IdentityKind.STRANGER)
+UNAUTHENTICATED: Final = Identity(IdentityKind.UNAUTHENTICATED)
 """Who has not shown who he is."""
 MASTER: Final = Identity(IdentityKind.MASTER)
 """The master that a node has registered with, over the connection that the node made."""
-FELLOW: Final = Identity(IdentityKind.MASTER, Role.ADMIN)
+PEER_MASTER: Final = Identity(IdentityKind.MASTER, Role.ADMIN)
 """Another master of the same cluster, for a master: it asks on behalf of operators whom it has let in."""
-EVERYBODY: Final = Identity(IdentityKind.EVERYBODY, Role.ADMIN)
+ANONYMOUS: Final = Identity(IdentityKind.ANONYMOUS, Role.ADMIN)
 """Whoever comes, where no credentials are configured."""

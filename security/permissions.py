@@ -23,19 +23,19 @@ ACTIONS: Final = {
     "Exists": "look blocks up",
     "MatchPrefix": "look blocks up",
     "Nodes": "look nodes up",
-    "Read": "read blocks",
-    "Slabs": "read blocks in shared memory",
-    "Slabs for writing": "put blocks",
+    "ReadBlocks": "read blocks",
+    "MapSlabs": "read blocks in shared memory",
+    "MapSlabs for writing": "put blocks",
     "OpenIndex": "read blocks in shared memory",
     "HoldBlocks": "hold blocks",
-    "Events": "record what happens to blocks",
+    "FetchEvents": "record what happens to blocks",
     "Reserve": "put blocks",
     "Put": "put blocks",
-    "PutAhead": "put blocks",
-    "Open": "put blocks",
-    "OpenAhead": "put blocks",
-    "Commit": "put blocks",
-    "Flush": "put blocks",
+    "PutFromSlot": "put blocks",
+    "OpenSlots": "put blocks",
+    "OpenSlotAhead": "put blocks",
+    "CommitPuts": "put blocks",
+    "WaitCommitted": "put blocks",
     "Remove": "remove blocks",
     "RemoveMatching": "remove blocks by namespace or pattern",
     "Pin": "pin blocks",
@@ -72,13 +72,13 @@ class Permission:
     role: Role = Role.NONE
 
     def allows(self, identity: Identity) -> bool:
-        if identity.kind is IdentityKind.EVERYBODY:
+        if identity.kind is IdentityKind.ANONYMOUS:
             return self not in (COMMANDS, MASTERS)
         return identity.kind in self.kinds and (identity.kind is not IdentityKind.TENANT or identity.role >= self.role)
 
 
 OPEN: Final = Permission("anybody", frozenset(IdentityKind))
-KNOWN: Final = Permission("any valid credential", frozenset(IdentityKind) - {IdentityKind.STRANGER}, Role.READ)
+KNOWN: Final = Permission("any valid credential", frozenset(IdentityKind) - {IdentityKind.UNAUTHENTICATED}, Role.READ)
 READS: Final = Permission("a tenant's token with role read, write or admin", frozenset({IdentityKind.TENANT}), Role.READ)
 WRITES: Final = Permission("a tenant's token with role write or admin", frozenset({IdentityKind.TENANT}), Role.WRITE)
 MANAGES: Final = Permission(
@@ -206,7 +206,7 @@ def _allowed(is_master: bool, kind: IdentityKind, role: Role) -> frozenset[int]:
 
 def refusal(rule: Permission, identity: Identity, what: str) -> KVStoreError:
     """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
-    if identity.kind is IdentityKind.STRANGER:
+    if identity.kind is IdentityKind.UNAUTHENTICATED:
         return Unauthorized(wanted(rule, what))
     return Denied(f"{identity} may not {action(what)}: it needs {rule.text}")
 

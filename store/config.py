@@ -7,7 +7,7 @@ from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, constant, parse_size, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
-from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_UNAUTHENTICATED
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
@@ -130,7 +130,7 @@ class NodeSettings(ServerTlsSettings):
     """How long a first registration that masters refuse is tried: the name of a node whose host died is free after `node_ttl_s`."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection that has not introduced itself after this long is closed."""
-    max_strangers: int = constant(MAX_STRANGERS)
+    max_unauthenticated: int = constant(MAX_UNAUTHENTICATED)
     """Connections that have not introduced themselves; beyond this the longest open one is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A TCP connection whose peer's host acknowledges nothing, or whose peer reads nothing, for about this long is closed."""

@@ -45,7 +45,7 @@ class NodeIdentity:
     tcp: str
     instance: int
     http: str = ""
-    takes_traces: bool = False
+    accepts_traces: bool = False
     """The Trace messages of its master."""
 
 

@@ -130,7 +130,7 @@ class Node:
             ConnectionLimits(
                 max_connections=settings.max_connections,
                 hello_timeout_s=settings.hello_timeout_s,
-                max_strangers=settings.max_strangers,
+                max_unauthenticated=settings.max_unauthenticated,
                 peer_timeout_s=settings.peer_timeout_s,
             ),
             send_limits=SendLimits(settings.peer_bytes, SEND_TIMEOUT_S),

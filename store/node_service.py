@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.protocol.catalog_messages import (
-    DRAIN_NOT,
+    DRAIN_OFF,
     CopyBlocks,
     DeleteBlocks,
     PrefetchBlocks,
@@ -45,7 +45,7 @@ from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Fla
 from kvstore.rpc.server.lingering_peer import LingeringPeer
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.server.tenant_loads import TenantLoads
-from kvstore.security.identity import MASTER, STRANGER
+from kvstore.security.identity import MASTER, UNAUTHENTICATED
 from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
 from kvstore.store.block_table.block import Block
 from kvstore.store.identity import NodeIdentity
@@ -58,7 +58,7 @@ from kvstore.store.writes.commit_batcher import CommitBatcher
 
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
-_OF_STRANGERS = allowed(NODE_FRAMES, STRANGER)
+_OF_STRANGERS = allowed(NODE_FRAMES, UNAUTHENTICATED)
 _OF_THE_MASTER = allowed(NODE_FRAMES, MASTER)
 
 
@@ -146,7 +146,7 @@ class NodeService:
         return _OF_THE_MASTER if session in self.links.values() else _OF_STRANGERS
 
     def _refuse(self, session: Session, kind: type[Message]) -> None:
-        who = session.context.identity if isinstance(session.context, Caller) else STRANGER
+        who = session.context.identity if isinstance(session.context, Caller) else UNAUTHENTICATED
         raise refusal(NODE_FRAMES[kind.TYPE], who, kind.__name__)
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
@@ -274,11 +274,11 @@ class NodeService:
     def _slabs(self, session: Session, header: FrameHeader, message: MapSlabs) -> None:
         peer = peer_of(session)
         if message.writable:
-            check(WRITES, peer.identity, "Slabs for writing")
+            check(WRITES, peer.identity, "MapSlabs for writing")
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"slabs are passed over Unix sockets, at most {MAX_SLABS} at once")
-        if len(message.held) > MAX_BATCH:
-            raise InvalidArgument(f"a client is told of at most {MAX_BATCH} slabs at once, not {len(message.held)}")
+        if len(message.mapped) > MAX_BATCH:
+            raise InvalidArgument(f"a client is told of at most {MAX_BATCH} slabs at once, not {len(message.mapped)}")
         peer.forget_gone(self._dram.has_slab)
         fds: list[int] = []
         try:
@@ -286,7 +286,7 @@ class NodeService:
         except OSError as error:
             close_all(fds)
             raise Unavailable(f"no descriptor is left: {error.strerror}") from None
-        gone = [slab for slab in message.held if not self._dram.has_slab(slab)]
+        gone = [slab for slab in message.mapped if not self._dram.has_slab(slab)]
         session.reply(header.request_id, MapSlabsReply(sizes, gone), fds=fds, on_sent=lambda: close_all(fds))
 
     def _attach(self, session: Session, header: FrameHeader, message: OpenIndex) -> None:
@@ -326,7 +326,7 @@ class NodeService:
         """The node is registered under this epoch: the partition's master commands it over `link` from now on."""
         self.links[partition], self._epochs[partition] = link, epoch
         self._unheard[partition] = {name for name in self._held if self._partitioning.of(name[1]) == partition}
-        self._leaving.drain(DRAIN_NOT, partition)  # another master, or none, may have said so; this one says it if it is so
+        self._leaving.drain(DRAIN_OFF, partition)  # another master, or none, may have said so; this one says it if it is so
 
     def synced(self, partition: int = 0) -> None:
         """The partition's master has the inventory, and has named what is pinned of it before it said so: what it did not name was let go,
@@ -406,7 +406,7 @@ class NodeService:
 
     def _copy(self, session: Session, header: FrameHeader, message: CopyBlocks) -> None:
         partition = self._check_epoch(session, message.epoch)
-        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown, partition)
+        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.ticket, partition)
         session.reply(header.request_id, Flags(self._copies.take(message, hello, session.span(header.request_id))))
 
     def _seek(self, session: Session, header: FrameHeader, message: PrefetchBlocks) -> None:

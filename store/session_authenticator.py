@@ -14,7 +14,7 @@ from kvstore.protocol.errors import Denied, InvalidTicket, StaleEpoch, Unauthori
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.server.session import Session
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 from kvstore.security.permissions import NODE_FRAMES, allowed
 from kvstore.security.tickets.ticket import PASS, Keyring, fingerprint
 from kvstore.store.block_table.block import Block
@@ -196,7 +196,7 @@ class SessionAuthenticator:
         if self.needs_tickets:
             caller = self._by_ticket(session, hello)
         else:
-            caller = Caller(hello.tenant, Identity(IdentityKind.NODE, name=hello.name) if hello.role == ROLE_NODE else EVERYBODY)
+            caller = Caller(hello.tenant, Identity(IdentityKind.NODE, name=hello.name) if hello.role == ROLE_NODE else ANONYMOUS)
         self._sessions[session] = caller
         return caller
 

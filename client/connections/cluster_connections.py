@@ -212,7 +212,7 @@ class ClusterConnections:
             self.nodes.heard_from(loan.channel.welcome.epoch)
         elif isinstance(message, Reserve):
             masters.served_epoch = loan.channel.welcome.epoch
-        self.nodes.spreads_reads = loan.channel.spreads_reads
+        self.nodes.makes_hot_copies = loan.channel.makes_hot_copies
         loan.give_back()
         return reply
 

@@ -212,7 +212,7 @@ class KnownNodes:
         self._spread = spread
         self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
-        self.spreads_reads = False
+        self.makes_hot_copies = False
         """The master has blocks copied to further nodes when they are read much, as it said last."""
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
@@ -243,7 +243,7 @@ class KnownNodes:
     @property
     def may_come_nearer(self) -> bool:
         """A block of another host may be at a better place after a while: on this host, or where fewer ask for it."""
-        return bool(self.local_id) or self.spreads_reads
+        return bool(self.local_id) or self.makes_hot_copies
 
     def turn(self, node_id: int) -> int:
         """Of nodes that are as good the one with the least is to be asked: another one for each client, and for all keys of a client the

@@ -252,7 +252,7 @@ class LeaderRole:
             retired=retired,
             spill_at_share=self.directory.spilling.at_share,
             known_blocks=node.known_blocks,
-            floor=node.floor,
+            removal_horizon=node.floor,
             is_new=node.is_new,
         )
 
@@ -267,7 +267,7 @@ class LeaderRole:
                 self.directory.disconnected(known.node_id, known.epoch, now_ns)
             self._forget(known.info.name, lambda: None)
 
-    def newer(self, quotas_version: int, retired_version: int) -> tuple[pb.Quotas | None, pb.Retired | None]:
+    def newer(self, quotas_version: int, retired_version: int) -> tuple[pb.Quotas | None, pb.RetiredNamespaces | None]:
         """See heartbeats.Newer."""
         if not self._is_first:
             return None, None

@@ -64,9 +64,9 @@ PART_ROWS: Final = 256
 """Rows of a message: 2 MiB where each is as long as it may be."""
 
 
-def retired_message(retired: RetiredNamespaces) -> pb.Retired:
-    tenants = [pb.RetiredOfTenant(tenant=tenant, namespaces=found) for tenant, found in retired.namespaces.items()]
-    return pb.Retired(version=retired.version, tenants=tenants)
+def retired_message(retired: RetiredNamespaces) -> pb.RetiredNamespaces:
+    tenants = [pb.TenantRetiredNamespaces(tenant=tenant, namespaces=found) for tenant, found in retired.namespaces.items()]
+    return pb.RetiredNamespaces(version=retired.version, tenants=tenants)
 
 
 def table_messages(table: WeightsTable, tenant: str | None, now_ns: int) -> list[pb.WeightsTable]:

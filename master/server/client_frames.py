@@ -251,7 +251,7 @@ class ClientFrames:
     def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
         """What an operator's credential did to single blocks; what engines do to theirs is no change of an operator's."""
         identity = _client(session).identity
-        if identity.operates and identity.kind is not IdentityKind.EVERYBODY:
+        if identity.operates and identity.kind is not IdentityKind.ANONYMOUS:
             self._audit(session, action, f"keys of tenant {_tenant(session) or '(none)'}", f"{flags.count(1):,} of {len(flags):,} keys")
 
     def _audit(self, session: Session, action: str, target: str, detail: str) -> None:

@@ -46,14 +46,14 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MAS
 from kvstore.rpc.address import Address
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import on_behalf
-from kvstore.security.identity import STRANGER
+from kvstore.security.identity import UNAUTHENTICATED
 from kvstore.security.permissions import MASTER_FRAMES, allowed, check_complete, refusal, wanted
 from kvstore.security.tls.subjects import of_client, of_node
 
 NOTHING_SHOWN: Final = (
     "no token came, and over a Unix socket no certificate can: name the master as HOST:PORT to show the certificate, or set a token"
 )
-STRANGERS_SAY: Final = allowed(MASTER_FRAMES, STRANGER)
+STRANGERS_SAY: Final = allowed(MASTER_FRAMES, UNAUTHENTICATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class FramesService:
         self.links = NodeConnections(self.counters, command_timeout_s=settings.command_timeout_s)
         self.tickets: TicketService | None = None
         """None where everybody is let in."""
-        if not guard.lets_everybody_in:
+        if not guard.allows_anonymous:
             self.tickets = TicketService(
                 self.links,
                 master_epoch=master_epoch,
@@ -209,7 +209,7 @@ class FramesService:
             node_id = self.nodes.meet(session, message, identity)
         elif message.role == ROLE_CLIENT:
             node_id = 0
-            if session.is_local and not (message.token or self._guard.lets_everybody_in):
+            if session.is_local and not (message.token or self._guard.allows_anonymous):
                 raise Unauthorized(NOTHING_SHOWN)
             identity = self._guard.identify(message.tenant, message.token, of_client(session.certified, message.tenant, message.token))
             session.belongs_to(self.loads.enter(session, message.tenant))
@@ -225,7 +225,7 @@ class FramesService:
             Welcome(
                 SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session), partitions=at.partitions
             ),
-            spreads_reads=self._directory.hot_copies.is_on,
+            makes_hot_copies=self._directory.hot_copies.is_on,
         )
 
 

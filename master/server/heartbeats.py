@@ -9,7 +9,7 @@ from kvstore.master.server.owner_parts import OwnerParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 
-Newer = Callable[[int, int], tuple[pb.Quotas | None, pb.Retired | None]]
+Newer = Callable[[int, int], tuple[pb.Quotas | None, pb.RetiredNamespaces | None]]
 """What a node is told that has the quotas and the retired namespaces of these versions; None: they are the ones in force, or partition 0
 tells them."""
 

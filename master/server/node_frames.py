@@ -73,7 +73,7 @@ class NodeFrames:
         if node is None or node.epoch != message.epoch or not node.is_live:
             raise StaleEpoch(f"node {message.name!r} speaks under registration {message.epoch}, which is over: it must register again")
         session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
-        session.met(takes_traces=node.info.takes_traces)
+        session.met(accepts_traces=node.info.accepts_traces)
         self._links.enter(node.node_id, session)
         return node.node_id
 
@@ -112,14 +112,14 @@ class NodeFrames:
         peer = _node(session, "claim")
         node = self._directory.members.check(peer.node_id, message.epoch)
         _tell(session, header, message)
-        if not message.held:
+        if not message.acknowledged:
             _check_sizes(message.sizes)
             if max(message.sizes, default=0) > node.dram_bytes:  # nobody has there what it says
                 session.reply(header.request_id, _all_busy(len(message.keys)))
                 return
         grants = self._directory.claiming.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
         publish = _as_publish(message, grants)
-        if not message.held:
+        if not message.acknowledged:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat says so
         self._counters["published"] += len(publish.keys)
 
@@ -150,7 +150,7 @@ class NodeFrames:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
             return 0
         for order in orders:
-            order.guests = int(as_guests)
+            order.spilled = int(as_guests)
         if self._tickets is not None:
             self._tickets.stamp(orders, link.reactor.now_ns())
         ordered = sum(len(order.keys) for order in orders)
@@ -186,7 +186,7 @@ class NodeFrames:
 
     def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:
         """Answered at once."""
-        peer, said = _node(session, "send heartbeats"), parse(message.said)
+        peer, said = _node(session, "send heartbeats"), parse(message.request)
         if (said.node_id, said.registration_epoch) != (peer.node_id, peer.epoch):
             what = f"node {said.node_id} under registration {said.registration_epoch}"
             raise StaleEpoch(f"a heartbeat of {what} came over the link of node {peer.node_id} under registration {peer.epoch}")

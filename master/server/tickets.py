@@ -66,7 +66,7 @@ class TicketService:
     def stamp(self, orders: Sequence[CopyBlocks], now_ns: int) -> None:
         """Give each order the pass that its source asks for."""
         for order in orders:
-            order.shown = self._issuer.pass_for(order.source, order.tenant, order.keys, order.generations, now_ns)
+            order.ticket = self._issuer.pass_for(order.source, order.tenant, order.keys, order.generations, now_ns)
 
     def tick(self, now_ns: int) -> None:
         """Tell nodes their next keys, and of what has been revoked."""

@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
 from kvstore.protocol.frames import (
+    ACCEPTS_TRACES,
     HEADER,
     MAGIC,
+    MAKES_HOT_COPIES,
     MAX_DEADLINE_MS,
-    SPREADS_READS,
-    TAKES_TRACES,
     VERSION,
     FrameHeader,
     pack_header,
@@ -40,11 +40,11 @@ _ONE_FLAG_BODY: Final = struct.calcsize("<IB")
 class ClientProtocol:
     """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
 
-    __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces")
+    __slots__ = ("_address", "_request_id", "accepts_traces", "makes_hot_copies", "payload_left")
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self.takes_traces = self.spreads_reads = False
+        self.accepts_traces = self.makes_hot_copies = False
         """The peer has said so in its Welcome."""
         self._request_id = 0
         self.payload_left = 0
@@ -65,7 +65,7 @@ class ClientProtocol:
         call = CALL.get()
         if call is not None:
             call.requests += 1
-            if self.takes_traces:
+            if self.accepts_traces:
                 frame = call.frame + frame
         head = memoryview(frame)
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
@@ -81,7 +81,7 @@ class ClientProtocol:
         call = CALL.get()
         if call is not None:
             call.requests += 1
-            if self.takes_traces:
+            if self.accepts_traces:
                 return call.frame + frame
         return frame
 
@@ -103,8 +103,8 @@ class ClientProtocol:
             reply = kind.unpack(body)
             self.payload_left = header.payload_bytes
             if header.deadline_ms:  # of a Welcome; of other answers it is 0
-                self.takes_traces = bool(header.deadline_ms & TAKES_TRACES)
-                self.spreads_reads = bool(header.deadline_ms & SPREADS_READS)
+                self.accepts_traces = bool(header.deadline_ms & ACCEPTS_TRACES)
+                self.makes_hot_copies = bool(header.deadline_ms & MAKES_HOT_COPIES)
             return reply
         if header.type != Failure.TYPE or header.request_id not in (0, self._request_id) or header.payload_bytes:
             raise ProtocolError(f"{self._address} answered with a message of type {header.type} where {kind.__name__} belongs")
@@ -155,14 +155,14 @@ class BaseChannel(ABC):
         return not self._is_midway and not self._protocol.payload_left
 
     @property
-    def takes_traces(self) -> bool:
+    def accepts_traces(self) -> bool:
         """The peer has said so in its Welcome."""
-        return self._protocol.takes_traces
+        return self._protocol.accepts_traces
 
     @property
-    def spreads_reads(self) -> bool:
+    def makes_hot_copies(self) -> bool:
         """A master that has what is read much copied to further nodes answered."""
-        return self._protocol.spreads_reads
+        return self._protocol.makes_hot_copies
 
     def _answered(self, frame: tuple[FrameHeader, memoryview], answer: type[M]) -> M:
         """What a whole frame says. Raises the peer's typed error, ProtocolError."""

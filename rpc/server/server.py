@@ -33,8 +33,8 @@ HELLO_TIMEOUT_S: Final = 10.0
 REVOKED_INTERVAL_S: Final = 1.0
 """How often open connections are looked through for certificates that have been revoked: one that is idle would not notice."""
 OWNER_ONLY: Final = SocketAccess()
-MAX_STRANGERS: Final = 1024
-"""The defaults of the settings `hello_timeout_s` and `max_strangers`."""
+MAX_UNAUTHENTICATED: Final = 1024
+"""The defaults of the settings `hello_timeout_s` and `max_unauthenticated`."""
 MAX_HELLO_BYTES: Final = 8 * MAX_BATCH + (64 << 10)
 """A stranger's message: a Hello with a pass for a full batch of blocks. What is known of him is that he sends bytes."""
 log = logging.getLogger("kvstore.transfer")
@@ -50,7 +50,7 @@ class ConnectionSettings(Protocol):
     def hello_timeout_s(self) -> float: ...
 
     @property
-    def max_strangers(self) -> int: ...
+    def max_unauthenticated(self) -> int: ...
 
     @property
     def peer_timeout_s(self) -> float: ...
@@ -62,17 +62,17 @@ class ConnectionLimits:
 
     max_connections: int
     hello_timeout_s: float = HELLO_TIMEOUT_S
-    max_strangers: int = MAX_STRANGERS
+    max_unauthenticated: int = MAX_UNAUTHENTICATED
     peer_timeout_s: float = PEER_TIMEOUT_S
 
 
 class Server:
     """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller.
 
-    A peer is a stranger until the handler, upon one of its frames, has given its session a context. Strangers are hung up on after
-    `hello_timeout_s`, and the one that has been here longest when there are more than `max_strangers`, or half of the connections, or when
-    somebody comes and no connection is left: so they cannot keep those that others need. A peer over TCP whose host has vanished is hung up
-    on after about `peer_timeout_s`.
+    A session is unauthenticated until the handler, upon one of its frames, gives it a context. It is closed after
+    `hello_timeout_s`. The oldest unauthenticated one is closed when there are more than `max_unauthenticated` (at most half of
+    `max_connections`), or when a peer connects and no connection is left; so they cannot use up the connections. A TCP
+    connection whose peer's host has vanished is closed after about `peer_timeout_s`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Server:
         self._spare = SpareDescriptor()
         self._send_limits = send_limits
         self._hello_timeout_s = settings.hello_timeout_s
-        self._max_strangers = min(settings.max_strangers, max(1, self._max_connections // 2))
+        self._max_unauthenticated = min(settings.max_unauthenticated, max(1, self._max_connections // 2))
         self._peer_timeout_s = settings.peer_timeout_s
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
@@ -236,8 +236,8 @@ class Server:
     def _meet(self, session: Session) -> None:
         reason = f"nobody introduced himself within {self._hello_timeout_s:g} s (hello_timeout_s)"
         self._strangers[session] = self._reactor.call_later(self._hello_timeout_s, lambda: session.close(reason))
-        if len(self._strangers) > self._max_strangers:
-            reason = f"{self._max_strangers} others have not introduced themselves either (max_strangers)"
+        if len(self._strangers) > self._max_unauthenticated:
+            reason = f"{self._max_unauthenticated} others have not introduced themselves either (max_unauthenticated)"
             next(iter(self._strangers)).turn_away(TooManyConnections(reason))
 
     def known(self, session: Session) -> None:

@@ -13,7 +13,7 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, Unavailable, Untrusted, typed
-from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, FrameHeader, kind_of, pack_header
+from kvstore.protocol.frames import ACCEPTS_TRACES, MAKES_HOT_COPIES, MAX_DEADLINE_MS, FrameHeader, kind_of, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import NO_REQUESTS
 from kvstore.protocol.session_messages import Failure, Hello, Trace, Welcome
@@ -132,9 +132,9 @@ class Session:
         """What the peer says from now on has no more bytes than that, or it is hung up on."""
         self._reader.max_body_bytes = max_bytes
 
-    def met(self, *, takes_traces: bool) -> None:
+    def met(self, *, accepts_traces: bool) -> None:
         """This side has introduced itself, and the peer has answered: it is no stranger, and takes Trace messages or does not."""
-        self._is_met, self._takes_traces = True, takes_traces
+        self._is_met, self._takes_traces = True, accepts_traces
 
     @property
     def certified(self) -> CertifiedPeer | None:
@@ -411,11 +411,11 @@ class Session:
         elif on_sent is not None:
             on_sent()
 
-    def welcome(self, request_id: int, message: Welcome, *, spreads_reads: bool = False) -> None:
+    def welcome(self, request_id: int, message: Welcome, *, makes_hot_copies: bool = False) -> None:
         """Answer a Hello, and say what is done besides answering requests."""
         if self.is_open:
             self._answered(request_id)
-            does = (TAKES_TRACES if self.traces is not None else 0) | (SPREADS_READS if spreads_reads else 0)
+            does = (ACCEPTS_TRACES if self.traces is not None else 0) | (MAKES_HOT_COPIES if makes_hot_copies else 0)
             self._writer.send_message(message, request_id, does)
 
     def span(self, request_id: int) -> TraceSpan | None:

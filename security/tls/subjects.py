@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.identity import STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import UNAUTHENTICATED, Identity, IdentityKind, Role
 
 SCHEME: Final = "kvstore://"
 MASTER: Final = "master"
@@ -132,7 +132,7 @@ def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
             name = "" if ANY in names else names[0]
             role = Role.NONE if kind == NODE else _role(peer)
             return Identity(IdentityKind.NODE if kind == NODE else IdentityKind.TENANT, role, name, certificate=peer.fingerprint)
-    return STRANGER
+    return UNAUTHENTICATED
 
 
 def _role(peer: CertifiedPeer) -> Role:
@@ -143,10 +143,10 @@ def both(shown: Identity, certificate: Identity | None) -> Identity:
     """Who showed a token and a certificate, or what is in force in their place. Raises Denied: they are of different nodes."""
     if certificate is None:
         return shown
-    if shown.kind is IdentityKind.EVERYBODY:
+    if shown.kind is IdentityKind.ANONYMOUS:
         return certificate
     if shown.kind is IdentityKind.NODE and certificate.kind is IdentityKind.NODE and certificate.name:
-        if not shown.goes_by(certificate.name):
+        if not shown.may_use_name(certificate.name):
             raise Denied(f"the certificate is of {certificate}, the token of {shown}")
         return replace(shown, name=certificate.name)
     return shown

@@ -7,7 +7,7 @@ that looks at shared memory unasked is known to `SharedIndex`. Until then the sl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, GONE, HELD, MOVING, Block
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.rows import have_gone, have_left, read, rows_of, slots_of
@@ -155,7 +155,7 @@ class BlockCopies:
         if columns.generations[block] == UNDECIDED:
             self._undecided.remove(block)
         else:
-            self._emit(EVENT_GONE, block)
+            self._emit(EVENT_REMOVED, block)
 
     def drop_each(self, blocks: Sequence[Block]) -> None:
         """As `drop`, of different blocks of one tenant. Those in DRAM alone that nobody uses go together."""
@@ -196,7 +196,7 @@ class BlockCopies:
             if generation == UNDECIDED:
                 self._undecided.remove(block)
             else:
-                self._emit(EVENT_GONE, block)
+                self._emit(EVENT_REMOVED, block)
 
     def drop_copy(self, block: Block, index: int) -> None:
         """Give up one tier's copy of the block (a damaged one, say); the block goes with its last copy. Nobody may be reading the

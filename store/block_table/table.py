@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_MOVED, EVENT_REMOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.settings import format_size
 from kvstore.store.block_table.access_counts import NamespaceReads, TierCounts
@@ -230,7 +230,7 @@ class BlockTable:
         """The master has made a block visible under `generation` whose put is over, and which is not here any more: tell it."""
         assert self.find(block.tenant, block.key) is not block, "a visible block is dropped, not disowned"
         block.generation, block.is_gone = generation, True
-        self._emit(EVENT_GONE, block)
+        self._emit(EVENT_REMOVED, block)
 
     def abort(self, put: OpenPut) -> None:
         """See EndedPuts, as for the next four."""

@@ -92,7 +92,7 @@ class LinkedNode(Protocol):
 class MasterConnection(Protocol):
     """The node's end of the connection for frames. For the node's loop."""
 
-    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, accepts_traces: bool) -> None:
         """A registered connection, whose socket is given away, to a master that takes Trace messages or does not."""
 
     def beat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
@@ -239,7 +239,7 @@ class MasterLink:
                 self._reactor.call(lambda: self._node.registered(self._partition, partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 begin = self._connection.begin
-                self._reactor.call(lambda: begin(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
+                self._reactor.call(lambda: begin(channel.detach(), reply, channel.accepts_traces), deadline_s=self._timeout_s)
                 self._search.has_taken_us()
                 log.info(
                     "registered with the master of epoch %d%s as node %d",
@@ -279,7 +279,7 @@ class MasterLink:
                 tiers=tiers,
                 topology=described["topology"],
                 transfer=described["transfer"],
-                takes_traces=identity.takes_traces,
+                accepts_traces=identity.accepts_traces,
                 quotas_version=self._quotas_version,
                 retired_version=self._retired_version,
                 node_id=self._said_id,
@@ -295,7 +295,7 @@ class MasterLink:
         self._told, self._slow_version = described, 0
         self._follow(reply.catalog, reply.master_epoch)
         blocks = max((tier.blocks for tier in tiers), default=0)
-        if reply.is_new and reply.floor and blocks:
+        if reply.is_new and reply.removal_horizon and blocks:
             log.warning(
                 "the cluster had forgotten this node (kvstore forget): the %d blocks that it holds are dropped",
                 blocks,
@@ -321,7 +321,7 @@ class MasterLink:
             if isinstance(heard, KVStoreError):
                 future.set_exception(heard)
             else:
-                future.set_result(pb.HeartbeatReply.FromString(heard.said))
+                future.set_result(pb.HeartbeatReply.FromString(heard.reply))
 
         said = request.SerializeToString()
         self._reactor.call(lambda: self._connection.beat(said, answered, self._timeout_s), deadline_s=self._timeout_s)

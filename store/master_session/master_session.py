@@ -73,7 +73,7 @@ class MasterSession:
         self._registration_epoch = self._node_id = 0
         self._publisher.on_refused = self._refused
 
-    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, accepts_traces: bool) -> None:
         """A registered connection to the master, which takes Trace messages or does not: introduce the inventory over it."""
         partition, old = self._partition, self._session
         self._session = None
@@ -81,7 +81,7 @@ class MasterSession:
             old.close("a newer registration")
         notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
         session = Session(self._reactor, sock, _Commands(self._service, self._lost), tracer=self._tracer)
-        session.met(takes_traces=takes_traces and self._tracer is not None)
+        session.met(accepts_traces=accepts_traces and self._tracer is not None)
         self._session = session
         self._registration_epoch, self._node_id = registration.registration_epoch, registration.node_id
         self._admission.registered(

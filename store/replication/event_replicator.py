@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
-    EVENT_GONE,
     EVENT_MOVED,
+    EVENT_REMOVED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
@@ -159,7 +159,7 @@ class EventReplicator:
             kind = EVENT_COMMIT
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
-            if kind == EVENT_GONE:
+            if kind == EVENT_REMOVED:
                 self._unsaid_gone[block.tenant, block.key] = self._seq
 
     def is_published(self, newest: int, oldest: int) -> bool:
@@ -320,7 +320,7 @@ class EventReplicator:
         first = self._seq - len(self._queue) + 1
         events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
         for seq, (kind, block, _tier_mask) in enumerate(events if self._unsaid_gone else (), first):
-            if kind == EVENT_GONE and self._unsaid_gone[block.tenant, block.key] == seq:
+            if kind == EVENT_REMOVED and self._unsaid_gone[block.tenant, block.key] == seq:
                 del self._unsaid_gone[block.tenant, block.key]
         self._say(PHASE_STREAM, events, self._seq - len(self._queue))
 

@@ -26,8 +26,8 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.message import MAX_RATES
 from kvstore.protocol.node_messages import (
+    DEFERRED,
     INLINE,
-    LATER,
     MAPPED,
     MISS,
     ExportSlabs,
@@ -94,12 +94,12 @@ def fetch(
     Raises Unavailable, DeadlineExceeded, ProtocolError, or the source's refusal (Unauthorized, StaleEpoch): nothing has been fetched.
     """
     channel = _open(source, hello, deadline, tls)
-    said = [(LATER, 0)] * len(wanted)
+    said = [(DEFERRED, 0)] * len(wanted)
     """By the source of each: its status, and the checksum of what it sent."""
     is_worth_it = sum(len(one.destination) for one in wanted) >= ENGINE_MIN_BYTES
     by_engine = engine if is_worth_it and source.transfer and not channel.address.unix else None
     try:
-        while left := [index for index, (status, _) in enumerate(said) if status == LATER]:
+        while left := [index for index, (status, _) in enumerate(said) if status == DEFERRED]:
             part = [wanted[index] for index in left]
             blocks = _ask(channel, source, part, deadline, by_engine=by_engine is not None)
             statuses = bytes(blocks.statuses)
@@ -110,7 +110,7 @@ def fetch(
                     if not channel.is_open:  # it is the source that is gone, not only the way to its engine
                         raise
                     log.warning("blocks of node %d come by message: %s", source.node_id, error)
-                    by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([LATER]))
+                    by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([DEFERRED]))
                 channel.post(ReleaseLeases([blocks.lease]))
             for index, status, served in zip(left, statuses, blocks.checksums, strict=True):
                 said[index] = status, served
@@ -177,7 +177,7 @@ def _open_at(address: Address, source: SourceNode, hello: Hello, deadline: Deadl
 
 def _check(source: SourceNode, blocks: ReadBlocksReply, wanted: Sequence[ReplicaBlock], *, by_engine: bool) -> None:
     """Raises ProtocolError unless the values that follow are those asked for: their bytes go where a value of another size has no room."""
-    expected = {INLINE, MISS, LATER, MAPPED} if by_engine else {INLINE, MISS, LATER}
+    expected = {INLINE, MISS, DEFERRED, MAPPED} if by_engine else {INLINE, MISS, DEFERRED}
     if len(blocks.statuses) != len(wanted) or not set(blocks.statuses) <= expected:
         raise ProtocolError(f"node {source.node_id} did not send the {len(wanted)} blocks that it was asked for")
     for one, status, size_bytes in zip(wanted, blocks.statuses, blocks.sizes, strict=True):

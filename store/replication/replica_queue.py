@@ -173,7 +173,7 @@ class ReplicaQueue:
         """
         source = SourceNode(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
         _ask, epoch = self._links.get(hello.partition, (None, 0))
-        order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.guests), span, hello.partition)
+        order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.spilled), span, hello.partition)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags, undecided = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:

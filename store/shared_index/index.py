@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from kvstore.protocol.shared_index import (
     AT_HEARTBEAT,
-    AT_IS_OVER,
+    AT_INDEX_CLOSED,
     AT_KEY_WORDS,
     AT_MAGIC,
     AT_SETS,
-    AT_SLABS_GONE,
+    AT_SLABS_FREED,
     BODIES,
     CHECK,
     CHECKSUM,
@@ -374,11 +374,11 @@ class SharedIndexTable:
 
     def tell_slabs_gone(self, count: int) -> None:
         """So many slabs have been given up since the node began: clients look whether they map one of them."""
-        self._words[AT_SLABS_GONE] = count
+        self._words[AT_SLABS_FREED] = count
 
     def tell_over(self) -> None:
         """Clients are to ask for another index. What this one shows stays true."""
-        self._words[AT_IS_OVER] = 1
+        self._words[AT_INDEX_CLOSED] = 1
 
     @property
     def memory_bytes(self) -> int:

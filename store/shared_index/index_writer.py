@@ -16,7 +16,7 @@ import numpy as np
 
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import MapSlabsReply
-from kvstore.protocol.shared_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
+from kvstore.protocol.shared_index import ACCESSES, KEY_WORDS, MAX_KEY_BYTES, READER_SLOTS_BYTES, WAYS, key_words_for
 from kvstore.store.block_table.block import DRAM, GONE, HELD, NOT_SHOWN, Block
 from kvstore.store.block_table.copies import IsLookedAt, Place
 from kvstore.store.block_table.holds import Holds
@@ -237,7 +237,7 @@ class SharedIndexWriter:
         except OSError as refusal:
             os.close(fds[0])
             raise TierFailed(f"no descriptor is left for a client's desk: {refusal}") from refusal
-        return MapSlabsReply([of_tenant.index.size_bytes, DESK_BYTES]), fds
+        return MapSlabsReply([of_tenant.index.size_bytes, READER_SLOTS_BYTES]), fds
 
     def forget_owner(self, owner: object) -> None:
         """A connection is gone, and with it what its client looked at."""
@@ -350,7 +350,7 @@ class SharedIndexWriter:
     @property
     def memory_bytes(self) -> int:
         """Of all indexes and desks."""
-        return sum((one.growth or one.index).memory_bytes + DESK_BYTES * len(one.desks) for one in self._tenants.values())
+        return sum((one.growth or one.index).memory_bytes + READER_SLOTS_BYTES * len(one.desks) for one in self._tenants.values())
 
     @property
     def clients(self) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
+from kvstore.protocol.catalog_messages import DRAIN_OFF, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.settings import format_size
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block, BlockColumns
@@ -150,7 +150,7 @@ class Drainer:
         self._saver = saver
         self._has_nvme = has_nvme
         self._clock_ns = clock_ns
-        self._mode = DRAIN_NOT
+        self._mode = DRAIN_OFF
         self._said: dict[int, int] = {}
         """What the master of each partition has said: the strictest holds."""
         self._then: Callable[[], None] | None = None
@@ -161,7 +161,7 @@ class Drainer:
     @property
     def is_closed(self) -> bool:
         """It takes no new blocks."""
-        return self._mode != DRAIN_NOT or self._then is not None
+        return self._mode != DRAIN_OFF or self._then is not None
 
     def check_open(self) -> None:
         """Raises Draining: the node takes no new blocks."""
@@ -169,7 +169,7 @@ class Drainer:
             raise Draining("this node is to be stopped and takes no new blocks: put them elsewhere")
 
     def drain(self, mode: int, partition: int = 0) -> None:
-        """The partition's master says so, as often as it likes. DRAIN_NOT, too, of a new registration: it says the rest anew."""
+        """The partition's master says so, as often as it likes. DRAIN_OFF, too, of a new registration: it says the rest anew."""
         self._said[partition] = mode
         mode = max(self._said.values())
         if mode == self._mode:

@@ -175,7 +175,7 @@ class CommitBatcher:
             read(columns.sizes, rows).tolist(),
             read(columns.checksums, rows).tolist(),
             [block.parent for block in blocks],
-            held=1,
+            acknowledged=1,
         )
 
     def _settle(self, blocks: list[Block], reply: ReserveReply | KVStoreError) -> None:

@@ -15,7 +15,7 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolErro
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
+from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan, on_behalf
@@ -221,7 +221,7 @@ class _PendingPut:
             if not self._publishers.are_published(self._frame.waits):
                 for at, status in enumerate(self._frame.statuses):
                     if status == PRESENT:
-                        self._answer.flags[at] = ASK_AGAIN
+                        self._answer.flags[at] = RETRY_LATER
             self._answer.give(None)
         else:
             # What was there already may not be durable yet: "already there" is said once it is.
@@ -244,8 +244,8 @@ class _PendingPut:
         self._table.abort(put)
         if status == GRANTED:  # it expired, or its writer left, while the master decided
             self._table.disown(put.block, generation)
-            return ASK_AGAIN
-        return ALREADY_THERE if status == PRESENT else ASK_AGAIN
+            return RETRY_LATER
+        return ALREADY_STORED if status == PRESENT else RETRY_LATER
 
 
 class CommitRequests:
@@ -270,7 +270,7 @@ class CommitRequests:
     def claim(self, session: Session, header: FrameHeader, frame: PutFrame) -> None:
         """Answer the Put, one of whose puts is open, once its masters have decided. Without a master the writer is told to ask again, as it
         does until its deadline: another one takes over within seconds."""
-        flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
+        flags = bytearray(ALREADY_STORED if status == PRESENT else RETRY_LATER for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
         undecided = _PendingPut(self, self._table, self._publishers, frame, answer, span)

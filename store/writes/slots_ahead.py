@@ -2,7 +2,7 @@
 
 The slot is offered in a page that the node and a writer of this host share (protocol/writer_page.py). A put is served where it arrives, as
 single small ones are (socket_puts.py): shown, answered, and then entered. What is not as plain as that (another writer, a slot that was
-taken back) is answered ASK_AGAIN, with nothing done: the client makes the put by Open then.
+taken back) is answered RETRY_LATER, with nothing done: the client makes the put by Open then.
 """
 
 import struct
@@ -13,7 +13,7 @@ from typing import Final
 from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, FrameHeader
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, MapSlabsReply, OpenSlotAhead, PutFromSlot
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_STORED, RETRY_LATER, STORED, MapSlabsReply, OpenSlotAhead, PutFromSlot
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import (
     AT_NUMBER,
@@ -151,12 +151,12 @@ class SlotsAheadService:
         table, tenant = self._table, caller.tenant
         ahead = table.ahead.of(session, number)
         if ahead is None or ahead.slot.size_bytes != put.size_bytes:
-            return ASK_AGAIN, None
+            return RETRY_LATER, None
         if table.find(tenant, put.key) is not None:
-            return ALREADY_THERE, None  # the slot stays the connection's
+            return ALREADY_STORED, None  # the slot stays the connection's
         block = table.rows.make(tenant, put.key, put.size_bytes, UNDECIDED, put.namespace, put.parent, put.checksum)
         if not table.place_at(block, ahead.slot):
-            return ASK_AGAIN, None
+            return RETRY_LATER, None
         table.ahead.used(session)
         table.copies.show_placed(block)
         if next_bytes:

@@ -39,13 +39,13 @@ def test_a_node_is_what_it_is_where_it_is_worst() -> None:
 
 
 def test_a_drain_is_done_once_it_is_in_every_partition() -> None:
-    half = pb.DrainStatus(to="peers", left_blocks=2, kept_blocks=1, copying_blocks=3, lacks_room=True)
-    done = pb.DrainStatus(to="peers", is_done=True, kept_blocks=1)
+    half = pb.DrainStatus(to="peers", remaining_blocks=2, nvme_only_blocks=1, copying_blocks=3, lacks_space=True)
+    done = pb.DrainStatus(to="peers", is_done=True, nvme_only_blocks=1)
 
     def drained(*drains: pb.DrainStatus | None) -> pb.NodeStatus:
         return merged_status([pb.StatusReply(name="a", nodes=[node(1, drain=drain)]) for drain in drains]).nodes[0]
 
-    whole = pb.DrainStatus(to="peers", left_blocks=2, kept_blocks=2, copying_blocks=3, lacks_room=True)
+    whole = pb.DrainStatus(to="peers", remaining_blocks=2, nvme_only_blocks=2, copying_blocks=3, lacks_space=True)
     assert drained(done, half).drain == whole
     assert drained(done, done).drain.is_done
     assert not drained(done, None).drain.is_done

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.identity import FELLOW, Identity, IdentityKind
+from kvstore.security.identity import PEER_MASTER, Identity, IdentityKind
 
 TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
 
@@ -29,7 +29,7 @@ def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
     clock = Clock()
     guard = Authenticator(str(file), wall_s=clock)
     blue = guard.identify("blue", "short")
-    assert not guard.lets_everybody_in
+    assert not guard.allows_anonymous
     assert guard.holds(blue)
     clock.now_s = blue.expires_s
     assert not guard.holds(blue)
@@ -52,7 +52,7 @@ def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Pat
 
 def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(file: Path) -> None:
     guard, other = Authenticator(str(file)), Authenticator(str(file))
-    assert guard.identify_master(guard.master_key) is FELLOW
+    assert guard.identify_master(guard.master_key) is PEER_MASTER
     for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):
         with pytest.raises(Unauthorized, match="master's key"):
             guard.identify_master(wrong)

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, digest_of, read_credentials
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 
 NODES = '[nodes]\n"*" = "join"\n'
 FULL = f"""
@@ -90,9 +90,9 @@ def test_a_token_ends_at_its_time(full: Credentials) -> None:
 
 def test_without_credentials_everybody_is_let_in() -> None:
     nobody = read_credentials("")
-    assert nobody.lets_everybody_in
-    assert nobody.identify("any", "thing", now_s=0) == EVERYBODY
-    assert nobody.holds(EVERYBODY, now_s=0)
+    assert nobody.allows_anonymous
+    assert nobody.identify("any", "thing", now_s=0) == ANONYMOUS
+    assert nobody.holds(ANONYMOUS, now_s=0)
     assert len(nobody) == 0
     assert not nobody.holds(Identity(IdentityKind.TENANT, Role.READ, "red", "1f"), now_s=0)
 

@@ -17,7 +17,7 @@ from kvstore.protocol.handover_messages import (
 )
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
 from kvstore.protocol.session_messages import Hello
-from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, MASTER, UNAUTHENTICATED, Identity, IdentityKind, Role
 from kvstore.security.permissions import (
     COMMANDS,
     MASTER_FRAMES,
@@ -50,14 +50,14 @@ def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
 
 @pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
 def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Permission]) -> None:
-    assert allowed(frames, STRANGER) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
-    assert allowed(frames, ADMIN) < allowed(frames, EVERYBODY) | {number for number, rule in frames.items() if rule is COMMANDS}
+    assert allowed(frames, UNAUTHENTICATED) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
+    assert allowed(frames, ADMIN) < allowed(frames, ANONYMOUS) | {number for number, rule in frames.items() if rule is COMMANDS}
 
 
 def test_only_its_master_commands_a_node() -> None:
     commands = {number for number, rule in NODE_FRAMES.items() if rule is COMMANDS}
     assert commands <= allowed(NODE_FRAMES, MASTER)
-    for identity in (STRANGER, READER, WRITER, ADMIN, OPERATOR, NODE, INSTANCE, EVERYBODY):
+    for identity in (UNAUTHENTICATED, READER, WRITER, ADMIN, OPERATOR, NODE, INSTANCE, ANONYMOUS):
         assert not commands & allowed(NODE_FRAMES, identity)
 
 
@@ -70,7 +70,7 @@ def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("rule", "identity", "error", "text"),
     [
-        (OPERATES, STRANGER, Unauthorized, r"^a token of \[admins\], or a tenant's with role admin is needed to drain a node$"),
+        (OPERATES, UNAUTHENTICATED, Unauthorized, r"^a token of \[admins\], or a tenant's with role admin is needed to drain a node$"),
         (OPERATES, WRITER, Denied, r"^tenant 'red' with role write may not drain a node: it needs a token of \[admins\], or .*$"),
         (REPORTS, WRITER, Denied, r"instance's token"),
     ],
@@ -83,8 +83,8 @@ def test_who_may_not_is_told_what_it_needs(rule: Permission, identity: Identity,
 
 def test_where_no_credentials_are_configured_everybody_may_all() -> None:
     for rule in set(RPCS.values()) - {MASTERS}:
-        check(rule, EVERYBODY, "it")
+        check(rule, ANONYMOUS, "it")
     with pytest.raises(Denied, match="another master"):
-        check(MASTERS, EVERYBODY, "RecordAudit")
+        check(MASTERS, ANONYMOUS, "RecordAudit")
     for rule in (OPEN, OPERATES):
         check(rule, ADMIN, "it")

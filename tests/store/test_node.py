@@ -95,7 +95,7 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
         node.close()
     assert [(tier.name, tier.used_bytes, tier.health) for tier in tiers] == [("hbm", 0, "ok"), ("dram", 0, "ok"), ("nvme", 0, "ok")]
     assert tiers[1].prefaulted_bytes == tiers[1].capacity_bytes == 1 << 20
-    assert (tiers[0].why_not_huge, tiers[1].why_not_huge) == ("", why_none())
+    assert (tiers[0].not_huge_reason, tiers[1].not_huge_reason) == ("", why_none())
     assert counters.pop("max_table_bytes") == MIN_TABLE_BYTES
     assert counters.pop("max_connections")
     assert counters.pop("max_open_files")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, CopyBlocks, DeleteBlocks, RevokeCredentials, SetDraining, SetPinned
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_OFF, CopyBlocks, DeleteBlocks, RevokeCredentials, SetDraining, SetPinned
 from kvstore.protocol.errors import (
     Denied,
     Draining,
@@ -294,7 +294,7 @@ def test_a_node_that_is_drained_takes_no_new_blocks_and_is_read_as_before(node: 
     with pytest.raises(Draining):
         client.open({"b": 100})
     assert client.read("a", "b")[1] == [b"a", None]
-    assert master.ask(SetDraining(1, DRAIN_NOT)) == Ok()
+    assert master.ask(SetDraining(1, DRAIN_OFF)) == Ok()
     assert client.put({"b": b"b"}) == [1]
 
 

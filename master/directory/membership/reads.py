@@ -105,23 +105,25 @@ class BlockHeat:
         """What a node tells, in place of what it told before; of one that was not asked nothing is kept. Raises InvalidArgument for what it
         cannot have counted."""
         if any(
-            len(report.keys) != len(report.reads_per_s) or len(report.far_reads_per_s) not in (0, len(report.keys)) for report in reports
+            len(report.keys) != len(report.reads_per_s) or len(report.remote_reads_per_s) not in (0, len(report.keys)) for report in reports
         ):
             raise InvalidArgument("a node tells of hot blocks and how often they are read, but not as many of both")
         blocks = {report.tenant: dict(zip(report.keys, report.reads_per_s, strict=True)) for report in reports}
         count = sum(map(len, blocks.values()))
         if count > MAX_OF_NODE:
             raise InvalidArgument(f"a node tells of {count} hot blocks: at most {MAX_OF_NODE}")
-        if not all(0 <= rate <= MAX_READS_PER_S for report in reports for rate in (*report.reads_per_s, *report.far_reads_per_s)):
+        if not all(0 <= rate <= MAX_READS_PER_S for report in reports for rate in (*report.reads_per_s, *report.remote_reads_per_s)):
             raise InvalidArgument(f"a node tells of a block that is read more than {MAX_READS_PER_S:g} times a second, or less than never")
         node = self._nodes.get(node_id)
         if node is not None and blocks:
             node.blocks, node.told_ns = blocks, now_ns
             node.far = [
-                (report.tenant, key, far_reads_per_s)
+                (report.tenant, key, remote_reads_per_s)
                 for report in reports
-                for key, far_reads_per_s in zip(report.keys, report.far_reads_per_s, strict=False)  # none where the release tells none
-                if far_reads_per_s
+                for key, remote_reads_per_s in zip(
+                    report.keys, report.remote_reads_per_s, strict=False
+                )  # none where the release tells none
+                if remote_reads_per_s
             ]
 
     def of(self, tenant: str, now_ns: int) -> dict[bytes, float]:

@@ -39,10 +39,10 @@ class DrainProgress:
 
     to: str
     is_done: bool
-    left_blocks: int
-    kept_blocks: int
+    remaining_blocks: int
+    nvme_only_blocks: int
     copying_blocks: int
-    lacks_room: bool
+    lacks_space: bool
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _Drain:
     kept: int = 0
     is_quiet: bool = False
     """At the last look the node had said all, and nothing that it has can have been missed."""
-    lacks_room: bool = False
+    lacks_space: bool = False
     """Something has found no room in this walk over the rows, `lacked_room`: in the one before."""
     lacked_room: bool = False
     saves: bool = False
@@ -182,8 +182,8 @@ class NodeDrains:
     def _begin_pass(self) -> None:
         """What found no room in the last walk may find some in this one; what is still so at its end is to be written down at its node."""
         for drain in self._drains.values():
-            drain.saves |= drain.lacks_room
-            drain.lacked_room, drain.lacks_room = drain.lacks_room, False
+            drain.saves |= drain.lacks_space
+            drain.lacked_room, drain.lacks_space = drain.lacks_space, False
 
     def _order_one(self, row: int, going: dict[int, NodeMember]) -> None:
         key, size_bytes = self._rows.keys[row], self._rows.sizes[row]
@@ -198,7 +198,7 @@ class NodeDrains:
             self._target = max(room, key=room.__getitem__, default=0)
             self._most_bytes = room.get(self._target, 0)
         if room.get(self._target, 0) < size_bytes:
-            self._drains[source].lacks_room = True
+            self._drains[source].lacks_space = True
             return
         self._copying.add(tenant, key, size_bytes, node_id=self._target, source_node_id=source)
 

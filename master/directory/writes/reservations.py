@@ -151,12 +151,12 @@ class PutClaims:
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
             standing = self._rows.sets.standing[self._rows.holders[row]]
-            is_same = message.held and (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row])
+            is_same = message.acknowledged and (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row])
             if standing == HINTED and not is_same and self._has_lost(owner, key, row, node_id):
                 standing = NOBODY
             if standing:
                 statuses[at] = PRESENT if standing == NAMED else BUSY
-                if not message.held:
+                if not message.acknowledged:
                     continue
                 if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):
                     statuses[at] = BUSY

@@ -78,8 +78,8 @@ def test_what_nodes_told_that_are_gone_is_not_kept_however_long_somebody_looks()
         (hot(a=nan), "less than never"),
         (hot(a=2e9), "more than 1e"),
         (pb.HotBlocks(tenant="red", keys=[b"a"]), "not as many of both"),
-        (pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[1.0, 1.0], far_reads_per_s=[1.0]), "not as many of both"),
-        (pb.HotBlocks(tenant="red", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[-1.0]), "less than never"),
+        (pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[1.0, 1.0], remote_reads_per_s=[1.0]), "not as many of both"),
+        (pb.HotBlocks(tenant="red", keys=[b"a"], reads_per_s=[1.0], remote_reads_per_s=[-1.0]), "less than never"),
         (pb.HotBlocks(keys=[b"%d" % number for number in range(MAX_OF_NODE + 1)], reads_per_s=[1.0] * (MAX_OF_NODE + 1)), "at most 1024"),
     ],
 )
@@ -97,9 +97,9 @@ def test_reads_from_other_hosts_are_gone_through_as_they_were_told_and_not_once_
     heat.want(0)
     for node_id in (1, 2, 3):
         heat.ask(node_id, 3, 0)
-    heat.take(1, [pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[3.0, 1.0], far_reads_per_s=[2.0, 0.0])], S)
+    heat.take(1, [pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[3.0, 1.0], remote_reads_per_s=[2.0, 0.0])], S)
     heat.take(2, [hot(a=3.0)], 3 * S)
-    heat.take(3, [pb.HotBlocks(tenant="blue", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[0.5])], 3 * S)
+    heat.take(3, [pb.HotBlocks(tenant="blue", keys=[b"a"], reads_per_s=[1.0], remote_reads_per_s=[0.5])], 3 * S)
     found = heat.far_reads(3 * S)
     assert next(found) == ("red", b"a", 2.0)
     heat.take(3, [hot("blue", a=1.0)], 4 * S)

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.master.directory.index import contents as module
 from kvstore.master.directory.index.contents import ChainSegment, ContentsColumns, segments
-from kvstore.protocol.catalog_messages import EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_REMOVED
 from tests.master.blocks import NVME, TENANT, Event, Master, one_node
 from tests.master.directory.index.test_contents import copy
 
@@ -42,7 +42,7 @@ def test_the_largest_are_told_where_there_are_more_than_the_limit() -> None:
 def test_a_block_that_is_gone_links_those_behind_it_and_takes_nothing() -> None:
     master, node = one_node()
     master.publish(node, *chain(b"abc"))
-    master.publish(node, Event(b"b", 1, EVENT_GONE))
+    master.publish(node, Event(b"b", 1, EVENT_REMOVED))
     (segment,) = told(master).values()
     assert (segment.held.blocks, segment.subtree_bytes) == (2, 200)
 

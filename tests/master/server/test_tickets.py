@@ -107,11 +107,11 @@ def test_an_order_to_copy_brings_a_pass_for_just_these_blocks_at_their_source(pl
     places.replicate("red", [b"a"], node_id=other.registration.node_id, source_node_id=node.registration.node_id)
     _header, body = other.read()
     order = CopyBlocks.unpack(body)
-    shown = node.open(order.shown)
+    shown = node.open(order.ticket)
     assert (shown.tenant, shown.role, shown.node_id) == ("red", 0, node.registration.node_id)
     assert shown.blocks == {fingerprint(b"a", order.generations[0])}
     with pytest.raises(KeyError):
-        other.open(order.shown)
+        other.open(order.ticket)
     other.close()
 
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import Full, ProtocolError, TooManyConnections
-from kvstore.protocol.frames import HEADER, TAKES_TRACES, VERSION, FrameHeader, unpack_header
+from kvstore.protocol.frames import ACCEPTS_TRACES, HEADER, VERSION, FrameHeader, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
@@ -36,9 +36,9 @@ def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tu
 
 def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
     with sampled() as call:
-        asked = {takes: greeted(takes).packed_request(Exists.TYPE, EXISTS.pack(), 5, Deadline(10)) for takes in (0, TAKES_TRACES)}
-    assert asked[TAKES_TRACES].startswith(call.frame)
-    assert asked[TAKES_TRACES][len(call.frame) :] == asked[0]
+        asked = {takes: greeted(takes).packed_request(Exists.TYPE, EXISTS.pack(), 5, Deadline(10)) for takes in (0, ACCEPTS_TRACES)}
+    assert asked[ACCEPTS_TRACES].startswith(call.frame)
+    assert asked[ACCEPTS_TRACES][len(call.frame) :] == asked[0]
     assert call.requests == 4
 
 
@@ -75,14 +75,14 @@ def greeted(takes: int) -> ClientProtocol:
 
 def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_other() -> None:
     with sampled() as call:
-        asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, TAKES_TRACES)}
+        asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, ACCEPTS_TRACES)}
     assert unpack_header(asked[0]).type == unpack_header(asked[2]).type == Exists.TYPE
-    assert asked[TAKES_TRACES].startswith(call.frame)
+    assert asked[ACCEPTS_TRACES].startswith(call.frame)
     assert unpack_header(call.frame).type == Trace.TYPE
-    assert unpack_header(asked[TAKES_TRACES], len(call.frame)).type == Exists.TYPE
-    assert len(asked[TAKES_TRACES]) == len(asked[0]) + len(call.frame)
+    assert unpack_header(asked[ACCEPTS_TRACES], len(call.frame)).type == Exists.TYPE
+    assert len(asked[ACCEPTS_TRACES]) == len(asked[0]) + len(call.frame)
     assert call.requests == 6, "three times a Hello and a question"
-    assert unpack_header(b"".join(greeted(TAKES_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
+    assert unpack_header(b"".join(greeted(ACCEPTS_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
 
 
 def test_ids_wrap_without_zero(protocol: ClientProtocol) -> None:

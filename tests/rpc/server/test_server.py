@@ -120,7 +120,7 @@ def assert_turned_away(sock: socket.socket) -> None:
 
 
 def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on() -> None:
-    with Daemon(max_strangers=2) as daemon:
+    with Daemon(max_unauthenticated=2) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         socks = [daemon.connect(address) for _ in range(2)]
         daemon.ask(socks[1], Hello(ROLE_CLIENT, name="known"))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, QuotaExceeded, StaleEpoch, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, SPREADS_READS, TAKES_TRACES, VERSION, FrameHeader
+from kvstore.protocol.frames import ACCEPTS_TRACES, HEADER_BYTES, MAKES_HOT_COPIES, VERSION, FrameHeader
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, ReleaseLeases
@@ -693,13 +693,13 @@ def test_a_span_ends_with_the_error_or_with_the_connection(traced: tuple[Line, S
     assert spans.told == [(Exists.TYPE, PARENT, "Full"), (Exists.TYPE, PARENT, BROKEN)]
 
 
-@pytest.mark.parametrize("spreads_reads", [False, True])
+@pytest.mark.parametrize("makes_hot_copies", [False, True])
 @pytest.mark.parametrize("tracer", [None, Spans()], ids=["plain", "traced"])
-def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Spans | None, spreads_reads: bool) -> None:
+def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Spans | None, makes_hot_copies: bool) -> None:
     line = Line(tracer=tracer)
-    line.session.welcome(1, Welcome(SERVER_NODE, "n"), spreads_reads=spreads_reads)
+    line.session.welcome(1, Welcome(SERVER_NODE, "n"), makes_hot_copies=makes_hot_copies)
     header, message, _ = read_frame(line.peer)
-    does = (TAKES_TRACES if tracer else 0) + (SPREADS_READS if spreads_reads else 0)
+    does = (ACCEPTS_TRACES if tracer else 0) + (MAKES_HOT_COPIES if makes_hot_copies else 0)
     assert (header.request_id, header.deadline_ms, message) == (1, does, Welcome(SERVER_NODE, "n"))
     line.close()
     line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
@@ -802,7 +802,7 @@ def test_what_is_asked_on_behalf_of_a_span_is_announced_to_who_takes_it_and_all_
     plain = len(asked_by(line))
     with asking_for(Part(spans, "", place=PARENT)):
         assert len(asked_by(line)) == plain, "the peer takes no traces"
-        line.session.met(takes_traces=True)
+        line.session.met(accepts_traces=True)
         assert asked_by(line)[: len(TRACE)] == TRACE
     assert len(asked_by(line)) == plain, "it is for nobody's sake"
     line.session.close()

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, UNAUTHENTICATED, Identity, IdentityKind, Role
 from kvstore.security.tls.subjects import (
     ANY,
     CLIENT,
@@ -125,7 +125,7 @@ def test_a_caller_is_whom_his_certificate_names() -> None:
     assert of_caller(every, "") == Identity(IdentityKind.NODE)
     assert of_caller(peer_for("kvstore://client/red"), "red") == of_caller(peer_for("kvstore://client/red"), "") == RED
     assert of_caller(peer_for("kvstore://client/*"), "") == Identity(IdentityKind.TENANT, Role.ADMIN)
-    assert of_caller(peer_for("kvstore://master"), "") == STRANGER
+    assert of_caller(peer_for("kvstore://master"), "") == UNAUTHENTICATED
     with pytest.raises(Unauthorized, match=r"is for kvstore://node/one, and a client of tenant 'red' calls"):
         of_caller(one, "red")
 
@@ -134,7 +134,7 @@ def test_what_is_shown_together_goes_as_far_as_both_do() -> None:
     one, other = Identity(IdentityKind.NODE, name="one", credential="c"), Identity(IdentityKind.NODE, name="two")
     every = Identity(IdentityKind.NODE, credential="c")
     assert both(one, None) == one
-    assert both(EVERYBODY, RED) == RED
+    assert both(ANONYMOUS, RED) == RED
     assert both(every, Identity(IdentityKind.NODE, name="one")) == one
     assert both(one, Identity(IdentityKind.NODE)) == one
     assert both(RED, RED) == RED

@@ -37,8 +37,8 @@ def test_reads_from_other_hosts_are_told_besides_and_age_as_the_others() -> None
     hot.read([one] * 60, is_far=False)
     hot.read([one] * 20, is_far=True)
     assert hot.told(1, 10 * S) == [(one, 8.0, 2.0)]
-    [(_, reads_per_s, far_reads_per_s)] = hot.told(1, 70 * S)
-    assert far_reads_per_s == pytest.approx(reads_per_s / 4) != 0
+    [(_, reads_per_s, remote_reads_per_s)] = hot.told(1, 70 * S)
+    assert remote_reads_per_s == pytest.approx(reads_per_s / 4) != 0
     one.is_gone = True
     hot.told(1, 80 * S)
     assert not hot._far

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import evictor as room
 from kvstore.store.block_table import tier_view as level
@@ -53,7 +53,7 @@ def test_nothing_is_lost_while_nvme_has_room(make_store: MakeStore) -> None:
         while (block := store.try_put(f"{number:02}")) is None:
             store.settle()
         blocks.append(block)
-    assert all(kind != EVENT_GONE for kind, _, _ in store.events)
+    assert all(kind != EVENT_REMOVED for kind, _, _ in store.events)
     for block in blocks:
         tier = block.fastest()
         assert tier is not None
@@ -68,7 +68,7 @@ def test_a_put_that_may_drop_has_the_coldest_leave_the_node(make_store: MakeStor
     assert store.open("c") is None, "a is on its way down"
     put = store.open("c", may_drop=True)
     assert put is not None
-    assert kinds(store) == [(EVENT_GONE, "b", 0)], "what is on its way is written on"
+    assert kinds(store) == [(EVENT_REMOVED, "b", 0)], "what is on its way is written on"
     store.settle()
     store.commit(put)
     assert store.names() == "ac"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.replicated_victims import ASK_EVERY, MAX_AGE_NS, MAX_ASK_EVERY, ReplicatedVictims
 from tests.store.made import made
@@ -44,7 +44,7 @@ def test_a_block_that_others_hold_leaves_before_colder_ones(full: Store) -> None
     for name in "lmn":
         full.put(name, SIZE)
     assert full.names() == "cdegijklmn"
-    assert [block.key for kind, block, _ in full.events if kind == EVENT_GONE] == [b"a", b"f", b"h", b"b"]
+    assert [block.key for kind, block, _ in full.events if kind == EVENT_REMOVED] == [b"a", b"f", b"h", b"b"]
 
 
 def test_what_is_read_used_or_gone_since_is_no_spare(full: Store) -> None:

@@ -39,7 +39,7 @@ class Linked:
         theirs.settimeout(TIMEOUT_S)
         reply = pb.RegisterReply(node_id=5, registration_epoch=epoch)
         reply.spill_at_share = spill_at_share
-        self.node.call(lambda: self.session.begin(ours, reply, takes_traces=False))
+        self.node.call(lambda: self.session.begin(ours, reply, accepts_traces=False))
         return theirs
 
     def evict_and_ask(self) -> None:

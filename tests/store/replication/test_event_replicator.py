@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
-    EVENT_GONE,
     EVENT_MOVED,
+    EVENT_REMOVED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
@@ -110,7 +110,7 @@ class Node:
     def gone(self, name: str) -> None:
         block = self.blocks.pop(name)
         block.is_gone = True
-        self.publisher.emit(EVENT_GONE, block)
+        self.publisher.emit(EVENT_REMOVED, block)
 
     def wait_for(self, name: str, seq: int | None = None) -> None:
         seq = self.publisher._seq if seq is None else seq
@@ -361,7 +361,7 @@ def test_a_master_that_believes_what_it_is_told_ends_with_the_nodes_blocks_howev
             named.clear()
         for key, kind, mask in zip(message.keys, message.kinds, message.tiers, strict=True):
             name = key.decode()
-            if kind == EVENT_GONE:
+            if kind == EVENT_REMOVED:
                 known.pop(name, None)
             else:
                 known[name] = mask
@@ -436,7 +436,7 @@ def test_a_message_is_for_the_traced_requests_that_wait_for_what_it_says() -> No
     publisher.flush()
     assert link.calls == [announced(1, 2), announced(3)]
     publisher.when_published(publisher._seq, lambda _error: None, waits[3])
-    publisher.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
+    publisher.emit(EVENT_REMOVED, made("red", b"a", 1, 1, "ns"))
     publisher.flush()
     assert link.calls[2:] == [b""], "what the last one waits for had been said before"
     link.answer_all()

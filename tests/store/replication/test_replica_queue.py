@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, CopyBlocks, CopyResult
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import ReadBlocks
@@ -207,7 +207,7 @@ def test_what_is_here_or_being_written_and_what_the_queue_does_not_hold_is_not_t
 
 def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0"])
-    order.guests = 1
+    order.spilled = 1
     assert pair.send(order) == [1]
     pair.settle()
     assert pair.blocks()["k0"].is_guest
@@ -216,7 +216,7 @@ def test_a_guest_gets_a_free_slot_and_makes_nothing_leave(pair: Pair, client: Cl
     before = pair.blocks().keys()
     assert pair.target.call(lambda: pair.target.store.dram.free_bytes) < len(VALUES["k1"]), "it is full"
     order = pair.order(["k1"])
-    order.guests = 1
+    order.spilled = 1
     pair.send(order)
     pair.settle()
     assert pair.blocks().keys() == before
@@ -356,7 +356,7 @@ def test_a_copy_that_expires_while_the_master_decides_is_disowned(pair: Pair) ->
 
     pair.target.call(expire_and_decide)
     pair.settle()
-    assert events == [(EVENT_GONE, b"k0", 1)]
+    assert events == [(EVENT_REMOVED, b"k0", 1)]
     assert EVENT_COMMIT not in {kind for kind, *_ in events}
 
 

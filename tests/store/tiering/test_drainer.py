@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
+from kvstore.protocol.catalog_messages import DRAIN_OFF, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.open_puts import OpenPut
@@ -49,9 +49,9 @@ def test_it_ends_once_all_is_written_and_says_so(ending: Ending, caplog: pytest.
     ending.store.put("a")
     ending.leaving.end(10, ending.then)
     ending.leaving.end(10, ending.then)
-    ending.leaving.drain(DRAIN_NOT)
+    ending.leaving.drain(DRAIN_OFF)
     ending.leaving.drain(DRAIN_SAVE)
-    ending.leaving.drain(DRAIN_NOT)
+    ending.leaving.drain(DRAIN_OFF)
     with pytest.raises(Draining):
         ending.leaving.check_open()
     assert ending.ended == 0

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, CommitBlocks
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, CommitBlocks
 from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, KVStoreError
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put, WaitCommitted
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_STORED, RETRY_LATER, STORED, Put, WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.writes import commit_batcher as deciding
 from tests.store.integrity import check
@@ -203,7 +203,7 @@ def test_a_block_that_left_before_the_decision_is_disowned_if_it_was_granted(nod
         evict(node, name)
     assert events == [], "the master has not heard of them"
     master.decide((GRANTED, 42), (PRESENT, 0), (BUSY, 0))
-    assert events == [(EVENT_GONE, b"a", 42)]
+    assert events == [(EVENT_REMOVED, b"a", 42)]
     assert node.call(lambda: len(node.store.table.undecided)) == 0
 
 
@@ -288,11 +288,11 @@ def test_a_put_for_the_node_finds_what_is_undecided_and_one_for_the_cluster_asks
     node: Served, master: Master, client: Client
 ) -> None:
     put(client, {"a": b"1"})
-    assert put(client, {"a": b"1"}) == [ALREADY_THERE]
-    assert client.put({"a": b"1"}, generation=9) == [ASK_AGAIN], "already there is said once all can read it"
-    assert client.put({"a": b"1"}, generation=0) == [ASK_AGAIN]
+    assert put(client, {"a": b"1"}) == [ALREADY_STORED]
+    assert client.put({"a": b"1"}, generation=9) == [RETRY_LATER], "already there is said once all can read it"
+    assert client.put({"a": b"1"}, generation=0) == [RETRY_LATER]
     master.decide((GRANTED, 42))
-    assert client.put({"a": b"1"}, generation=9) == [ALREADY_THERE]
+    assert client.put({"a": b"1"}, generation=9) == [ALREADY_STORED]
 
 
 def test_what_is_undecided_waits_before_it_goes_down_and_makes_room_once_decided(tmp_path: Path) -> None:

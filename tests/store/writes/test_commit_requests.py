@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, CommitBlocks, Publish
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, CommitBlocks, Publish
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import FetchEvents
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, CommitPuts, Put
+from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED, AbortPuts, CommitPuts, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.block_table.block import Block
 from tests.rpc.wires import frame, read_frame
@@ -122,7 +122,7 @@ def test_already_there_is_said_once_the_master_has_what_is_there(node: Served, c
     node.call(lambda: node.unanswered.pop()(None))
     thread.join(TIMEOUT_S)
     reserved.join(TIMEOUT_S)
-    assert results == [[ALREADY_THERE, STORED]]
+    assert results == [[ALREADY_STORED, STORED]]
     writer.close()
 
 
@@ -133,13 +133,13 @@ def test_what_is_there_and_not_durable_is_asked_for_again_of_a_master_that_is_go
     reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
     reserved.start()
     until(node, lambda: bool(node.unanswered))
-    for durable, flag in ((False, ASK_AGAIN), (True, ALREADY_THERE)):
+    for durable, flag in ((False, RETRY_LATER), (True, ALREADY_STORED)):
         if durable:
             node.call(lambda: node.unanswered.pop()(None))
         thread, results = put(client, old=b"o", new=b"n")
         master.decide(Unavailable("the master is gone"))
         thread.join(TIMEOUT_S)
-        assert results == [[flag, ASK_AGAIN]]
+        assert results == [[flag, RETRY_LATER]]
     reserved.join(TIMEOUT_S)
     writer.close()
 
@@ -159,7 +159,7 @@ def test_a_claim_goes_out_after_the_word_that_the_nodes_former_block_is_gone(
     tells the writer that it is there already, and then hears that it is gone."""
     said = published(node, monkeypatch)
     for name in (b"a", b"b", b"c"):
-        node.call(lambda name=name: node.publisher.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(lambda name=name: node.publisher.emit(EVENT_REMOVED, made("red", name, 1, 7)))  # type: ignore[misc]
         node.call(node.publisher.flush_now)
     assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
     other, _ = put(client, z=b"z")
@@ -193,7 +193,7 @@ def test_a_block_of_a_key_whose_block_left_while_the_inventory_is_said_is_claime
 
 def test_without_a_master_nothing_is_kept_and_the_writer_asks_again(node: Served, client: Client, master: Master) -> None:
     node.call(node.claims.link_down)
-    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
+    assert client.put({"a": b"a"}, generation=0) == [RETRY_LATER]
     assert node.call(lambda: node.store.dram.used_bytes) == 0
 
 
@@ -204,7 +204,7 @@ def test_of_a_master_that_is_gone_nothing_is_kept_and_the_writer_asks_again(
     thread, results = put(client, a=b"a", b=b"b")
     master.decide(reply)
     thread.join(TIMEOUT_S)
-    assert results == [[ASK_AGAIN, ASK_AGAIN]]
+    assert results == [[RETRY_LATER, RETRY_LATER]]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
 
 
@@ -228,8 +228,8 @@ def test_a_put_that_expired_while_the_master_decided_is_disowned(node: Served, c
     node.call(lambda: node.store.table.expire(now_ns=later_ns))
     master.decide(grants(GRANTED))
     thread.join(TIMEOUT_S)
-    assert results == [[ASK_AGAIN]]
-    assert emitted == [(EVENT_GONE, 42)]
+    assert results == [[RETRY_LATER]]
+    assert emitted == [(EVENT_REMOVED, 42)]
     assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
 
 
@@ -271,10 +271,10 @@ def test_nobody_ends_a_claim_by_its_number_while_the_master_decides(node: Served
     if is_expired:
         node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
     sock.sendall(frame(CommitPuts([put.put_id], [digest(b"x")]), 2) + frame(AbortPuts([put.put_id]), 3))
-    assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([ASK_AGAIN])), Ok()]
+    assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([RETRY_LATER])), Ok()]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", not is_expired)
     master.decide(grants(GRANTED))
-    assert read_frame(sock)[1] == Flags(bytes([ASK_AGAIN if is_expired else STORED]))
+    assert read_frame(sock)[1] == Flags(bytes([RETRY_LATER if is_expired else STORED]))
     node.call(lambda: check(node.store.table))
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
     sock.close()

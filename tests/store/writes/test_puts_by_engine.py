@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.protocol.errors import Full, InvalidArgument, StaleHandle
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, AbortPuts, OpenSlotsReply
+from kvstore.protocol.node_messages import RETRY_LATER, STORED, AbortPuts, OpenSlotsReply
 from kvstore.protocol.session_messages import Ok
 from kvstore.store.shared_regions import RegionWritePermission
 from kvstore.transfer.engine import TransferEngine
@@ -112,7 +112,7 @@ def test_a_committed_slot_can_be_written_no_more(client: Client, far: FarClient)
 def test_a_value_that_is_not_what_its_writer_says_is_not_stored_and_its_slot_free(node: Served, client: Client, far: FarClient) -> None:
     opened = client.open({"a": SIZE}, engine=1)
     write(far, opened, [b"a" * SIZE])
-    assert client.commit(opened, [b"b" * SIZE]) == [ASK_AGAIN]
+    assert client.commit(opened, [b"b" * SIZE]) == [RETRY_LATER]
     assert client.read("a")[1] == [None]
     assert node.call(lambda: node.store.table.open_puts) == 0
     assert free_bytes(node) == SIZE
@@ -130,7 +130,7 @@ def test_a_slot_that_is_still_being_written_is_nobody_elses_before_its_last_byte
     with stalled_writer(engine, opened.regions[0]) as stalled:
         eventually(lambda: region.users == 1)
         if ending == "commit":
-            assert writing.commit(opened, [b"x" * SIZE]) == [ASK_AGAIN]
+            assert writing.commit(opened, [b"x" * SIZE]) == [RETRY_LATER]
         elif ending == "abort":
             writing.ask(AbortPuts(list(opened.put_ids)), Ok)
         elif ending == "hang up":
@@ -176,7 +176,7 @@ def test_an_expired_put_is_refused_and_its_slot_free_before_its_writer_hears_of_
         write(far, opened, [b"x" * SIZE])
     other = node.connect()
     assert list(other.open({"a": SIZE}).statuses) == [GRANTED]
-    assert client.commit(opened, [b"a" * SIZE]) == [ASK_AGAIN]
+    assert client.commit(opened, [b"a" * SIZE]) == [RETRY_LATER]
     assert node.call(lambda: node.store.table.open_puts) == 1, "the other's put is not touched"
     other.close()
 

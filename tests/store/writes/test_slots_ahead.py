@@ -14,7 +14,7 @@ from kvstore.protocol.catalog_messages import DRAIN_CLOSED
 from kvstore.protocol.errors import Broken, Draining, InvalidArgument, TierFailed
 from kvstore.protocol.event_messages import STORED as TOLD_STORED
 from kvstore.protocol.event_messages import EventBatch, FetchEvents
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, OpenIndex, OpenSlotAhead, PutFromSlot
+from kvstore.protocol.node_messages import RETRY_LATER, STORED, OpenIndex, OpenSlotAhead, PutFromSlot
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import PAGE_BYTES
 from kvstore.rpc.deadline import Deadline
@@ -130,9 +130,9 @@ def test_a_slot_that_is_not_the_connections_is_asked_for_again(node: Served, wri
     other = Writer(node.connect())
     number = other.write(other.open())
     mine = writer.write(writer.open())
-    assert writer.put(number, "a") == ASK_AGAIN
-    assert writer.put(mine + 100, "a") == ASK_AGAIN
-    assert writer.put(mine, "a", VALUE[1:]) == ASK_AGAIN, "of another size"
+    assert writer.put(number, "a") == RETRY_LATER
+    assert writer.put(mine + 100, "a") == RETRY_LATER
+    assert writer.put(mine, "a", VALUE[1:]) == RETRY_LATER, "of another size"
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
     other.client.close()
 
@@ -142,7 +142,7 @@ def test_a_key_that_another_writes_is_asked_for_again(node: Served, client: Clie
     with_open = node.connect()
     opened = with_open.open({"a": 100})
     number = writer.write(writer.open())
-    assert writer.put(number, "a") == ASK_AGAIN
+    assert writer.put(number, "a") == RETRY_LATER
     assert with_open.commit(opened, [bytes(100)]) == [STORED]
     assert writer.put(number, "b") == STORED
     with_open.close()

@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, CommitBlocks
+from kvstore.protocol.catalog_messages import DRAIN_OFF, DRAIN_SAVE, EVENT_REMOVED, CommitBlocks
 from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Draining, InvalidArgument, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, OpenIndex, Put
+from kvstore.protocol.node_messages import (
+    ACK_CLUSTER,
+    ACK_NODE,
+    ACK_NODE_NO_WAIT,
+    ALREADY_STORED,
+    RETRY_LATER,
+    STORED,
+    AbortPuts,
+    OpenIndex,
+    Put,
+)
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.server.session import Session
@@ -64,7 +74,7 @@ def shown(node: Served) -> Shown:
 def test_it_is_kept_and_shown_and_there_the_next_time(node: Served, client: Client, shown: Shown) -> None:
     client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
     assert put(client, "a", b"x" * 5000) == STORED
-    assert put(client, "a", b"y" * 5000) == ALREADY_THERE
+    assert put(client, "a", b"y" * 5000) == ALREADY_STORED
     assert shown.all() == [True, True]
     assert client.read("a")[1] == [b"x" * 5000]
     block = node.call(lambda: node.store.table.find("red", b"a"))
@@ -179,7 +189,7 @@ def test_a_value_that_could_not_be_written_is_told_to_be_gone_when_it_is_granted
     node.store.emit = lambda kind, _block: heard.append(kind)
     master.grant(9)
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
-    assert heard == [EVENT_GONE]
+    assert heard == [EVENT_REMOVED]
     assert is_empty(node)
 
 
@@ -192,7 +202,7 @@ def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
         node.call(lambda: node.store.table.undecided.begin([made("red", b"a", 5, 0)]))
     else:
         put(client, "a", b"value")
-    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
+    assert put(client, "a", b"value", ACK_CLUSTER) == RETRY_LATER
     assert shown.all()[-1:] == [False]
     if is_claimed:
         node.call(lambda: node.store.table.undecided.end([made("red", b"a", 5, 0)]))
@@ -201,7 +211,7 @@ def test_a_key_that_is_there_or_decided_about_is_left_to_the_usual_way(
 def test_a_key_that_another_is_writing_is_not_taken(node: Served, client: Client, shown: Shown) -> None:
     other = node.connect()
     other.open({"a": 5})
-    assert put(client, "a", b"value") == ASK_AGAIN
+    assert put(client, "a", b"value") == RETRY_LATER
     assert shown.all() == [False]
     other.close()
 
@@ -219,14 +229,14 @@ def test_without_room_nothing_is_served_at_once(node: Served, client: Client, sh
 def test_put_that_waits_for_nothing_is_refused_without_room(node: Served, client: Client) -> None:
     writer, waiter = node.connect(), node.connect()
     opened = writer.open({"held": 16 * KIB})
-    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN
+    assert put(client, "a", b"value", ACK_NODE_NO_WAIT) == RETRY_LATER
     thread, results = in_background(lambda: put(waiter, "b", b"value"))
     until(node, lambda: len(node.waiting) == 1)
-    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN, "behind who waits, too"
+    assert put(client, "a", b"value", ACK_NODE_NO_WAIT) == RETRY_LATER, "behind who waits, too"
     writer.ask(AbortPuts(list(opened.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [STORED]
-    assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
+    assert put(client, "a", b"value", ACK_NODE_NO_WAIT) == STORED
     node.call(lambda: check(node.store.table))
     writer.close()
     waiter.close()
@@ -237,7 +247,7 @@ def test_a_node_that_is_drained_takes_none(node: Served, client: Client, shown: 
     with pytest.raises(Draining):
         put(client, "a", b"value")
     assert shown.all() == []
-    node.call(lambda: node.leaving.drain(DRAIN_NOT))
+    node.call(lambda: node.leaving.drain(DRAIN_OFF))
     assert put(client, "a", b"value") == STORED
 
 
@@ -270,7 +280,7 @@ def test_several_behind_one_another_in_one_segment_are_all_answered(node: Served
     sock.sendall(b"".join(frame(message(name, b"value"), number, b"value") for number, name in enumerate("abca", 1)))
     answers = [read_frame(sock) for _ in range(4)]
     assert [header.request_id for header, _, _ in answers] == [1, 2, 3, 4]
-    assert [answer for _, answer, _ in answers] == [Flags(bytes([flag])) for flag in (STORED, STORED, STORED, ALREADY_THERE)]
+    assert [answer for _, answer, _ in answers] == [Flags(bytes([flag])) for flag in (STORED, STORED, STORED, ALREADY_STORED)]
     sock.close()
 
 

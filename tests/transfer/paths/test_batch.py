@@ -92,7 +92,7 @@ def test_what_is_no_contiguous_buffer_is_refused(buffer: Any) -> None:
 
 # --- runs ---
 OTHER = PeerRegion(PEER, RemoteRegion(2, 60, 7, {}))
-STRANGER = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSettings(), random.Random(0), lambda place: ()), REMOTE.remote)
+UNAUTHENTICATED = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSettings(), random.Random(0), lambda place: ()), REMOTE.remote)
 SOURCE_REGIONS, SOURCE_OFFSETS = [1, 0], [5, 60]
 DESTINATION_REGIONS, DESTINATION_OFFSETS = [0, 0], [0, 10]
 COLUMNS = (SOURCE_REGIONS, SOURCE_OFFSETS, DESTINATION_REGIONS, DESTINATION_OFFSETS)
@@ -117,7 +117,7 @@ def test_runs_are_the_copies_that_their_rows_are() -> None:
         (Runs([LOCAL], [LOCAL], [0], [0], [0], [0], [1]), "one side is a peer's"),
         (Runs([REMOTE], [REMOTE], [0], [0], [0], [0], [1]), "one side is a peer's"),
         (Runs([REMOTE, LOCAL], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
-        (Runs([REMOTE, STRANGER], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
+        (Runs([REMOTE, UNAUTHENTICATED], [LOCAL], [0], [0], [0], [0], [1]), "all of one peer"),
         (Runs([], [LOCAL], [0], [0], [0], [0], [1]), "at least one region"),
         (Runs([b"1234"], [REMOTE], [0], [0], [0], [0], [1]), "at least one region"),  # type: ignore[list-item]
         (Runs([LOCAL], [REMOTE], [1], [0], [0], [0], [1]), "name region 1"),

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvstore.master.directory.limits.pins import MAX_ENDED, SPARE_ENDS, PinResult
-from kvstore.protocol.catalog_messages import EVENT_GONE, SetPinned
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, SetPinned
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, S, die, one_node
@@ -44,7 +44,7 @@ def test_what_leaves_while_its_pin_is_on_its_way_is_not_said_to_be_there() -> No
     keys = [b"a", b"b", b"c", b"d", b"none"]
     master, node = one_node(*keys[:4])
     pinning = master.directory.pins.pin(TENANT, keys, pinned=True)
-    master.publish(node, Event(b"a", kind=EVENT_GONE))
+    master.publish(node, Event(b"a", kind=EVENT_REMOVED))
 
     def held(*answers: bytes | None) -> bytes:
         return master.directory.pins.held(TENANT, keys, pinning, [(keys[:4], flags) for flags in answers])
