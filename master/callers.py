@@ -19,12 +19,12 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import TraceSpan, parent_in
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.grpc_metadata import acting, from_metadata, master_key
+from kvstore.security.grpc_metadata import actor_from, from_metadata, master_key
 from kvstore.security.identity import PEER_MASTER, UNAUTHENTICATED, Identity, IdentityKind
-from kvstore.security.permissions import JOINS, OPEN, RPCS, Permission, check, wanted
+from kvstore.security.permissions import JOINS, OPEN, RPCS, Permission, check, requirement
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
-from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller
+from kvstore.security.tls.subjects import MASTER, CertifiedPeer, caller_identity, combine_identities
 from kvstore.telemetry.metrics.histogram import Histograms
 from kvstore.telemetry.metrics.requests import in_words
 
@@ -71,11 +71,11 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if key is not None:
             return self._identify_master(key, peer)
         shown = from_metadata(context.invocation_metadata()) or ("", "")
-        certificate = of_caller(peer, shown[0])
+        certificate = caller_identity(peer, shown[0])
         if shown == ("", "") and not self._guard.allows_anonymous:
             return certificate or UNAUTHENTICATED
         is_operators = shown[0] == "" != shown[1]  # such a token belongs to no tenant, whosever certificate is beside it
-        return both(self._guard.identify(*shown, None if is_operators else certificate), certificate)
+        return combine_identities(self._guard.identify(*shown, None if is_operators else certificate), certificate)
 
     def tokens(self) -> frozenset[Identity]:
         """That are accepted now."""
@@ -85,7 +85,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Who asks for what a call changes; for a call of another master, the operator at its console. Raises Unauthorized."""
         identity = self.identify(context)
         if identity is PEER_MASTER:
-            return acting(context.invocation_metadata())
+            return actor_from(context.invocation_metadata())
         return Actor.of(identity, peer=host_of(context.peer()), via=CONTROL)
 
     def denied(self, identity: Identity | None, method: str, context: grpc.ServicerContext, error: KVStoreError) -> None:
@@ -139,7 +139,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 self.on_known(context.peer())
             return identity
         except Unauthorized as error:
-            raise Unauthorized(f"{error}; {wanted(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
+            raise Unauthorized(f"{error}; {requirement(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
 
 
 class _Call:

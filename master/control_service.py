@@ -188,7 +188,7 @@ class ControlService(ControlServicer):
     def Contents(self, request: pb.ContentsRequest, context: grpc.ServicerContext) -> pb.ContentsReply:  # noqa: N802
         """A slice of the directory at a time, too; an operator is told of all tenants."""
         identity = self._in_loop(context, lambda: self._check_tenant(context, request))
-        tenant = None if identity.operates else request.tenant
+        tenant = None if identity.is_admin else request.tenant
         ask = functools.partial(self._in_loop, context)
         return contents(ask, self._standings, tenant, request, now_ns=self._reactor.now_ns)
 
@@ -208,7 +208,7 @@ class ControlService(ControlServicer):
         """An operator is told of all tenants."""
 
         def table() -> list[pb.WeightsTable]:
-            tenant = None if self._check_tenant(context, request).operates else request.tenant
+            tenant = None if self._check_tenant(context, request).is_admin else request.tenant
             return table_messages(self._standing(context).answering().directory.weights, tenant, self._reactor.now_ns())
 
         yield from self._in_loop(context, table)
@@ -269,7 +269,7 @@ class ControlService(ControlServicer):
     ) -> Identity:
         """Who asks. Raises Denied for whoever is neither this tenant nor an operator."""
         identity = self._callers.identify(context)
-        if not (identity.operates or identity.is_tenant(request.tenant)):
+        if not (identity.is_admin or identity.is_tenant(request.tenant)):
             raise Denied(f"{identity} may not list what tenant {request.tenant!r} has: it needs a token of that tenant or of [admins]")
         return identity
 

@@ -52,8 +52,8 @@ from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.binding import check_binding
 from kvstore.security.identity import UNAUTHENTICATED
+from kvstore.security.listen_address import check_listen_address
 from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
@@ -211,7 +211,7 @@ class Master:
             raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
         for name, place in (("listen", self._settings.listen), ("control", self._settings.control)):
             if place:
-                check_binding(
+                check_listen_address(
                     name,
                     parse_address(place).host,
                     is_authenticated=self._asks_for_certificates() or not self._guard.allows_anonymous,

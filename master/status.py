@@ -113,7 +113,7 @@ class MasterStatus:
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
         """Seconds until tokens end, by kind and name; of several of a name until the first one does."""
-        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.first_to_end())}
+        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._guard.next_to_expire())}
 
     def _expirations(self, now_s: float) -> Iterator[pb.Expiration]:
         """Certificates and tokens that end within ENDS_SOON_S."""

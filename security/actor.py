@@ -33,13 +33,13 @@ class Actor:
         return cls(kind_of(identity), identity.name, identity.credential, peer, via)
 
     @classmethod
-    def read(cls, told: Any) -> "Actor":
+    def from_dict(cls, fields: Any) -> "Actor":
         """From `asdict`, after JSON. Raises ValueError for anything else."""
-        if not isinstance(told, dict) or set(told) != set(cls.__slots__) or not all(isinstance(text, str) for text in told.values()):
+        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__) or not all(isinstance(text, str) for text in fields.values()):
             raise ValueError("not an actor")
-        return cls(**told)
+        return cls(**fields)
 
-    def told(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         """For JSON; `read` is its inverse."""
         return asdict(self)
 
@@ -57,7 +57,7 @@ def kind_of(identity: Identity) -> str:
     if identity.kind is IdentityKind.UNAUTHENTICATED:
         return "unauthenticated"
     return (
-        "operator" if identity.kind is IdentityKind.TENANT and not identity.name and identity.operates else identity.kind.value.split()[-1]
+        "operator" if identity.kind is IdentityKind.TENANT and not identity.name and identity.is_admin else identity.kind.value.split()[-1]
     )
 
 
@@ -66,5 +66,5 @@ def host_of(address: str) -> str:
     family, _, rest = address.partition(":")
     if family == "unix":
         return address.partition(" pid")[0]
-    place = rest if family in ("ipv4", "ipv6") else address
-    return place.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    hostport = rest if family in ("ipv4", "ipv6") else address
+    return hostport.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

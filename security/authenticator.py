@@ -86,15 +86,15 @@ class Authenticator:
         self._seen = signature(self._path)
         former, credentials = self._credentials, read_credentials(self._path, nodes_have_certificates=self._nodes_have_certificates)
         self._credentials = credentials
-        return credentials.gone_since(former)
+        return credentials.revoked_since(former)
 
     def identities(self) -> frozenset[Identity]:
         """Of all tokens that are in force."""
         return self._credentials.identities()
 
-    def first_to_end(self) -> tuple[Identity, ...]:
-        """See Credentials.first_to_end."""
-        return self._credentials.first_to_end
+    def next_to_expire(self) -> tuple[Identity, ...]:
+        """See Credentials.next_to_expire."""
+        return self._credentials.next_to_expire
 
     def has_changed(self) -> bool:
         """Is the file another one, or another's, than when it was last read?"""

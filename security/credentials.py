@@ -65,7 +65,7 @@ class Credentials:
         self._ids = {identity.credential: identity for identity in self._identities.values()}
         self._owners = {digest: identity for (digest, _tenant), identity in self._identities.items()}
         ending = (identity for identity in self._ids.values() if identity.expires_s != math.inf)
-        self.first_to_end: Final = tuple(heapq.nsmallest(MAX_ENDING, ending, key=lambda identity: identity.expires_s))
+        self.next_to_expire: Final = tuple(heapq.nsmallest(MAX_ENDING, ending, key=lambda identity: identity.expires_s))
         """Of the MAX_ENDING tokens that end first, in that order."""
 
     @property
@@ -103,7 +103,7 @@ class Credentials:
             return self.allows_anonymous is (identity.kind is IdentityKind.ANONYMOUS)
         return self._ids.get(identity.credential) == replace(identity, certificate=b"") and identity.expires_s > now_s
 
-    def gone_since(self, former: "Credentials") -> list[Identity]:
+    def revoked_since(self, former: "Credentials") -> list[Identity]:
         """What `former` had and this has not, or not for the same any more."""
         return [identity for credential, identity in former._ids.items() if self._ids.get(credential) != identity]
 

@@ -43,14 +43,14 @@ def from_metadata(metadata: Iterable[Any]) -> tuple[str, str] | None:
 
 def on_behalf_of(actor: Actor) -> tuple[tuple[str, bytes], ...]:
     """For the `metadata` of a master's call to another one; nothing for what a master does by itself."""
-    return ((ACTOR, json.dumps(actor.told()).encode()),) if actor != THIS_MASTER else ()
+    return ((ACTOR, json.dumps(actor.to_dict()).encode()),) if actor != THIS_MASTER else ()
 
 
-def acting(metadata: Iterable[Any]) -> Actor:
+def actor_from(metadata: Iterable[Any]) -> Actor:
     """The operator for whom a master asks; THIS_MASTER where the call names none, or none that can be read. For calls of masters only:
     anybody can send this."""
     shown = next((value for key, value in metadata if key == ACTOR), b"")
     try:
-        return Actor.read(json.loads(shown))
+        return Actor.from_dict(json.loads(shown))
     except ValueError:
         return THIS_MASTER

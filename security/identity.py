@@ -56,7 +56,7 @@ class Identity:
         return self.kind is IdentityKind.ANONYMOUS or (self.kind is IdentityKind.TENANT and self.name == name)
 
     @property
-    def operates(self) -> bool:
+    def is_admin(self) -> bool:
         """May this one see, and change, what belongs to no tenant?"""
         return self.role is Role.ADMIN
 

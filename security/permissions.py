@@ -1,7 +1,7 @@
 """Who may say what: one rule for every frame type of a master and of a node, and for every RPC.
 
 A daemon checks with `check_complete`, when it is made, that all it serves has a rule here: what has none cannot be served. Then it asks
-`allowed` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
+`allowed_frames` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
 about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to."""
 
 from collections.abc import Iterable, Mapping
@@ -193,7 +193,7 @@ def check_complete(rules: Mapping[Any, Permission], served: Iterable[Any]) -> No
         raise InvalidArgument(f"no rule in security/permissions.py says who may say {', '.join(lacking)}")
 
 
-def allowed(frames: Mapping[int, Permission], identity: Identity) -> frozenset[int]:
+def allowed_frames(frames: Mapping[int, Permission], identity: Identity) -> frozenset[int]:
     """The frame types of a table above that this identity may say."""
     return _allowed(frames is MASTER_FRAMES, identity.kind, identity.role)
 
@@ -204,24 +204,24 @@ def _allowed(is_master: bool, kind: IdentityKind, role: Role) -> frozenset[int]:
     return frozenset(number for number, rule in frames.items() if rule.allows(Identity(kind, role)))
 
 
-def refusal(rule: Permission, identity: Identity, what: str) -> KVStoreError:
+def denial(rule: Permission, identity: Identity, what: str) -> KVStoreError:
     """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
     if identity.kind is IdentityKind.UNAUTHENTICATED:
-        return Unauthorized(wanted(rule, what))
-    return Denied(f"{identity} may not {action(what)}: it needs {rule.text}")
+        return Unauthorized(requirement(rule, what))
+    return Denied(f"{identity} may not {action_text(what)}: it needs {rule.text}")
 
 
-def wanted(rule: Permission, what: str) -> str:
+def requirement(rule: Permission, what: str) -> str:
     """What a caller must show to say `what`."""
-    return f"{rule.text} is needed to {action(what)}"
+    return f"{rule.text} is needed to {action_text(what)}"
 
 
 def check(rule: Permission, identity: Identity, what: str) -> None:
-    """Raises Unauthorized or Denied, by `refusal`."""
+    """Raises Unauthorized or Denied, by `denial`."""
     if not rule.allows(identity):
-        raise refusal(rule, identity, what)
+        raise denial(rule, identity, what)
 
 
-def action(name: str) -> str:
+def action_text(name: str) -> str:
     """As in "may not ..."."""
     return ACTIONS.get(name, f"send {name}")

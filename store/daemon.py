@@ -16,7 +16,7 @@ import click
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, serve, stop_on_signals
+from kvstore.rpc.daemon import announce, begin_logging, map_large_arrays, on_sighup, serve, stop_on_signals
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
@@ -47,7 +47,7 @@ def main(config: str | None, **flags: Any) -> None:
         for event, needed in (("ready", {"master"}), ("warm", {"master", "memory"})):
             if needed <= done and event not in told:
                 told.add(event)
-                say(event, facts)
+                announce(event, facts)
 
     try:
         allow_many_descriptors()
@@ -67,7 +67,7 @@ def main(config: str | None, **flags: Any) -> None:
         sys.exit(2)
     places = node.start()
     came = stop_on_signals(node.reactor, node.end)
-    on_hangup(node.reread_certificates)
+    on_sighup(node.reread_certificates)
     facts = {
         "name": places.name,
         "listen": places.tcp,
@@ -76,7 +76,7 @@ def main(config: str | None, **flags: Any) -> None:
         "pid": os.getpid(),
         "stop_s": settings.drain_s + SHUTDOWN_TIMEOUT_S,
     }
-    say("serving", facts)
+    announce("serving", facts)
     node.prefault(lambda: is_done("memory"))
     try:
         serve(node.reactor)

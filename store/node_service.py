@@ -46,7 +46,7 @@ from kvstore.rpc.server.lingering_peer import LingeringPeer
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, UNAUTHENTICATED
-from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
+from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed_frames, check, check_complete, denial
 from kvstore.store.block_table.block import Block
 from kvstore.store.identity import NodeIdentity
 from kvstore.store.master_requests import ask
@@ -58,8 +58,8 @@ from kvstore.store.writes.commit_batcher import CommitBatcher
 
 MAX_TENANT_BYTES = 128
 """What the master takes: events about a longer name would be refused for ever."""
-_OF_STRANGERS = allowed(NODE_FRAMES, UNAUTHENTICATED)
-_OF_THE_MASTER = allowed(NODE_FRAMES, MASTER)
+_OF_STRANGERS = allowed_frames(NODE_FRAMES, UNAUTHENTICATED)
+_OF_THE_MASTER = allowed_frames(NODE_FRAMES, MASTER)
 
 
 class NodeService:
@@ -147,7 +147,7 @@ class NodeService:
 
     def _refuse(self, session: Session, kind: type[Message]) -> None:
         who = session.context.identity if isinstance(session.context, Caller) else UNAUTHENTICATED
-        raise refusal(NODE_FRAMES[kind.TYPE], who, kind.__name__)
+        raise denial(NODE_FRAMES[kind.TYPE], who, kind.__name__)
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:
@@ -223,7 +223,7 @@ class NodeService:
             self._table.forget_owner(session)
             self._waiting.retry()
 
-        peer = LingeringPeer(session.reactor, session.keep_socket(), gone)
+        peer = LingeringPeer(session.reactor, session.detach_socket(), gone)
         if peer.is_awaited:
             self._lingering.add(peer)
 
@@ -239,12 +239,12 @@ class NodeService:
         caller = self._admission.admit(session, message)
         if not caller.is_node:
             try:
-                session.belongs_to(self.loads.enter(session, caller.tenant))
+                session.set_tenant_load(self.loads.enter(session, caller.tenant))
             except KVStoreError:
                 self._admission.forget(session)
                 raise
         session.context = caller
-        session.at_once = partial(self._put_at_once, caller.tenant) if Put.TYPE in caller.allowed else None
+        session.fast_path = partial(self._put_at_once, caller.tenant) if Put.TYPE in caller.allowed else None
         own = self._identity
         welcome = Welcome(SERVER_NODE, own.name, self._admission.node_id, own.instance, own.host_id, own.unix)
         session.welcome(header.request_id, welcome)

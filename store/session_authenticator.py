@@ -15,7 +15,7 @@ from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.server.session import Session
 from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
-from kvstore.security.permissions import NODE_FRAMES, allowed
+from kvstore.security.permissions import NODE_FRAMES, allowed_frames
 from kvstore.security.tickets.ticket import PASS, Keyring, fingerprint
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.free_slots import Page
@@ -85,7 +85,7 @@ class Caller:
     """The frames that it may say."""
 
     def __post_init__(self) -> None:
-        self.allowed = allowed(NODE_FRAMES, self.identity)
+        self.allowed = allowed_frames(NODE_FRAMES, self.identity)
 
     def forget_gone(self, has_slab: Callable[[int], bool]) -> None:
         """A connection may last for months, and no two slabs have one number. Called where it asks for more of them."""

@@ -16,7 +16,7 @@ import xxhash
 
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.rpc.address import ELSEWHERE, Address, parse_address
+from kvstore.rpc.address import NOT_LOCAL, Address, parse_address
 from kvstore.rpc.client.owners import Masters
 
 WhyNotHere = Callable[[str, str], str]
@@ -48,7 +48,7 @@ class ShmDiagnostics:
     def refused(self, node: str, unix: str, host_id: str) -> None:
         """The node named with this socket is not here: nothing to tell of one on another host."""
         reason = self._why_not_here(unix, host_id)
-        if reason and reason != ELSEWHERE:
+        if reason and reason != NOT_LOCAL:
             self.note(node, reason)
 
     def shared(self, node: str) -> None:

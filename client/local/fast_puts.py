@@ -241,7 +241,7 @@ class LocalPuts:
         try:
             flag = send(node, channel, put, source, deadline) if node.route.is_meant(address, channel.welcome) else RETRY_LATER
         except BaseException as error:
-            self._pool.lent(turn, channel).give_back(error)
+            self._pool.lent(turn, channel).release(error)
             self._targets.forget(node.node_id)
             if isinstance(error, Draining):
                 self._nodes.closed.add(node.node_id)
@@ -250,7 +250,7 @@ class LocalPuts:
             if told == ACK_NODE_NO_WAIT and isinstance(error, REFUSALS):
                 return None
             raise
-        self._pool.give_back(turn, channel)
+        self._pool.release(turn, channel)
         if flag == RETRY_LATER and told == ACK_NODE_NO_WAIT:
             self._targets.forget(node.node_id)
         elif flag == RETRY_LATER:

@@ -176,7 +176,7 @@ class BatchGet(Generic[R]):
             loan.discard()  # with it go the lease and what is left of the payload
             raise
         if not keep:
-            loan.give_back()
+            loan.release()
         if MISS in blocks.statuses:
             progress.retry_stale(answer.items(answer.places(MISS)))
         return answer.items(answer.places(DEFERRED)) if DEFERRED in blocks.statuses else []

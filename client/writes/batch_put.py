@@ -309,7 +309,7 @@ class BatchPut:
         payload = list(chain.from_iterable(sources))
         loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, payload)
         instance = loan.channel.welcome.epoch
-        loan.give_back()
+        loan.release()
         if is_kept:
             self._resources.early_puts.answered(node, instance)
         there, again = self._batch.written(node, indices, reply)

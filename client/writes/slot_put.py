@@ -63,7 +63,7 @@ class SlotPut:
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
-        loan.give_back()
+        loan.release()
         if opened.statuses.count(GRANTED) < len(indices):
             there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
             again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]

@@ -45,15 +45,15 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import on_behalf
+from kvstore.rpc.tracing import call_within_spans
 from kvstore.security.identity import UNAUTHENTICATED
-from kvstore.security.permissions import MASTER_FRAMES, allowed, check_complete, refusal, wanted
-from kvstore.security.tls.subjects import of_client, of_node
+from kvstore.security.permissions import MASTER_FRAMES, allowed_frames, check_complete, denial, requirement
+from kvstore.security.tls.subjects import client_identity, node_identity
 
 NOTHING_SHOWN: Final = (
     "no token came, and over a Unix socket no certificate can: name the master as HOST:PORT to show the certificate, or set a token"
 )
-STRANGERS_SAY: Final = allowed(MASTER_FRAMES, UNAUTHENTICATED)
+UNAUTHENTICATED_FRAMES: Final = allowed_frames(MASTER_FRAMES, UNAUTHENTICATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class FramesService:
         self.counters["requests"] += 1
         session.requests += 1
         peer = session.context
-        if header.type not in (STRANGERS_SAY if peer is None else peer.allowed):
+        if header.type not in (UNAUTHENTICATED_FRAMES if peer is None else peer.allowed):
             raise _refused(header.type, peer)
         handler(session, header, MESSAGES[header.type].unpack(body))
 
@@ -177,7 +177,7 @@ class FramesService:
         """Order copies of what is at fewer nodes than it is to be; see Targets.step."""
         for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns, is_tick=is_tick):
             order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
-            on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
+            call_within_spans(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
     def seek(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         """Have node `node_id` ask for copies of these blocks, each at the master of its partition. Fire and forget, as `replicate`, but all
@@ -205,15 +205,17 @@ class FramesService:
     def _hello(self, session: Session, header: FrameHeader, message: Hello) -> None:
         _check_same(session.context, message)
         if message.role == ROLE_NODE:
-            identity = self._guard.identify_node(message.name, message.token, of_node(session.certified, message.name))
+            identity = self._guard.identify_node(message.name, message.token, node_identity(session.certified, message.name))
             node_id = self.nodes.meet(session, message, identity)
         elif message.role == ROLE_CLIENT:
             node_id = 0
             if session.is_local and not (message.token or self._guard.allows_anonymous):
                 raise Unauthorized(NOTHING_SHOWN)
-            identity = self._guard.identify(message.tenant, message.token, of_client(session.certified, message.tenant, message.token))
-            session.belongs_to(self.loads.enter(session, message.tenant))
-            known, peer = session.context, ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
+            identity = self._guard.identify(
+                message.tenant, message.token, client_identity(session.certified, message.tenant, message.token)
+            )
+            session.set_tenant_load(self.loads.enter(session, message.tenant))
+            known, peer = session.context, ClientPeer(message.tenant, identity, allowed_frames(MASTER_FRAMES, identity))
             if isinstance(known, ClientPeer):
                 peer.reserved = known.reserved
             session.context = peer
@@ -241,4 +243,4 @@ def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:
 
 def _refused(kind: int, peer: ClientPeer | NodePeer | None) -> KVStoreError:
     rule, name = MASTER_FRAMES[kind], MESSAGES[kind].__name__
-    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"say Hello first: {wanted(rule, name)}")
+    return denial(rule, peer.identity, name) if peer is not None else Unauthorized(f"say Hello first: {requirement(rule, name)}")

@@ -81,7 +81,7 @@ class Quotas:
 UNLIMITED: Final = Quotas()
 
 
-def limits_shown(quota: Quota, names: Collection[str]) -> str:
+def format_limits(quota: Quota, names: Collection[str]) -> str:
     """These limits for people, in the order of NAMES: `dram_bytes 4 GiB, blocks no limit`. Bytes that are no whole unit are exact."""
     return ", ".join(f"{name} {_shown(name, getattr(quota, name))}" for name in NAMES if name in names)
 

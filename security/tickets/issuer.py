@@ -51,11 +51,11 @@ class _Revoked:
 
     until_ns: int
     """Before, a node may register in which a former master's tickets let the tenant in: it ends those sessions when it hears of it."""
-    untold: set[int]
+    unconfirmed: set[int]
     """Nodes that have not said that they know: the sessions that it opened there go on after its tickets have ended."""
 
     def is_over(self, now_ns: int) -> bool:
-        return not self.untold and self.until_ns <= now_ns
+        return not self.unconfirmed and self.until_ns <= now_ns
 
 
 class Issuer:
@@ -89,10 +89,10 @@ class Issuer:
         """There is no such node any more, and nothing that it is to be told."""
         self._nodes.pop(node_id, None)
         for each in self._revoked.values():
-            each.untold.discard(node_id)
+            each.unconfirmed.discard(node_id)
 
-    def due(self, now_ns: int) -> list[tuple[int, NodeKey]]:
-        """Nodes whose key has been in use for `ticket_key_ttl_s`, and the next one: to be told, until `told`."""
+    def due_keys(self, now_ns: int) -> list[tuple[int, NodeKey]]:
+        """Nodes whose key has been in use for `ticket_key_ttl_s`, and the next one: to be told, until `confirm_key`."""
         due = []
         for node_id, keys in self._nodes.items():
             if keys.next is None and now_ns - keys.current.made_ns >= self._key_ttl_ns:
@@ -100,7 +100,7 @@ class Issuer:
                 due.append((node_id, keys.next))
         return due
 
-    def told(self, node_id: int, key: NodeKey, *, has_it: bool) -> None:
+    def confirm_key(self, node_id: int, key: NodeKey, *, has_it: bool) -> None:
         """The node has the key, which is in use from now on; or it is to be told of another one later."""
         keys = self._nodes.get(node_id)
         if keys is not None and keys.next is key:
@@ -115,7 +115,7 @@ class Issuer:
 
     # --- tickets ---
 
-    def ticket(self, node_id: int, bearer: Identity, *, left_s: float, now_ns: int) -> bytes:
+    def issue_ticket(self, node_id: int, bearer: Identity, *, left_s: float, now_ns: int) -> bytes:
         """For a tenant, whose credential is good for another `left_s`. b"" for a node without a key.
 
         Numbers go by the bearer without its certificate: nodes find in the ticket itself whether that is revoked.
@@ -136,7 +136,7 @@ class Issuer:
             of_bearer[certificate] = now_ns, ticket
         return ticket
 
-    def pass_for(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
+    def issue_pass(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
         """For another node, to read these blocks at node `source`. b"" for a node without a key."""
         found = self._nodes.get(source)
         if found is None:
@@ -181,11 +181,11 @@ class Issuer:
     def _oldest(self) -> _Revoked:
         return next(iter(self._revoked.values()))
 
-    def knows(self, node_id: int, tenant: str, numbers: Collection[int]) -> None:
+    def confirm_revoked(self, node_id: int, tenant: str, numbers: Collection[int]) -> None:
         """The node has said that it knows that these are revoked."""
         for number in numbers:
             if (tenant, number) in self._revoked:
-                self._revoked[tenant, number].untold.discard(node_id)
+                self._revoked[tenant, number].unconfirmed.discard(node_id)
 
     def revoked(self) -> dict[str, list[int]]:
         """What was revoked and some node may not know, by tenant: for one that comes back."""

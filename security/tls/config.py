@@ -27,12 +27,12 @@ class TlsSettings:
     )
 
 
-def names_tls(settings: TlsSettings) -> bool:
+def has_tls(settings: TlsSettings) -> bool:
     """Whether any of them is set."""
     return bool(settings.tls_ca or settings.tls_cert or settings.tls_key or settings.tls_revoked)
 
 
-def tls_of(settings: TlsSettings) -> dict[str, Any]:
+def tls_values(settings: TlsSettings) -> dict[str, Any]:
     """Those of who connects, by name: for the settings of a client that a program makes."""
     return {field.name: getattr(settings, field.name) for field in fields(TlsSettings)}
 

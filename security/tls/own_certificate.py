@@ -4,7 +4,7 @@ import ssl
 from dataclasses import dataclass
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.tls.refusals import refusal
+from kvstore.security.tls.refusals import tls_error
 from kvstore.security.tls.subjects import CertificateSubject, CertifiedPeer, names_of, peer_of
 
 
@@ -22,7 +22,7 @@ def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> Certified
     try:
         near = _shake_hands(server, client)
     except ssl.SSLError as error:
-        raise ConfigError(f"tls_cert: {refusal(error, 'this program')}") from None
+        raise ConfigError(f"tls_cert: {tls_error(error, 'this program')}") from None
     found = near.getpeercert()
     assert found, "a context for clients lets in no server without a certificate"
     certified = peer_of(names_of(found))

@@ -32,7 +32,7 @@ ALERTS: Final = {
 """By OpenSSL's reason: what one side tells the other, or finds in place of TLS."""
 
 
-def refusal(error: ssl.SSLError, peer: str) -> Untrusted:
+def tls_error(error: ssl.SSLError, peer: str) -> Untrusted:
     """`peer`: who is at the other end, as the reader knows it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         trouble = VERIFY.get(error.verify_code, f"is not accepted: {error.verify_message}")
@@ -41,6 +41,6 @@ def refusal(error: ssl.SSLError, peer: str) -> Untrusted:
     return Untrusted(text.format(peer=peer, reason=(error.reason or str(error)).lower().replace("_", " ")))
 
 
-def spoke_plainly(peer: str) -> Untrusted:
+def not_tls_error(peer: str) -> Untrusted:
     """Of a peer that begins with anything but a TLS handshake."""
     return Untrusted(f"this port speaks TLS, and {peer} does not: set its tls_ca, to the authority of the certificate here")

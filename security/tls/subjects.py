@@ -102,7 +102,7 @@ def check_welcome(peer: CertifiedPeer | None, welcome: Welcome) -> None:
         raise Untrusted(f"the certificate is for {peer}, and node {welcome.name!r} introduces itself: make it one (kvstore certs node)")
 
 
-def of_client(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity | None:
+def client_identity(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity | None:
     """For who says that he is of this tenant; None: the certificate says nothing of it, or he shows an operator's token, which belongs to
     no tenant."""
     if peer is None or not peer.is_a(CLIENT, tenant) or (token and not tenant):
@@ -110,12 +110,12 @@ def of_client(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity |
     return Identity(IdentityKind.TENANT, _role(peer), tenant, certificate=peer.fingerprint)
 
 
-def of_node(peer: CertifiedPeer | None, name: str) -> Identity | None:
+def node_identity(peer: CertifiedPeer | None, name: str) -> Identity | None:
     """For a node that says that it is the one of this name."""
     return Identity(IdentityKind.NODE, name=name, certificate=peer.fingerprint) if peer is not None and peer.is_a(NODE, name) else None
 
 
-def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
+def caller_identity(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
     """For who calls the control plane, for a tenant or "" for none: a node says there only later which it is. None: no certificate. Raises
     Unauthorized for a tenant that is not the certificate's."""
     if peer is None:
@@ -125,7 +125,7 @@ def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
             raise Unauthorized(
                 f"the certificate is for {peer}, and a client of tenant {tenant!r} calls: make it one (kvstore certs client)"
             )
-        return of_client(peer, tenant, "")
+        return client_identity(peer, tenant, "")
     for kind in (NODE, CLIENT):
         names = [subject.name for subject in peer.subjects if subject.kind == kind]
         if names:
@@ -139,7 +139,7 @@ def _role(peer: CertifiedPeer) -> Role:
     return Role.ADMIN if CertificateSubject(CLIENT, ANY) in peer.subjects else Role.WRITE
 
 
-def both(shown: Identity, certificate: Identity | None) -> Identity:
+def combine_identities(shown: Identity, certificate: Identity | None) -> Identity:
     """Who showed a token and a certificate, or what is in force in their place. Raises Denied: they are of different nodes."""
     if certificate is None:
         return shown

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.pem_files import fingerprint_of
-from kvstore.security.tls.refusals import refusal, spoke_plainly
+from kvstore.security.tls.refusals import not_tls_error, tls_error
 from kvstore.security.tls.subjects import CertifiedPeer, names_of, peer_of
 
 RECORD_BYTES: Final = 16 << 10
@@ -159,7 +159,7 @@ class TlsSocket(ssl.SSLSocket):
         first = socket.socket.recv(self, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         self._has_begun = bool(first)
         if first and first != HANDSHAKE_BYTE:
-            self._failure = spoke_plainly(self._peer_name)
+            self._failure = not_tls_error(self._peer_name)
             self._begins_plainly = True
             raise self._failure
 
@@ -168,7 +168,7 @@ class TlsSocket(ssl.SSLSocket):
         """The peer's address, as errors have it."""
         return self._peer_name
 
-    def answer_refused(self, data: bytes) -> None:
+    def send_refusal(self, data: bytes) -> None:
         """Send `data` to a peer that was refused, as far as its socket takes it now: plainly to one that does not speak TLS, encrypted to
         one that TLS itself has accepted. To any other nothing: an alert of TLS has told it why."""
         with contextlib.suppress(OSError):
@@ -203,7 +203,7 @@ class TlsSocket(ssl.SSLSocket):
             return ConnectionResetError(
                 errno.ECONNRESET, "the peer hung up" + ("" if self._is_ready else " in the TLS handshake: its log says why")
             )
-        self._failure = refusal(error, self._peer_name)
+        self._failure = tls_error(error, self._peer_name)
         return self._failure
 
     # --- receiving ---

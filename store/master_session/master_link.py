@@ -24,7 +24,7 @@ from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.owners import looks
+from kvstore.rpc.client.owners import probe_delays
 from kvstore.rpc.deadline import OVERDUE_S, Deadline
 from kvstore.rpc.keepalive import grpc_options
 from kvstore.rpc.reactor import Reactor
@@ -394,7 +394,7 @@ class MasterLink:
         over. Raises what the call does, and DeadlineExceeded where it does not even end at its deadline: who would tell is dead."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
-        for wait_s in looks(self._settings.owner_patience_s):
+        for wait_s in probe_delays(self._settings.owner_patience_s):
             left_s = overdue.left_s()
             try:
                 return call.result(timeout=min(wait_s, left_s))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Hello
-from kvstore.rpc.address import Address, is_here
+from kvstore.rpc.address import Address, is_local_socket
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.client.owners import MAX_NAMED, Masters, find_owner
 from kvstore.rpc.deadline import Deadline
@@ -49,7 +49,7 @@ class OwnerSearch:
 
     def another(self) -> Channel | None:
         """A connection to another master than the last one found, if one says that it owns the catalog."""
-        if not self._masters.are_several:
+        if not self._masters.has_several:
             return None
         try:
             return self._ask_masters(besides=self._masters.owner)
@@ -72,7 +72,7 @@ class OwnerSearch:
     def _ask_masters(self, *, besides: Address | None = None) -> Channel:
         """One round."""
         masters = self._masters
-        attempt_s = min(self._timeout_s, self._patience_s) if masters.are_several else self._timeout_s
+        attempt_s = min(self._timeout_s, self._patience_s) if masters.has_several else self._timeout_s
         deadline = Deadline(self._timeout_s * (len(masters.in_order()) + MAX_NAMED))
         return find_owner(
             masters, self._hello(), deadline, attempt_s=attempt_s, max_attempt_s=self._timeout_s, besides=besides, tls=self._tls
@@ -82,7 +82,7 @@ class OwnerSearch:
         """The same master through its Unix socket, where that is to be had; else the channel as it is: with TLS, too, for a Unix socket
         shows no certificate."""
         there = channel.welcome
-        if self._tls is not None or not is_here(there.unix, there.host_id):
+        if self._tls is not None or not is_local_socket(there.unix, there.host_id):
             return channel
         try:
             local = Channel.open(Address(unix=there.unix), self._hello(), Deadline(self._timeout_s))

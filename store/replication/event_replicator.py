@@ -28,7 +28,7 @@ from kvstore.protocol.catalog_messages import (
     Publish,
 )
 from kvstore.protocol.errors import KVStoreError, Unavailable, typed
-from kvstore.rpc.tracing import TraceSpan, on_behalf
+from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partitioning import Partitioning
 from kvstore.store.block_table.rows import decided
@@ -349,7 +349,7 @@ class EventReplicator:
             self._advance()
             self.flush()
 
-        on_behalf(self._said_for(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
+        call_within_spans(self._said_for(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
 
     def _said_for(self, seq: int) -> list[TraceSpan]:
         """The traced requests that wait for events up to that one; each is given once."""

@@ -37,7 +37,7 @@ from kvstore.protocol.node_messages import (
     ReleaseLeases,
 )
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
-from kvstore.rpc.address import Address, is_here, parse_address
+from kvstore.rpc.address import Address, is_local_socket, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
@@ -158,7 +158,7 @@ def _move(
 
 
 def _open(source: SourceNode, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
-    if is_here(source.unix, source.host_id):
+    if is_local_socket(source.unix, source.host_id):
         try:
             return _open_at(Address(unix=source.unix), source, hello, deadline, None)
         except Unavailable:  # gone since: TCP does as well

@@ -18,7 +18,7 @@ from kvstore.protocol.message import GRANTED, PRESENT
 from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import TraceSpan, on_behalf
+from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.partitioning import Partitioning
@@ -285,7 +285,7 @@ class CommitRequests:
             ask, epoch = link
             try:
                 decided = partial(undecided.decided, wanted)
-                on_behalf((span,) if span is not None else (), ask, undecided.claim(wanted, epoch), decided)
+                call_within_spans((span,) if span is not None else (), ask, undecided.claim(wanted, epoch), decided)
             except BaseException:
                 self._table.undecided.end([put.block for _, put in wanted])
                 self._answers.take(answer)

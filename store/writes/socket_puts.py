@@ -84,7 +84,7 @@ class InlinePuts:
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> bool:
         """As `frame`, of a request whose message has been read, its value being there or not."""
-        value, caller = session.arrived_payload(), session.context
+        value, caller = session.buffered_payload(), session.context
         if value is None or not isinstance(caller, Caller) or (put := self._form.unpack(body)) is None:
             return False
         tenant = caller.tenant
@@ -240,7 +240,7 @@ class SocketPuts:
     def _give_up(self, session: Session, frame: PutFrame) -> None:
         puts = [put for put in frame.puts if put is not None]
         if not any(map(self._table.puts.holds, puts)):  # they expire together, and others of this writer came another way
-            session.divert_payload()
+            session.discard_payload()
             frame.give_up()
             self._slots.abort(puts)
 

@@ -111,7 +111,7 @@ class OperatorAccess(LocalAccess):
             return AccessLevel.NONE
         try:
             identity = self._guard.identify("", token)
-            if identity.operates:
+            if identity.is_admin:
                 return AccessLevel.ADMIN
             raise NotAllowed(f"{kind_of(identity)} is no operator: the console and metrics need a token of [admins]")
         except KVStoreError as error:

@@ -77,7 +77,7 @@ class OracleChannel:
         self.sent: Message | None = None
         """A question whose answer is awaited."""
 
-    def has_hung_up(self) -> bool:
+    def is_closed_by_peer(self) -> bool:
         return not self.is_open
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class Oracle:
         return effects.drive(operation, self._do)
 
     def all_given_back(self) -> bool:
-        return all(loan._give_back is None for loan in self.loans)
+        return all(loan._release is None for loan in self.loans)
 
     def _do(self, effect: Any) -> Any:
         match effect:

@@ -101,7 +101,7 @@ def test_a_blocking_channel_moves_values_both_ways(make: Callable[..., Daemon]) 
         channel.read_into([memoryview(room) for room in rooms], Deadline(PATIENCE_S))
         assert (bytes(rooms[0]), bytes(rooms[1])) == (b"a" * MIB, b"b" * (MIB // 4))
         assert channel.is_quiet()
-        assert not channel.has_hung_up()
+        assert not channel.is_closed_by_peer()
     channel.close()
 
 

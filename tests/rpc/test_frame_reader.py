@@ -171,9 +171,9 @@ def came_along(data: bytes) -> FrameReader:
 
 def test_bytes_go_where_they_belong_first_those_that_came_along(ends: Ends) -> None:
     one, memory = payload_of(9), bytearray(9)
-    assert (one.is_waiting, one.is_coming) == (True, False)
+    assert (one.is_waiting, one.is_receiving) == (True, False)
     one.accept([memoryview(memory)[:4], memoryview(memory)[4:4], memoryview(memory)[4:]])
-    assert (one.is_waiting, one.is_coming) == (False, True)
+    assert (one.is_waiting, one.is_receiving) == (False, True)
     one.take_from(came_along(b"abcdef"))
     assert not one.is_whole
     ends[1].sendall(b"ghiNEXT")
@@ -184,7 +184,7 @@ def test_bytes_go_where_they_belong_first_those_that_came_along(ends: Ends) -> N
     assert one.header is not None
     assert (one.header.request_id, one.body) == (7, b"body")
     one.over()
-    assert (one.header, one.is_coming, one.is_whole) == (None, False, True)
+    assert (one.header, one.is_receiving, one.is_whole) == (None, False, True)
 
 
 def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends: Ends) -> None:

@@ -18,10 +18,10 @@ from kvstore.rpc.tracing import (
     SampledCall,
     Stopwatch,
     TracedStopwatch,
-    asking_for,
-    on_behalf,
+    call_within_spans,
     parent_in,
     trace_metadata,
+    within_span,
 )
 from tests.rpc.traced import Part, Spans, sampled
 
@@ -108,18 +108,18 @@ def test_what_is_asked_on_behalf_of_spans_announces_each_of_them(spans: Spans) -
         asked.append(CALL.get())
         return number
 
-    assert on_behalf((), ask, 1) == 1
+    assert call_within_spans((), ask, 1) == 1
     assert asked == [None]
     one, other = (Part(spans, "", place=TraceParent(7, span_id)) for span_id in (1, 2))
-    assert on_behalf([one, other], ask, 2) == 2
+    assert call_within_spans([one, other], ask, 2) == 2
     call = asked[1]
     assert call is not None
     assert call.parent == TraceParent(7, 1)
     assert call.frame == SampledCall(one.place).frame + SampledCall(other.place).frame
     assert CALL.get() is None
     with pytest.raises(Full):
-        on_behalf([one], full)
-    with asking_for(other):
+        call_within_spans([one], full)
+    with within_span(other):
         assert trace_metadata() == (("traceparent", other.place.text()),)
     assert CALL.get() is None
 

@@ -13,7 +13,7 @@ from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import ConnectionLimits, NullHandler, Server
-from kvstore.rpc.unix_socket import MIN_AGE_S, UNCHANGED, SocketAccess, sweep
+from kvstore.rpc.unix_socket import MIN_AGE_S, UNCHANGED, SocketAccess, remove_stale_sockets
 from tests.forks import told_by_child
 from tests.rpc.wires import read_frame
 from tests.users import GROUP, IS_ROOT, NOBODY, become_another, common_folder, shut_out
@@ -227,7 +227,7 @@ def age(path: Path, age_s: float) -> None:
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     dead = [left(tmp_path / name) for name in ("node-7450.sock", "master-7440.sock", "transfer-12-ab.sock")]
-    sweep(tmp_path)
+    remove_stale_sockets(tmp_path)
     assert not any(path.exists() for path in dead)
 
 
@@ -240,5 +240,5 @@ def test_live_young_and_foreign_sockets_and_files_stay(tmp_path: Path) -> None:
         alive.bind(str(tmp_path / "node-3.sock"))
         alive.listen()
         age(tmp_path / "node-3.sock", 2 * MIN_AGE_S)
-        sweep(tmp_path)
+        remove_stale_sockets(tmp_path)
         assert all(path.exists() for path in (young, foreign, file, tmp_path / "node-3.sock"))

@@ -12,7 +12,7 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.client.pool_state import C, ChannelTurn, PoolState, Waiter
+from kvstore.rpc.client.pool_state import C, ChannelPermit, PoolState, Waiter
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 
@@ -92,13 +92,13 @@ def pump(reactor: Reactor, until: Callable[[], bool]) -> None:
 def counted(shelf: PoolState[C]) -> list[Address]:
     """For each look of a caller that waits for a channel of `shelf` from now on, the address."""
     looks: list[Address] = []
-    look = shelf.lend_or_queue
+    look = shelf.acquire_or_queue
 
-    def counting(address: Address, waiter: Waiter[C]) -> tuple[ChannelTurn | None, C | None]:
+    def counting(address: Address, waiter: Waiter[C]) -> tuple[ChannelPermit | None, C | None]:
         looks.append(address)
         return look(address, waiter)
 
-    shelf.lend_or_queue = counting  # type: ignore[method-assign]
+    shelf.acquire_or_queue = counting  # type: ignore[method-assign]
     return looks
 
 

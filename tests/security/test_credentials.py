@@ -125,11 +125,11 @@ def test_operator_token_beside_a_certificate(full: Credentials) -> None:
 
 def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path, full: Credentials) -> None:
     changed = read_credentials(written(tmp_path, FULL.replace('"read"', '"write"').replace('p0 = "engine"', 'p0 = "other"')))
-    gone = {(identity.kind, identity.name) for identity in changed.gone_since(full)}
+    gone = {(identity.kind, identity.name) for identity in changed.revoked_since(full)}
     assert gone == {(IdentityKind.TENANT, "blue"), (IdentityKind.INSTANCE, "p0")}
     assert not changed.holds(full.identify("blue", "reads", now_s=IN_TIME_S), now_s=IN_TIME_S)
     assert changed.holds(full.identify("red", "secret", now_s=IN_TIME_S), now_s=IN_TIME_S)
-    assert changed.gone_since(changed) == []
+    assert changed.revoked_since(changed) == []
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,6 @@ def test_the_owner_of_a_token_is_known_without_its_tenant_and_after_its_end(full
 
 
 def test_tokens_that_end_are_known_in_that_order(full: Credentials) -> None:
-    ends = [one.expires_s for one in full.first_to_end]
+    ends = [one.expires_s for one in full.next_to_expire]
     assert ends
     assert ends == sorted(one.expires_s for one in full.identities() if one.expires_s != math.inf)

@@ -21,4 +21,4 @@ def test_only_a_tenant_itself_acts_as_it_and_only_who_has_role_admin_operates() 
         who.is_tenant("red") for who in (red, ruler, ANONYMOUS, operator, UNAUTHENTICATED, Identity(IdentityKind.NODE, name="red"))
     ] == [True] * 3 + [False] * 3
     assert not red.is_tenant("blue")
-    assert [who.operates for who in (ruler, operator, ANONYMOUS, red, UNAUTHENTICATED)] == [True] * 3 + [False] * 2
+    assert [who.is_admin for who in (ruler, operator, ANONYMOUS, red, UNAUTHENTICATED)] == [True] * 3 + [False] * 2

@@ -107,7 +107,7 @@ def hellos(node: Served) -> dict[str, Hello | None]:
         key = node.call(lambda: node.issuer._nodes[5].current)
         return seal(Ticket(key.key_id, node_id, ends_ms, Role.ADMIN, 1, bytes(16), "red"), secret or key.secret)
 
-    node_pass = node.call(lambda: node.issuer.pass_for(5, "red", [BLOCK], [4], node.reactor.now_ns()))
+    node_pass = node.call(lambda: node.issuer.issue_pass(5, "red", [BLOCK], [4], node.reactor.now_ns()))
     good = node.ticket()
     assert key_id_of(good) == key_id_of(sealed())
     return {

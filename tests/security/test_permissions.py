@@ -28,10 +28,10 @@ from kvstore.security.permissions import (
     REPORTS,
     RPCS,
     Permission,
-    allowed,
+    allowed_frames,
     check,
     check_complete,
-    refusal,
+    denial,
 )
 
 READER, WRITER, ADMIN = (Identity(IdentityKind.TENANT, role, "red") for role in (Role.READ, Role.WRITE, Role.ADMIN))
@@ -50,15 +50,22 @@ def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
 
 @pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
 def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Permission]) -> None:
-    assert allowed(frames, UNAUTHENTICATED) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
-    assert allowed(frames, ADMIN) < allowed(frames, ANONYMOUS) | {number for number, rule in frames.items() if rule is COMMANDS}
+    assert (
+        allowed_frames(frames, UNAUTHENTICATED)
+        < allowed_frames(frames, READER)
+        < allowed_frames(frames, WRITER)
+        <= allowed_frames(frames, ADMIN)
+    )
+    assert allowed_frames(frames, ADMIN) < allowed_frames(frames, ANONYMOUS) | {
+        number for number, rule in frames.items() if rule is COMMANDS
+    }
 
 
 def test_only_its_master_commands_a_node() -> None:
     commands = {number for number, rule in NODE_FRAMES.items() if rule is COMMANDS}
-    assert commands <= allowed(NODE_FRAMES, MASTER)
+    assert commands <= allowed_frames(NODE_FRAMES, MASTER)
     for identity in (UNAUTHENTICATED, READER, WRITER, ADMIN, OPERATOR, NODE, INSTANCE, ANONYMOUS):
-        assert not commands & allowed(NODE_FRAMES, identity)
+        assert not commands & allowed_frames(NODE_FRAMES, identity)
 
 
 def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
@@ -78,7 +85,7 @@ def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
 def test_who_may_not_is_told_what_it_needs(rule: Permission, identity: Identity, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         check(rule, identity, "Drain")
-    assert isinstance(refusal(rule, identity, "Drain"), error)
+    assert isinstance(denial(rule, identity, "Drain"), error)
 
 
 def test_where_no_credentials_are_configured_everybody_may_all() -> None:

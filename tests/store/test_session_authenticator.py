@@ -55,7 +55,7 @@ class Scene:
         return issuer
 
     def ticket(self, bearer: Identity = RED) -> bytes:
-        return self.issuer.ticket(7, bearer, left_s=1e6, now_ns=self.now_ns)
+        return self.issuer.issue_ticket(7, bearer, left_s=1e6, now_ns=self.now_ns)
 
     def hello(self, ticket: bytes | None = None, **fields: Any) -> Hello:
         return Hello(**{"role": ROLE_CLIENT, "tenant": "red", "ticket": self.ticket() if ticket is None else ticket, **fields})
@@ -86,7 +86,7 @@ def test_a_tenant_is_who_his_ticket_says_for_as_long_as_it_says(scene: Scene) ->
 
 
 def test_what_a_ticket_is_not_for_it_does_not_open(scene: Scene) -> None:
-    node_pass = scene.issuer.pass_for(7, "red", [b"a"], [1], scene.now_ns)
+    node_pass = scene.issuer.issue_pass(7, "red", [b"a"], [1], scene.now_ns)
     for hello in (scene.hello(tenant="blue"), scene.hello(role=ROLE_NODE, epoch=1), scene.hello(node_pass)):
         with pytest.raises(InvalidTicket, match="not for what is asked with it"):
             admit(scene, hello)
@@ -131,7 +131,7 @@ def test_one_that_a_former_master_let_in_lives_as_long_as_its_ticket(scene: Scen
 
 
 def test_a_pass_and_its_session_end_on_time(scene: Scene) -> None:
-    shown = scene.issuer.pass_for(7, "red", [b"a"], [1], scene.now_ns)
+    shown = scene.issuer.issue_pass(7, "red", [b"a"], [1], scene.now_ns)
     caller = admit(scene, hello := scene.hello(shown, role=ROLE_NODE, name="n2", epoch=1))
     assert caller.identity == Identity(IdentityKind.NODE, name="n2")
     caller.check_blocks([b"a"], [1])
@@ -167,7 +167,7 @@ def test_a_node_obeys_a_master_in_each_partition_and_takes_the_tickets_of_all_of
     scene.admission.registered(node_id=7, master_epoch=9, issuer="second", needs_tickets=True, partition=1)
     scene.admission.add_key(key.key_id, key.secret, age_ms=0, partition=1)
     first = scene.enter()
-    fetched = other.pass_for(7, "red", [b"a"], [1], scene.now_ns)
+    fetched = other.issue_pass(7, "red", [b"a"], [1], scene.now_ns)
     with pytest.raises(StaleEpoch, match="of epoch 9, and this node one of 1"):
         scene.enter(scene.hello(fetched, role=ROLE_NODE, name="n", epoch=9))
     for partition, epoch in ((0, 1), (2, 0)):

@@ -135,7 +135,7 @@ def test_a_revoked_certificate_ends_unix_sessions_and_tickets(encrypted: Encrypt
             assert client.get(KEY) == VALUE
             assert client.shared_memory() == {"n0": ""}
         revoke(revoked, leaked)
-        eventually(session.has_hung_up, "the node ends the session of its Unix socket")
+        eventually(session.is_closed_by_peer, "the node ends the session of its Unix socket")
         with pytest.raises(InvalidTicket, match="certificate that this ticket was issued upon is revoked"):
             Channel.open(unix, hello, Deadline(PATIENT_S))
         eventually(refuses(lambda: ended.get(KEY)), "its own keys are not read any more")
@@ -154,7 +154,7 @@ def test_a_revoked_certificate_ends_at_nodes_without_a_master(encrypted: Encrypt
     with closing(Channel.open(unix, hello, Deadline(PATIENT_S))) as session:
         encrypted.system.masters[0].kill()
         revoke(revoked, leaked)
-        eventually(session.has_hung_up, "the node ends the session")
+        eventually(session.is_closed_by_peer, "the node ends the session")
         with pytest.raises(InvalidTicket, match="revoked"):
             Channel.open(unix, hello, Deadline(PATIENT_S))
 

@@ -171,12 +171,12 @@ def test_a_certificate_that_is_revoked_ends_what_it_opened_and_opens_nothing_mor
         assert asks() is asks_on() is grpc.StatusCode.OK
         revoke(revoked, leaked)
         for channel in ended:
-            until(channel.has_hung_up, "the session of a certificate that is revoked ends")
+            until(channel.is_closed_by_peer, "the session of a certificate that is revoked ends")
         assert asks() is calls(leaked)() is grpc.StatusCode.UNAUTHENTICATED
         for address in daemons:
             with pytest.raises(KVStoreError):
                 Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(PATIENT_S), tls=Certificates.of(leaked))
-        assert not any(channel.has_hung_up() for channel in going_on)
+        assert not any(channel.is_closed_by_peer() for channel in going_on)
         assert asks_on() is grpc.StatusCode.OK
         with system.remote_client(settings=kept, tenant="red", transfer=BY_TCP) as client:
             assert client.put(KEYS[0], VALUES[0])

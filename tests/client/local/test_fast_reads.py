@@ -92,7 +92,7 @@ class Scene:
         return node.route.primary
 
     def connect(self) -> None:
-        self.pool.take(self.address, Deadline(LONG_S)).give_back()
+        self.pool.take(self.address, Deadline(LONG_S)).release()
 
     def get(self, timeout_s: float = LONG_S) -> bytes | None:
         return self.reads.get_remote((), b"key", Deadline(timeout_s))

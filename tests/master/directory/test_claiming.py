@@ -121,13 +121,13 @@ def test_what_cannot_be_read_at_its_node_yet_gives_way_to_whatever_there_is() ->
     first, second, away = master.register("a"), master.register("b"), master.register("c")
     master.publish(first, Event(b"k", 5))
     master.directory.reserve(TENANT, [b"reserved"], [1], local_node=first.node_id, now_ns=master.now_ns)
-    grants = claim(master, second, [b"k", b"reserved", b"new", b"new"], acknowledged=0)
+    grants = claim(master, second, [b"k", b"reserved", b"new", b"new"], held=0)
     assert list(grants.statuses) == [PRESENT, BUSY, GRANTED, BUSY]
     assert [bool(generation) for generation in grants.generations] == [False, False, True, False]
     assert list(grants.nodes) == [0, 0, second.node_id, 0]
     master.directory.disconnected(away.node_id, away.epoch, master.now_ns)
     master.directory.removing.plan(TENANT, [b"k"], force=False)
-    grants = claim(master, second, [b"k"], acknowledged=0)
+    grants = claim(master, second, [b"k"], held=0)
     assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [0])
 
 
@@ -138,10 +138,10 @@ def test_what_only_other_nodes_hold_that_have_yet_to_name_it_is_busy_until_they_
     first, second = master.register("a"), master.register("b")
     master.sync(first, Event(b"lost", 5), Event(b"kept", 5))
     master.publish(first, phase=PHASE_SYNC_BEGIN)
-    assert list(claim(master, second, [b"lost", b"kept"], checksum=8, acknowledged=held).statuses) == [BUSY, BUSY]
+    assert list(claim(master, second, [b"lost", b"kept"], checksum=8, held=held).statuses) == [BUSY, BUSY]
     master.publish(first, Event(b"kept", 5), phase=PHASE_SYNC)
     master.publish(first, phase=PHASE_SYNC_END)
-    assert list(claim(master, second, [b"lost", b"kept"], checksum=8, acknowledged=held).statuses) == [GRANTED, PRESENT]
+    assert list(claim(master, second, [b"lost", b"kept"], checksum=8, held=held).statuses) == [GRANTED, PRESENT]
 
 
 @pytest.mark.parametrize("held", [0, 1])
@@ -154,13 +154,13 @@ def test_what_only_the_claiming_node_was_thought_to_hold_is_lost_and_granted_bef
     master.directory.removing.plan(TENANT, [b"removed"], force=False)  # and the node has yet to answer
     for node in (first, second):
         master.publish(node, phase=PHASE_SYNC_BEGIN)
-    grants = claim(master, first, [b"own", b"both", b"removed"], checksum=8, acknowledged=held)
+    grants = claim(master, first, [b"own", b"both", b"removed"], checksum=8, held=held)
     assert list(grants.statuses) == [GRANTED, BUSY, BUSY]
     assert grants.generations[0] > 5
     master.publish(first, Event(b"own", grants.generations[0], checksum=8))
     master.publish(first, phase=PHASE_SYNC_END)
     assert master.exists(b"own") == [1]
-    assert list(claim(master, second, [b"own"], checksum=8, acknowledged=held).statuses) == [PRESENT]
+    assert list(claim(master, second, [b"own"], checksum=8, held=held).statuses) == [PRESENT]
 
 
 def test_bytes_that_can_be_read_join_a_version_that_nobody_has_named_yet() -> None:
@@ -177,7 +177,7 @@ def test_what_a_node_has_already_is_no_reservation_of_the_tenants() -> None:
     master = Master(quota=Quota(reservations=1))
     node = master.register("a")
     master.directory.reserve(TENANT, [b"k"], [1], now_ns=master.now_ns)
-    assert list(claim(master, node, [b"l"], acknowledged=0).statuses) == [GRANTED]
+    assert list(claim(master, node, [b"l"], held=0).statuses) == [GRANTED]
     assert master.directory.counts().reserved == 1
 
 

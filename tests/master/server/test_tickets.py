@@ -163,7 +163,7 @@ def test_what_is_revoked_waits_for_the_nodes_that_have_not_said_that_they_know(p
     def untold() -> set[int]:
         tickets = master.partitions[0].standing.leading().frames.tickets
         assert tickets is not None
-        return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
+        return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].unconfirmed, deadline_s=TIMEOUT_S))
 
     read_word(node, RevokeCredentials)
     eventually(lambda: untold() == {other.registration.node_id}, "one of two knows")
@@ -194,4 +194,4 @@ def test_a_node_that_is_forgotten_has_no_key_any_more(places: Places, node: Node
     master.reactor.call(forget, deadline_s=TIMEOUT_S)
     tickets = master.partitions[0].standing.leading().frames.tickets
     assert tickets is not None
-    assert master.reactor.call(lambda: tickets._issuer.due(2**62), deadline_s=TIMEOUT_S) == []
+    assert master.reactor.call(lambda: tickets._issuer.due_keys(2**62), deadline_s=TIMEOUT_S) == []

@@ -12,7 +12,7 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
-from kvstore.rpc.client.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, refusal, take_descriptors
+from kvstore.rpc.client.client_protocol import MAX_REQUEST_ID, ClientProtocol, is_closed_by_peer, read_refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_reader import FrameReader
 from tests.rpc.traced import sampled
@@ -139,13 +139,13 @@ def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut(
 def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert not has_hung_up(here)
+        assert not is_closed_by_peer(here)
         there.send(b"x")
-        assert not has_hung_up(here)
+        assert not is_closed_by_peer(here)
         assert here.recv(2) == b"x"
         there.close()
-        assert has_hung_up(here)
-    assert has_hung_up(here), "nor can a closed one be asked"
+        assert is_closed_by_peer(here)
+    assert is_closed_by_peer(here), "nor can a closed one be asked"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
 def test_the_refusal_of_a_peer_that_has_closed_is_read(data: bytes, kind: type[TooManyConnections] | None) -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        assert refusal(ours, FrameReader()) is None, "nothing has come"
+        assert read_refusal(ours, FrameReader()) is None, "nothing has come"
         with theirs:
             theirs.sendall(data)
-        found = refusal(ours, FrameReader())
+        found = read_refusal(ours, FrameReader())
         assert type(found) is (kind or type(None))

@@ -12,15 +12,15 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Hello,
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.client.owners import (
-    LONGEST_PAUSE,
     MAX_NAMED,
-    PASSED_OVER,
+    MAX_PAUSE_FACTOR,
+    SKIP_FACTOR,
     Masters,
     OwnerSearchRound,
     await_owner,
+    backoff_delays,
     find_owner,
-    looks,
-    pauses,
+    probe_delays,
 )
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import eventually
@@ -52,10 +52,10 @@ def test_all_are_in_order_from_the_owner_on() -> None:
 def test_those_named_are_known_beside_those_given_the_latest_so_many() -> None:
     masters = Masters([A])
     assert masters.learn("a:1") == A
-    assert not masters.are_several, "it was given"
+    assert not masters.has_several, "it was given"
     for number in (*range(MAX_NAMED), 0, MAX_NAMED):
         masters.learn(f"n:{number}")
-    assert masters.are_several
+    assert masters.has_several
     assert [address.port for address in masters.in_order()] == [1, *range(2, MAX_NAMED), 0, MAX_NAMED]
     masters.owner = B
     assert masters.in_order()[0] == B, "known however it was found"
@@ -107,13 +107,13 @@ def test_a_refusal_is_told_before_what_is_unavailable() -> None:
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    assert list(itertools.islice(pauses(0.5), 6)) == [0.5, 1, 2, 4, 4, 4]
-    assert LONGEST_PAUSE == 8
+    assert list(itertools.islice(backoff_delays(0.5), 6)) == [0.5, 1, 2, 4, 4, 4]
+    assert MAX_PAUSE_FACTOR == 8
 
 
 def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after() -> None:
-    assert list(itertools.islice(looks(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
-    assert list(itertools.islice(looks(1.0, is_doubted=True), 2)) == [0.25, 0.25]
+    assert list(itertools.islice(probe_delays(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
+    assert list(itertools.islice(probe_delays(1.0, is_doubted=True), 2)) == [0.25, 0.25]
 
 
 class Clock:
@@ -137,11 +137,11 @@ def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
     for address in (A, B, B):
         wait_in_vain(masters, clock, address, 1)
     assert masters.in_order() == [C, A, B]
-    assert list(map(masters.silences, (A, B, C))) == [1, 2, 0]
+    assert list(map(masters.timeouts, (A, B, C))) == [1, 2, 0]
     OwnerSearchRound(masters).failed(A, Unavailable("cannot connect to a:1"))
     OwnerSearchRound(masters).is_owner(B, Welcome(SERVER_MASTER, "m"))
     assert masters.in_order() == [B, C, A]
-    assert masters.silences(B) == 0
+    assert masters.timeouts(B) == 0
 
 
 def test_of_those_that_did_not_answer_the_one_that_was_asked_longest_ago_has_its_turn() -> None:
@@ -157,7 +157,7 @@ def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     wait_in_vain(masters, clock, B, 100)
-    for passed_ns, asked_last in ((100 * PASSED_OVER - 1, None), (1, B)):
+    for passed_ns, asked_last in ((100 * SKIP_FACTOR - 1, None), (1, B)):
         clock.ns += passed_ns
         asking = OwnerSearchRound(masters)
         assert asking.next() == A

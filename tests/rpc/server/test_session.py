@@ -25,7 +25,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import tenant_loads
 from kvstore.rpc.server.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
 from kvstore.rpc.server.tenant_loads import MAX_UNANSWERED, TenantLoad, TenantLoads
-from kvstore.rpc.tracing import BROKEN, ObservedPeer, Stopwatch, Tracer, asking_for
+from kvstore.rpc.tracing import BROKEN, ObservedPeer, Stopwatch, Tracer, within_span
 from kvstore.security.quotas.quota import Quota, Quotas
 from tests.garbage import assert_no_garbage
 from tests.rpc.encrypted_pair import tls_pair
@@ -173,7 +173,7 @@ class Taking(Recorder):
     """A handler that serves what has come along with its message at once."""
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
-        value = session.arrived_payload()
+        value = session.buffered_payload()
         if value is None:
             return super().payload(session, header, body)
         self.frames.append((-header.type, header.request_id, bytes(body), bytes(value)))
@@ -198,15 +198,15 @@ def test_a_payload_that_came_along_is_served_at_once_and_what_follows_in_order()
 
 
 class AtOnce:
-    """A session's `at_once` that serves what begins as it is told, and notes all that it is shown."""
+    """A session's `fast_path` that serves what begins as it is told, and notes all that it is shown."""
 
     def __init__(self, line: Line, serves: bytes) -> None:
         self.line = line
         self.serves = serves
         self.shown: list[bytes] = []
         self.fault: Exception | None = None
-        line.session.belongs_to(TenantLoads().enter("a", "red"))
-        line.session.at_once = self
+        line.session.set_tenant_load(TenantLoads().enter("a", "red"))
+        line.session.fast_path = self
 
     def __call__(self, session: Session, frame: memoryview) -> bool:
         assert session is self.line.session
@@ -227,16 +227,16 @@ def answered(request_id: int) -> bytes:
 
 def test_what_has_come_alone_may_be_served_by_one_call_and_all_else_is_read_as_ever(either: Line) -> None:
     line = either
-    at_once = AtOnce(line, put(b"value", request_id=7))
+    fast_path = AtOnce(line, put(b"value", request_id=7))
     line.send(put(b"value", request_id=7))
     assert read_frame(line.peer)[0].request_id == 7
-    assert (line.handler.frames, len(at_once.shown)) == ([], 1)
+    assert (line.handler.frames, len(fast_path.shown)) == ([], 1)
     line.send(frame(EXISTS, 8))
     assert [request_id for _, request_id, _, _ in line.handler.frames] == [8]
-    assert len(at_once.shown) == 2
+    assert len(fast_path.shown) == 2
     line.send(put(b"value", request_id=7))
     assert len(line.handler.frames) == 2, "one waits for its answer: this is counted, too"
-    assert len(at_once.shown) == 2
+    assert len(fast_path.shown) == 2
     line.session.reply(8, Ok())
     line.session.reply(7, Ok())
     assert [read_frame(line.peer)[0].request_id for _ in range(2)] == [8, 7]
@@ -246,24 +246,24 @@ def test_what_has_come_alone_may_be_served_by_one_call_and_all_else_is_read_as_e
 
 
 def test_the_rest_of_what_has_begun_is_not_shown_as_if_it_were_whole(line: Line) -> None:
-    at_once = AtOnce(line, b"")
+    fast_path = AtOnce(line, b"")
     data = put(b"value", request_id=7)
     line.send(data[:10])
     line.send(data[10:-2])
     line.send(data[-2:])
-    assert at_once.shown == [data[:10]]
+    assert fast_path.shown == [data[:10]]
     assert line.handler.frames[0][1::2] == (7, b"value")
 
 
 def test_nothing_is_shown_of_who_is_held_to_a_quota_or_is_nobodys(line: Line) -> None:
-    at_once = AtOnce(line, put(b"value", request_id=7))
-    line.session.belongs_to(None)
+    fast_path = AtOnce(line, put(b"value", request_id=7))
+    line.session.set_tenant_load(None)
     line.send(put(b"value", request_id=7))
     loads = TenantLoads()
-    loads.hold_to(Quotas(Quota(requests_in_flight=5)))
-    line.session.belongs_to(loads.enter("a", "red"))
+    loads.set_quotas(Quotas(Quota(requests_in_flight=5)))
+    line.session.set_tenant_load(loads.enter("a", "red"))
     line.send(put(b"value", request_id=7))
-    assert (len(at_once.shown), len(line.handler.frames)) == (0, 2)
+    assert (len(fast_path.shown), len(line.handler.frames)) == (0, 2)
 
 
 def test_a_fault_of_ours_in_what_is_served_at_once_ends_the_connection(line: Line, caplog: pytest.LogCaptureFixture) -> None:
@@ -308,7 +308,7 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
     mine, peer = socket.socketpair()
     line = Line((peer, mine))
     line.session._stopwatch = Stopwatch(times)
-    at_once = AtOnce(line, put(b"value", request_id=7))
+    fast_path = AtOnce(line, put(b"value", request_id=7))
     line.send(put(b"value", request_id=7))
     assert len(times.taken_ns) == 1
     assert times.taken_ns[0] > 0
@@ -318,10 +318,10 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
         session.reply(8, Ok())
         return True
 
-    line.session.at_once = counted
+    line.session.fast_path = counted
     line.send(put(b"value", request_id=8))
     assert len(times.taken_ns) == 2, "what is counted and answered in one go is timed once"
-    line.session.at_once = at_once
+    line.session.fast_path = fast_path
     line.send(put(b"value", request_id=7))
     assert len(times.taken_ns) == 3
     assert times.slow_kinds == [Put.TYPE] * 3
@@ -392,7 +392,7 @@ def test_sessions_that_are_over_leave_nothing_to_the_collector(
     def come_and_go() -> None:
         line = Line(ends())
         reactors.append(line.reactor)
-        line.session.at_once = AtOnce(line, b"")
+        line.session.fast_path = AtOnce(line, b"")
         line.send(frame(EXISTS))
         line.session.request(EXISTS, lambda _header, _body: None, deadline_s=1.0)
         if is_closed_within:
@@ -708,7 +708,7 @@ def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Sp
 @pytest.mark.parametrize("has_payload", [False, True])
 def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_goes_on(line: Line, has_payload: bool) -> None:
     load = TenantLoad("red", 2)
-    line.session.belongs_to(load)
+    line.session.set_tenant_load(load)
     for request_id in (1, 2, 3):
         line.send(put(b"value", request_id=request_id) if has_payload else frame(Exists([b"k"]), request_id))
     header, answer, _ = read_frame(line.peer)
@@ -728,7 +728,7 @@ def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_go
 
 def test_a_tenants_connection_is_not_read_while_too_much_of_what_it_asked_waits_for_its_answer(either: Line) -> None:
     line = either
-    line.session.belongs_to(TenantLoad("red", None))
+    line.session.set_tenant_load(TenantLoad("red", None))
     for number in range(1, MAX_UNANSWERED + 3):
         line.send(frame(EXISTS, number))
     line.send(frame(ReleaseLeases([1]), 0))
@@ -748,7 +748,7 @@ def test_messages_that_wait_for_their_answers_hold_so_many_bytes_of_a_tenants_co
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tenant_loads, "MAX_HELD_BYTES", 1 << 20)
-    line.session.belongs_to(TenantLoad("red", None))
+    line.session.set_tenant_load(TenantLoad("red", None))
     asked = Exists([bytes(255)] * 1200)
     assert 3 < (1 << 20) / len(asked.pack()) < 4
     sender = threading.Thread(target=line.peer.sendall, args=(b"".join(frame(asked, number) for number in range(1, 7)),))
@@ -765,7 +765,7 @@ def test_messages_that_wait_for_their_answers_hold_so_many_bytes_of_a_tenants_co
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_tenant_whose_requests_would_count_nowhere_is_hung_up_on(line: Line, number: int) -> None:
-    line.session.belongs_to(TenantLoad("red", None))
+    line.session.set_tenant_load(TenantLoad("red", None))
     line.send(frame(EXISTS, 1) + frame(EXISTS, number))
     assert f"a request has a number of its own, from 1 on, until it is answered: {number} is none" in str(read_frame(line.peer)[1])
     assert not line.session.is_open
@@ -800,14 +800,14 @@ def test_a_peer_that_takes_no_descriptors_is_not_read_from_until_it_does(line: L
 def test_what_is_asked_on_behalf_of_a_span_is_announced_to_who_takes_it_and_all_else_is_as_ever(traced: tuple[Line, Spans]) -> None:
     line, spans = traced
     plain = len(asked_by(line))
-    with asking_for(Part(spans, "", place=PARENT)):
+    with within_span(Part(spans, "", place=PARENT)):
         assert len(asked_by(line)) == plain, "the peer takes no traces"
-        line.session.met(accepts_traces=True)
+        line.session.mark_authenticated(accepts_traces=True)
         assert asked_by(line)[: len(TRACE)] == TRACE
     assert len(asked_by(line)) == plain, "it is for nobody's sake"
     line.session.close()
     errors = list[object]()
-    with asking_for(Part(spans, "", place=PARENT)):
+    with within_span(Part(spans, "", place=PARENT)):
         line.session.request(EXISTS, lambda _header, error: errors.append(error), deadline_s=5)
     assert [type(error) for error in errors] == [Unavailable]
 

@@ -12,7 +12,7 @@ from kvstore.security.quotas.quota import Quota, Quotas
 
 def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
     loads = TenantLoads()
-    loads.hold_to(Quotas(tenants={"red": Quota(connections=2)}))
+    loads.set_quotas(Quotas(tenants={"red": Quota(connections=2)}))
     assert loads.enter("a", "red") is loads.enter("b", "red")
     with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 connections here, all that its quota gives it \(connections\)"):
         loads.enter("c", "red")
@@ -32,8 +32,8 @@ def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybod
     loads, quotas = TenantLoads(), Quotas(Quota(requests_in_flight=1))
     load = loads.enter("a", "red")
     assert load.limit is None
-    loads.hold_to(quotas)
-    loads.hold_to(quotas)
+    loads.set_quotas(quotas)
+    loads.set_quotas(quotas)
     load.begin()
     with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 1 requests in flight here, all that its quota gives it \(requests_in_fl"):
         load.begin()
@@ -52,7 +52,7 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     loads, mine = TenantLoads(), InFlight()
     mine.check(asked(0))
     mine.begin(asked(1))
-    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    loads.set_quotas(Quotas(Quota(requests_in_flight=2)))
     red, blue = loads.enter("a", "red"), loads.enter("b", "blue")
     mine.belong_to(red)
     mine.check(asked(0, ReleaseLeases.TYPE))
@@ -82,5 +82,5 @@ def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quot
     assert not mine.is_uncounted
     mine.end(1)
     assert mine.is_uncounted
-    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    loads.set_quotas(Quotas(Quota(requests_in_flight=2)))
     assert not mine.is_uncounted

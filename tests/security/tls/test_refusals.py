@@ -11,7 +11,7 @@ import pytest
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.certificates import SERVERS, Certificates
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.security.tls.refusals import refusal
+from kvstore.security.tls.refusals import tls_error
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared, to_come
@@ -121,7 +121,7 @@ def test_a_client_that_does_not_speak_tls() -> None:
 def test_what_has_no_line_of_its_own_is_told_in_openssls_words() -> None:
     unknown = ssl.SSLError(1, "[SSL: BAD_ECPOINT] bad ecpoint (_ssl.c:1)")
     unknown.reason = "BAD_ECPOINT"
-    assert str(refusal(unknown, "h")) == "no TLS with h: bad ecpoint"
+    assert str(tls_error(unknown, "h")) == "no TLS with h: bad ecpoint"
     unverified = ssl.SSLCertVerificationError(1, "no")
     unverified.verify_code, unverified.verify_message = 23, "certificate revoked"
-    assert str(refusal(unverified, "h")) == "the certificate of h is not accepted: certificate revoked"
+    assert str(tls_error(unverified, "h")) == "the certificate of h is not accepted: certificate revoked"

@@ -12,13 +12,13 @@ from kvstore.security.tls.subjects import (
     NODE,
     CertificateSubject,
     CertifiedPeer,
-    both,
+    caller_identity,
     check_has,
     check_hello,
     check_welcome,
-    of_caller,
-    of_client,
-    of_node,
+    client_identity,
+    combine_identities,
+    node_identity,
     peer_of,
 )
 
@@ -107,36 +107,36 @@ def peer_for(*uris: str) -> CertifiedPeer:
 
 def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> None:
     red, every = peer_for("kvstore://client/red"), peer_for("kvstore://client/*")
-    assert of_client(red, "red", "") == of_client(red, "red", "a token") == RED
-    assert of_client(red, "blue", "") is of_client(None, "red", "") is of_client(every, "", "an operator's token") is None
-    assert of_client(every, "red", "") == Identity(IdentityKind.TENANT, Role.ADMIN, "red")
-    assert of_client(every, "", "") == Identity(IdentityKind.TENANT, Role.ADMIN)
+    assert client_identity(red, "red", "") == client_identity(red, "red", "a token") == RED
+    assert client_identity(red, "blue", "") is client_identity(None, "red", "") is client_identity(every, "", "an operator's token") is None
+    assert client_identity(every, "red", "") == Identity(IdentityKind.TENANT, Role.ADMIN, "red")
+    assert client_identity(every, "", "") == Identity(IdentityKind.TENANT, Role.ADMIN)
 
 
 def test_a_nodes_certificate_is_that_node() -> None:
-    assert of_node(peer_for("kvstore://node/one"), "one") == Identity(IdentityKind.NODE, name="one")
-    assert of_node(peer_for("kvstore://node/one"), "two") is of_node(None, "one") is None
+    assert node_identity(peer_for("kvstore://node/one"), "one") == Identity(IdentityKind.NODE, name="one")
+    assert node_identity(peer_for("kvstore://node/one"), "two") is node_identity(None, "one") is None
 
 
 def test_a_caller_is_whom_his_certificate_names() -> None:
     one, every = peer_for("kvstore://node/one"), peer_for("kvstore://node/*")
-    assert of_caller(None, "red") is None
-    assert of_caller(one, "") == Identity(IdentityKind.NODE, name="one")
-    assert of_caller(every, "") == Identity(IdentityKind.NODE)
-    assert of_caller(peer_for("kvstore://client/red"), "red") == of_caller(peer_for("kvstore://client/red"), "") == RED
-    assert of_caller(peer_for("kvstore://client/*"), "") == Identity(IdentityKind.TENANT, Role.ADMIN)
-    assert of_caller(peer_for("kvstore://master"), "") == UNAUTHENTICATED
+    assert caller_identity(None, "red") is None
+    assert caller_identity(one, "") == Identity(IdentityKind.NODE, name="one")
+    assert caller_identity(every, "") == Identity(IdentityKind.NODE)
+    assert caller_identity(peer_for("kvstore://client/red"), "red") == caller_identity(peer_for("kvstore://client/red"), "") == RED
+    assert caller_identity(peer_for("kvstore://client/*"), "") == Identity(IdentityKind.TENANT, Role.ADMIN)
+    assert caller_identity(peer_for("kvstore://master"), "") == UNAUTHENTICATED
     with pytest.raises(Unauthorized, match=r"is for kvstore://node/one, and a client of tenant 'red' calls"):
-        of_caller(one, "red")
+        caller_identity(one, "red")
 
 
 def test_what_is_shown_together_goes_as_far_as_both_do() -> None:
     one, other = Identity(IdentityKind.NODE, name="one", credential="c"), Identity(IdentityKind.NODE, name="two")
     every = Identity(IdentityKind.NODE, credential="c")
-    assert both(one, None) == one
-    assert both(ANONYMOUS, RED) == RED
-    assert both(every, Identity(IdentityKind.NODE, name="one")) == one
-    assert both(one, Identity(IdentityKind.NODE)) == one
-    assert both(RED, RED) == RED
+    assert combine_identities(one, None) == one
+    assert combine_identities(ANONYMOUS, RED) == RED
+    assert combine_identities(every, Identity(IdentityKind.NODE, name="one")) == one
+    assert combine_identities(one, Identity(IdentityKind.NODE)) == one
+    assert combine_identities(RED, RED) == RED
     with pytest.raises(Denied, match="the certificate is of node 'two', the token of node 'one'"):
-        both(one, other)
+        combine_identities(one, other)

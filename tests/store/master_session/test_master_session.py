@@ -91,6 +91,6 @@ def test_a_heartbeat_goes_over_the_connection_that_there_is_and_fails_at_once_wh
             _header, message, _payload = read_frame(master)
             if isinstance(message, Heartbeat):
                 break
-        assert message.said == b"said"
+        assert message.request == b"said"
     eventually(lambda: bool(heard), "the connection is gone")
     assert isinstance(heard.pop(), Unavailable)

@@ -134,7 +134,7 @@ def test_a_node_with_a_pass_is_shown_the_slabs_in_which_its_blocks_lie_and_no_ot
         writer.put({"a": b"a" * 3000, "b": b"b" * 9000}, generation=4)
         slabs = writer.ask_blocks("a", "b").slabs
         assert slabs[0] != slabs[1]
-        pass_for_a = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        pass_for_a = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [4], node.reactor.now_ns()))
         hello = Hello(ROLE_NODE, "red", "", "other", 0, pass_for_a)
         reader = Client(Channel.open(parse_address(node.tcp), hello, Deadline(TIMEOUT_S)))
         with pytest.raises(Denied, match="the pass of this node is for blocks in other slabs"):

@@ -114,7 +114,7 @@ def test_where_tickets_are_needed_a_node_shows_the_pass_that_came_with_the_order
         client.close()
         node.admission.master_epochs[0] = 3
         generation = Room("a").wanted[0].generation
-        shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [generation], node.reactor.now_ns()))
+        shown = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [generation], node.reactor.now_ns()))
 
         def attempt(epoch: int, ticket: bytes) -> list[int | KVStoreError]:
             return fetch(source_of(node), Hello(ROLE_NODE, "red", "", "asker", epoch, ticket), Room("a").wanted, Deadline(TIMEOUT_S))

@@ -97,7 +97,7 @@ def test_a_put_is_answered_and_read_before_the_master_knows_and_then_has_its_gen
     assert client.read("a", "b")[1] == [b"aaa", b"b"]
     assert client.read("a", generations=[42])[1] == [None], "it has none yet"
     claim = master.decide((GRANTED, 42), (GRANTED, 43))
-    assert (claim.epoch, claim.tenant, claim.namespace, claim.keys, claim.held) == (7, "red", "ns", [b"a", b"b"], 1)
+    assert (claim.epoch, claim.tenant, claim.namespace, claim.keys, claim.acknowledged) == (7, "red", "ns", [b"a", b"b"], 1)
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 43])[1] == [b"aaa", b"b"]
     assert (events, node.call(lambda: len(node.store.table.undecided))) == ([], 0), "the master knows from the claim"

@@ -82,7 +82,7 @@ def test_what_the_engine_wrote_is_visible_from_the_commit_on(node: Served, clien
     values = [b"a" * 5000, b"b" * 100]
     opened = client.open({"a": 5000, "b": 100}, engine=1)
     assert list(opened.statuses) == [GRANTED] * 2
-    assert list(opened.ahead) == []
+    assert list(opened.slabs_ahead) == []
     write(far, opened, values)
     assert client.read("a")[1] == [None]
     assert client.commit(opened, values) == [STORED] * 2

@@ -165,7 +165,7 @@ def test_a_system_without_memory_fails_the_request_and_leaves_nothing_open(
     assert node.call(lambda: node.store.table.open_puts) == 0
     assert client.put({"a": bytes(KIB)}) == [STORED]
     other = node.connect()
-    assert list(other.open({"c": KIB}).ahead) == [], "a slab ahead of need is no reason to fail"
+    assert list(other.open({"c": KIB}).slabs_ahead) == [], "a slab ahead of need is no reason to fail"
     other.close()
 
 

@@ -255,7 +255,7 @@ def test_of_who_may_not_write_nothing_is_served_at_once(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         for role, may_put in ((Role.READ, False), (Role.WRITE, True)):
             client = node.connect(ticket=node.ticket(role=role))
-            assert node.call(lambda: [session.at_once is not None for session in node.server.sessions]) == [may_put]
+            assert node.call(lambda: [session.fast_path is not None for session in node.server.sessions]) == [may_put]
             client.close()
             until(node, lambda: not node.server.sessions)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.security.binding import check_binding, is_loopback
+from kvstore.security.listen_address import check_listen_address, is_loopback
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_a_name_without_an_address_is_for_whoever_listens_to_refuse(host: str) -
 def test_it_listens_where_nobody_comes_or_who_comes_is_asked_or_the_operator_says_so(
     host: str, is_authenticated: bool, is_allowed: bool
 ) -> None:
-    check_binding("listen", host, is_authenticated=is_authenticated, allow_unauthenticated=is_allowed, mend="x")
+    check_listen_address("listen", host, is_authenticated=is_authenticated, allow_unauthenticated=is_allowed, mend="x")
 
 
 def test_else_it_is_refused_and_told_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"^listen is 0\.0\.0\.0, which other .*: give tokens \(.*\), or say allow_unauthenticated"):
-        check_binding("listen", "0.0.0.0", is_authenticated=False, allow_unauthenticated=False, mend="give tokens")
+        check_listen_address("listen", "0.0.0.0", is_authenticated=False, allow_unauthenticated=False, mend="give tokens")

@@ -16,7 +16,7 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address[0]).is_loopback for _, _, _, _, address in found)
 
 
-def check_binding(setting: str, host: str, *, is_authenticated: bool, allow_unauthenticated: bool, mend: str) -> None:
+def check_listen_address(setting: str, host: str, *, is_authenticated: bool, allow_unauthenticated: bool, mend: str) -> None:
     """Raises ConfigError for a `host` that others reach, where whoever comes is not asked who he is. `setting` names it, `mend` says how
     this daemon is told to ask."""
     if is_authenticated or allow_unauthenticated or is_loopback(host):
