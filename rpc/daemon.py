@@ -93,10 +93,7 @@ def announce(event: str, facts: dict[str, Any]) -> None:
 
 
 def serve(reactor: Reactor) -> None:
-    """Run the reactor until it is stopped.
-
-    What is alive now stays: the collector need not walk a table of millions again and again.
-    """
+    """Run the reactor until it is stopped. Freezes current objects, so that the collector does not walk tables of millions."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

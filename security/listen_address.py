@@ -1,5 +1,4 @@
-"""Where a daemon may listen: on the loopback, and elsewhere only if whoever comes has to show who he is, or the operator says aloud that
-nobody has to."""
+"""Check of listen addresses: non-loopback ones require authentication, or an explicit setting."""
 
 import ipaddress
 import socket
@@ -8,7 +7,7 @@ from kvstore.protocol.errors import ConfigError
 
 
 def is_loopback(host: str) -> bool:
-    """Is every address of this host name one that no other host reaches? True for a name without one: nothing listens there."""
+    """Whether all addresses of this host name are loopback; True for a name without an address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
@@ -17,11 +16,13 @@ def is_loopback(host: str) -> bool:
 
 
 def check_listen_address(setting: str, host: str, *, is_authenticated: bool, allow_unauthenticated: bool, mend: str) -> None:
-    """Raises ConfigError for a `host` that others reach, where whoever comes is not asked who he is. `setting` names it, `mend` says how
-    this daemon is told to ask."""
+    """Raises ConfigError for a non-loopback `host` without authentication.
+
+    `setting`: its name; `mend`: how to authenticate peers.
+    """
     if is_authenticated or allow_unauthenticated or is_loopback(host):
         return
     raise ConfigError(
-        f"{setting} is {host}, which other hosts reach, and whoever gets there would be let in: {mend} (docs/security.md), or say "
-        "allow_unauthenticated if that network is yours alone"
+        f"{setting} {host} is not loopback, and authentication is off: {mend} (docs/security.md), or set allow_unauthenticated on a "
+        "trusted network"
     )

@@ -58,7 +58,7 @@ def test_a_tls_handshake_is_told_from_garbage() -> None:
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(received, sent, server_hostname="node").do_handshake()
-    with pytest.raises(ProtocolError, match=r"^TLS is spoken to a port without it: set tls_cert and tls_key here"):
+    with pytest.raises(ProtocolError, match=r"^the peer uses TLS and this port does not: set tls_cert and tls_key here"):
         unpack_header(sent.read())
 
 
@@ -77,7 +77,7 @@ def test_any_header_of_this_version_is_within_the_limits_or_refused(rest: bytes)
 def test_frame_of_another_version_is_refused(version: int) -> None:
     frame = bytearray(pack_header(1, 1, 0))
     frame[2] = version
-    with pytest.raises(ProtocolError, match=f"version {version}, this side speaks {VERSION}: run one release on both"):
+    with pytest.raises(ProtocolError, match=f"version {version}, this side {VERSION}: run the same release on both"):
         unpack_header(frame)
 
 

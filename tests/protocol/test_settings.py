@@ -152,7 +152,7 @@ def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Pa
         ("[oven]\n[Oven]\n", "unknown section [Oven]: did you mean [oven]?"),
         ("[oven.top]\n[share]\n", "unknown section [share]: did you mean [shared]?"),
         ("[[nodes]]\n", "unknown section [nodes]: did you mean [node]?"),
-        ("heat = 3\n[oven]\n", "heat stands in no section: write it below the line [SECTION] of the program that it is for"),
+        ("heat = 3\n[oven]\n", "heat is outside of any section: move it below the line [SECTION] of its program"),
     ],
 )
 def test_a_section_that_no_program_has_is_refused_with_the_nearest_one_there_is(file: Path, content: str, message: str) -> None:

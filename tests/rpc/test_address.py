@@ -93,7 +93,7 @@ def test_a_socket_that_is_not_to_be_had_says_why(tmp_path: Path) -> None:
     assert local_socket_problem("", told) == local_socket_problem(path, "another boot/1:2") == NOT_LOCAL
     assert (
         local_socket_problem(path, f"{host_id()}/1:2")
-        == f"{path} is another daemon's in this mount namespace: mount the folder of the one that is meant"
+        == f"{path} is another daemon's socket in this mount namespace: mount the intended daemon's folder at that path"
     )
     os.unlink(path)
     assert local_socket_problem(path, told) == f"there is no {path} in this mount namespace: mount its folder at that path"

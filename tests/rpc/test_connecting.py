@@ -183,18 +183,18 @@ def test_who_is_not_let_in_reads_why_though_he_spoke_on(make: Callable[..., Daem
     daemon = make(master())
     bare = certificates(replace(shared().client(), tls_cert="", tls_key=""))
     for _ in range(5):
-        assert "lets in nobody without a certificate: set tls_cert and tls_key" in refused(lambda: opened(daemon, bare))
-    assert "lets in nobody without a certificate" in refused(lambda: opened_async(daemon, bare))
+        assert "requires a certificate: set tls_cert and tls_key" in refused(lambda: opened(daemon, bare))
+    assert "requires a certificate" in refused(lambda: opened_async(daemon, bare))
     assert not daemon.handler.frames
 
 
 def test_plain_and_tls_are_told_from_one_another_in_one_line(make: Callable[..., Daemon], caplog: pytest.LogCaptureFixture) -> None:
     encrypted, plain = make(master()), make(None)
-    assert "this port speaks TLS, and this side does not" in refused(lambda: opened(encrypted, None))
+    assert "this port requires TLS, and this side does not use it" in refused(lambda: opened(encrypted, None))
     assert "does not: set its tls_ca" in refused(lambda: opened_async(encrypted, None))
     assert "does not speak TLS: give it tls_cert and tls_key" in refused(lambda: opened(plain, client()))
     assert "does not speak TLS" in refused(lambda: opened_async(plain, client()))
-    assert "TLS is spoken to a port without it: set tls_cert and tls_key here" in caplog.text
+    assert "the peer uses TLS and this port does not: set tls_cert and tls_key here" in caplog.text
 
 
 def test_nobody_says_or_answers_that_he_is_another_than_his_certificate_says(make: Callable[..., Daemon]) -> None:
@@ -245,7 +245,7 @@ def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Ca
             with socket.create_connection(place) as kept, socket.create_connection(place) as more:
                 pump(reactor, lambda: bool(server.sessions))
                 (session,) = server.sessions
-                session._handler._know(session)  # type: ignore[attr-defined]  # as if it had said Hello
+                session._handler._mark_authenticated(session)  # type: ignore[attr-defined]  # as if it had said Hello
                 more.settimeout(PATIENCE_S)
                 for _ in range(20):
                     reactor.run_once(0)
@@ -303,7 +303,7 @@ def test_connecting_ends_with_what_the_caller_is_to_know() -> None:
             connect_to(address, client(), Deadline(0.05))
         silent.accept()[0].close()
         gone = in_background(lambda: silent.accept()[0].close())
-        with pytest.raises(Unavailable, match=r"hung up in the TLS handshake|reset"):
+        with pytest.raises(Unavailable, match=r"closed the connection in the TLS handshake|reset"):
             connect_to(address, client(), Deadline(PATIENCE_S))
         gone.result(PATIENCE_S)
         connect_to(address, None, Deadline(PATIENCE_S)).close()

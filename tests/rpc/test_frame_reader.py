@@ -127,7 +127,7 @@ def test_a_body_beyond_what_is_taken_of_this_peer_is_refused() -> None:
     data = pack_header(1, 1, 100)
     reader.recv_buffer()[: len(data)] = data
     reader.received(len(data))
-    with pytest.raises(ProtocolError, match="say Hello first: until then a message has at most 99 bytes, not 100"):
+    with pytest.raises(ProtocolError, match="a body of 100 bytes is over the limit of 99 before Hello"):
         reader.next_frame()
 
 

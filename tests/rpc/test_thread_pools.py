@@ -59,6 +59,6 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(monkeyp
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("crew-of-few")]
 
     no_more_threads(monkeypatch, after=2)
-    with pytest.raises(ConfigError, match=r"3 threads \(crew-of-few\) cannot be had: can't start new thread"):
+    with pytest.raises(ConfigError, match=r"cannot start 3 threads \(crew-of-few\): can't start new thread"):
         started(3, "crew-of-few")
     eventually(lambda: not there(), "its threads have ended")

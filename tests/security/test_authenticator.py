@@ -45,7 +45,7 @@ def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, to
 @pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
 def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Path, name: str, token: str) -> None:
     guard = Authenticator(str(file))
-    with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: give it, in join_token "):
+    with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: set join_token "):
         guard.identify_node(name, token)
     assert guard.refused == 1
 

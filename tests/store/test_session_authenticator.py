@@ -99,7 +99,7 @@ def test_a_session_outlives_its_ticket_while_its_master_is_heard(scene: Scene) -
     connection, ticket = scene.enter(), scene.ticket()
     scene.wait(50 * TICKET_S)
     assert connection.is_open
-    with pytest.raises(InvalidTicket, match="has ended"):
+    with pytest.raises(InvalidTicket, match="has expired"):
         scene.enter(scene.hello(ticket))
 
 

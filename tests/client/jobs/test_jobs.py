@@ -253,7 +253,7 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
 ) -> None:
     before = set(threading.enumerate())
     no_more_threads(monkeypatch, after=given)
-    with pytest.raises(ConfigError, match=r"3 threads \(kvstore-jobs\) cannot be had: can't start new thread"):
+    with pytest.raises(ConfigError, match=r"cannot start 3 threads \(kvstore-jobs\): can't start new thread"):
         Jobs(client, SETTINGS)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
 

@@ -387,7 +387,7 @@ def test_a_connection_can_be_given_away_between_calls(either: Line) -> None:
 def test_a_connection_whose_peer_spoke_unasked_is_not_given_away(line: Line) -> None:
     line.peer.sendall(frame(Flags(b"\1"), 1) + frame(EXISTS, 1))
     line.exists()
-    with pytest.raises(Unavailable, match="spoke before it was asked"):
+    with pytest.raises(Unavailable, match="sent bytes without a request"):
         line.channel.detach()
     assert not line.channel.is_open
 

@@ -84,7 +84,7 @@ def test_masters_that_name_one_another_end_in_one_clear_error() -> None:
         assert asking.next() == address
         assert not asking.is_owner(address, standing_by(named))
     assert asking.next() is None
-    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 stands by for b:1; b:1 stands by for a:1$"):
+    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 follows the owner b:1; b:1 follows the owner a:1$"):
         raise asking.error()
 
 
@@ -227,7 +227,7 @@ def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypa
     monkeypatch.setattr(time, "monotonic_ns", clock)
     masters = Masters([A, B, C], clock_ns=clock)
     for address in (A, B, C, A):
-        with pytest.raises(Unavailable, match=f"^no master can be reached: {address} does not answer$"):
+        with pytest.raises(Unavailable, match=f"^no master can be reached: {address} does not respond$"):
             find_owner(masters, HELLO, Deadline(2), attempt_s=2)
     assert asked == [A, B, C, A]
     with pytest.raises(Unavailable, match="there was no time to ask one"):

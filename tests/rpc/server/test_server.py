@@ -235,7 +235,7 @@ def test_the_socket_of_a_live_owner_is_refused_and_left_alone(daemon: Daemon, tm
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(path))
         alive.listen()
-        with pytest.raises(ConfigError, match=r"listens there: stop it, or give this one a folder of its own \(--run-dir\)"):
+        with pytest.raises(ConfigError, match=r"listens there: stop it, or give this one another folder \(--run-dir\)"):
             daemon.server.listen_unix(path)
         assert path.is_socket()
 

@@ -88,7 +88,7 @@ def test_a_good_ticket_says_who_until_when_and_by_which_master(keyring: Keyring)
 
 def test_it_is_good_until_its_end(keyring: Keyring) -> None:
     keyring.check(ticket(), node_id=5, now_ns=108 * S - 1)
-    with pytest.raises(InvalidTicket, match="has ended"):
+    with pytest.raises(InvalidTicket, match="has expired"):
         keyring.check(ticket(), node_id=5, now_ns=108 * S)
 
 

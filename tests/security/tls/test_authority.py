@@ -28,14 +28,14 @@ def test_a_certificate_says_whom_and_where_it_is_for_and_keys_are_their_owners(t
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     make_authority(tmp_path)
     before = (tmp_path / CA_KEY).read_bytes()
-    with pytest.raises(ConfigError, match=r"ca.pem is there already: remove it first"):
+    with pytest.raises(ConfigError, match=r"ca.pem exists: remove it first"):
         make_authority(tmp_path)
     (tmp_path / CA_CERT).rename(tmp_path / "moved.pem")
-    with pytest.raises(ConfigError, match=r"ca.key is there already"):
+    with pytest.raises(ConfigError, match=r"ca.key exists"):
         make_authority(tmp_path)
     (tmp_path / "moved.pem").rename(tmp_path / CA_CERT)
     issue(tmp_path, "one", [CertificateSubject(NODE, "one")])
-    with pytest.raises(ConfigError, match=r"one.pem is there already"):
+    with pytest.raises(ConfigError, match=r"one.pem exists"):
         issue(tmp_path, "one", [CertificateSubject(NODE, "one")])
     assert (tmp_path / CA_KEY).read_bytes() == before
 

@@ -93,7 +93,7 @@ def test_files_that_cannot_be_used_are_told_of_once_and_the_former_go_on(tmp_pat
     Path(settings.tls_key).write_bytes(b"nonsense")
     for _ in range(2):
         assert client.pems() == before
-    assert caplog.text.count("cannot be used, the former go on: tls_cert and tls_key: ") == 1
+    assert caplog.text.count("cannot be used, the former stay in use: tls_cert and tls_key: ") == 1
     Path(settings.tls_key).unlink()
     assert client.pems() == before
     assert f"tls_key: cannot read {settings.tls_key}: No such file or directory" in caplog.text
@@ -112,7 +112,7 @@ def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> N
     good = shared().master()
     assert refused(replace(good, tls_key="")) == "tls_cert and tls_key go together: set both, or neither"
     assert refused(replace(good, tls_cert="", tls_ca="")) == "tls_cert and tls_key go together: set both, or neither"
-    assert refused(replace(good, tls_ca="")).startswith("tls_require_client_cert needs tls_ca")
+    assert refused(replace(good, tls_ca="")).startswith("tls_require_client_cert requires tls_ca")
     assert refused(replace(good, tls_ca="/absent.pem")) == "tls_ca: cannot read /absent.pem: No such file or directory"
     assert refused(replace(good, tls_ca=good.tls_key)) == f"tls_ca: {good.tls_key} holds no certificate in PEM form"
     mismatch = refused(replace(good, tls_key=shared().client().tls_key))
@@ -123,7 +123,7 @@ def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> N
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
         )
     )
-    assert "the key is encrypted, and a daemon has nobody to ask" in refused(replace(good, tls_key=str(encrypted)))
+    assert "the key is encrypted, and a daemon cannot prompt" in refused(replace(good, tls_key=str(encrypted)))
 
 
 def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends_at_either_end(
@@ -178,7 +178,7 @@ def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:
     assert Certificates.of_peer(ServerTlsSettings(), "a node") is None
     without_ca = replace(whole, tls_ca="", tls_require_client_cert=False)
     for lacking in (without_ca, replace(whole, tls_cert="", tls_key="")):
-        with pytest.raises(ConfigError, match="a node connects and is connected to: for TLS it needs tls_ca, tls_cert and tls_key"):
+        with pytest.raises(ConfigError, match="a node connects and serves: for TLS set tls_ca, tls_cert and tls_key"):
             Certificates.of_peer(lacking, "a node")
 
 
@@ -186,7 +186,7 @@ def test_a_program_holds_its_certificate_to_its_role() -> None:
     settings = shared().master()
     own = certificates(settings)
     own.require_role(OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
-    with pytest.raises(ConfigError, match="it does not name elsewhere"):
+    with pytest.raises(ConfigError, match="tls_cert does not have elsewhere"):
         own.require_role(OwnRole(CertificateSubject(MASTER), ("elsewhere",)))
     certificates(shared().client()).require_role(OwnRole(CertificateSubject(MASTER)))
     before = own.pems()

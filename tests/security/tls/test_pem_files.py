@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_or_is_another_is_refused(tmp_path: Path) -> 
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(MAX_REVOKED_BYTES + 1)
-    with pytest.raises(ConfigError, match="it is another file"):
+    with pytest.raises(ConfigError, match="check the path"):
         read_revoked(str(path))
 
 

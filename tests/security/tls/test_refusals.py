@@ -83,12 +83,12 @@ def test_authorities_that_do_not_know_one_another(tmp_path: Path) -> None:
 def test_a_client_without_a_certificate_or_with_one_that_is_over() -> None:
     bare = replace(shared().client(), tls_cert="", tls_key="")
     ours, theirs = told(certificates(bare), certificates(shared().master()))
-    assert ours == "127.0.0.1 lets in nobody without a certificate: set tls_cert and tls_key"
-    assert "shows no certificate, and tls_require_client_cert wants one" in theirs
+    assert ours == "127.0.0.1 requires a certificate: set tls_cert and tls_key"
+    assert "has no certificate, and tls_require_client_cert is set" in theirs
     assert told(certificates(bare), certificates(replace(shared().master(), tls_require_client_cert=False))) == ("", "")
     over = shared().client("red", valid=past())
     ours, theirs = told(certificates(over), certificates(shared().master()))
-    assert ours == "127.0.0.1 says that this side's certificate has expired: make a new one"
+    assert ours == "127.0.0.1 reports that this side's certificate has expired: make a new one"
     assert "has expired: make a new one" in theirs
 
 
@@ -112,7 +112,7 @@ def test_a_client_that_does_not_speak_tls() -> None:
     with pytest.raises(Untrusted) as caught:
         far.shake_hands(PATIENCE_S)
     assert str(caught.value) == (
-        f"this port speaks TLS, and {host}:{port} does not: set its tls_ca, to the authority of the certificate here"
+        f"this port requires TLS, and {host}:{port} does not use it: set its tls_ca to the authority of this port's certificate"
     )
     near.close()
     far.close()

@@ -229,7 +229,7 @@ def test_a_certificate_with_names_that_are_no_text_is_refused(tmp_path: Path) ->
     server = certificates(cluster.master()).begin_from(far)
     serving = in_background(lambda: server.shake_hands(PATIENCE_S))
     client.shake_hands(PATIENCE_S)
-    with pytest.raises(Untrusted, match="has names that are no text: make another one"):
+    with pytest.raises(Untrusted, match="has names that are not text: create another one"):
         serving.result(PATIENCE_S)
     client.close()
     server.close()
