@@ -63,7 +63,7 @@ def test_a_tls_handshake_is_told_from_garbage() -> None:
 
 
 @given(st.binary(min_size=HEADER_BYTES - 3, max_size=HEADER_BYTES - 3))
-def test_any_header_of_this_version_is_within_the_limits_or_refused(rest: bytes) -> None:
+def test_any_header_is_within_limits_or_refused(rest: bytes) -> None:
     try:
         header = unpack_header(b"kV" + bytes([VERSION]) + rest)
     except ProtocolError:
@@ -91,7 +91,7 @@ def test_a_deadline_further_than_an_hour_is_cut() -> None:
     assert unpack_header(pack_header(1, 1, 0, 0, 2**32 - 1)).deadline_ms == MAX_DEADLINE_MS
 
 
-def test_a_header_field_too_large_for_its_place_is_the_callers_fault() -> None:
+def test_header_field_out_of_range_is_a_callers_error() -> None:
     with pytest.raises(struct.error):
         pack_header(1, 2**32, 0)
 

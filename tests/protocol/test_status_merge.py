@@ -8,7 +8,7 @@ def node(blocks: int, state: str = "alive", drain: pb.DrainStatus | None = None,
     return pb.NodeStatus(name=name, blocks=blocks, state=state, drain=drain, counters={"misses": 3})
 
 
-def test_blocks_and_what_is_counted_by_partition_are_summed_and_a_process_counts_once() -> None:
+def test_merge_sums_partitions_and_counts_a_process_once() -> None:
     first = pb.StatusReply(
         name="a", blocks=1, reserved=2, pinned=3, records=4, rss_bytes=10, catalog_health="ok", nodes=[node(5), node(1, name="m")]
     )
@@ -52,7 +52,7 @@ def test_a_drain_is_done_once_it_is_in_every_partition() -> None:
     assert not drained(None, None).HasField("drain")
 
 
-def test_a_drain_is_not_done_where_only_a_follower_has_told_of_a_partition() -> None:
+def test_merge_drain_is_not_done_if_a_follower_replied() -> None:
     done = pb.DrainStatus(to="peers", is_done=True)
     replies = [pb.StatusReply(name="a", role="owner", nodes=[node(1, drain=done)]), pb.StatusReply(name="b", role="following")]
     assert not merged_status(replies).nodes[0].drain.is_done

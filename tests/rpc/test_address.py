@@ -99,7 +99,7 @@ def test_a_socket_that_is_not_to_be_had_says_why(tmp_path: Path) -> None:
     assert local_socket_problem(path, told) == f"there is no {path} in this mount namespace: mount its folder at that path"
 
 
-def test_what_keeps_another_user_out_is_named_with_what_would_let_it_in() -> None:
+def test_denied_reason_names_path_and_remedy() -> None:
     with common_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
         run_dir = folder / "run"
         run_dir.mkdir()
@@ -126,7 +126,7 @@ def test_what_keeps_another_user_out_is_named_with_what_would_let_it_in() -> Non
         run_dir.chmod(0o700)
 
 
-def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_leaves_time_for_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     with black_hole() as silent, socket.create_server(("127.0.0.1", 0)) as listener:
         has_addresses(monkeypatch, silent, listener.getsockname())
         with connect(Address("host", 1), timeout_s=1) as sock:

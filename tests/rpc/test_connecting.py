@@ -105,7 +105,7 @@ def test_a_blocking_channel_moves_values_both_ways(make: Callable[..., Daemon]) 
     channel.close()
 
 
-def test_values_that_came_with_the_answer_are_taken_without_waiting_for_a_poll(make: Callable[..., Daemon]) -> None:
+def test_values_received_with_the_answer_need_no_poll(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     channel = Channel.open(daemon.address, HELLO, Deadline(PATIENCE_S), tls=client())
     channel.ask(Exists([b"aaaa"]), Deadline(PATIENCE_S))
@@ -136,7 +136,7 @@ def test_an_asynchronous_channel_does_the_same(make: Callable[..., Daemon]) -> N
     asyncio.run(use())
 
 
-def test_requests_that_lie_decrypted_are_served_without_another_event(make: Callable[..., Daemon]) -> None:
+def test_decrypted_requests_are_served_without_another_event(make: Callable[..., Daemon]) -> None:
     """Two requests and a payload in one record, and a node that has room for the payload only later."""
     daemon = make(master(), room="later")
     channel = Channel.open(daemon.address, HELLO, Deadline(PATIENCE_S), tls=client())
@@ -153,7 +153,7 @@ def test_requests_that_lie_decrypted_are_served_without_another_event(make: Call
     sock.close()
 
 
-def test_a_record_larger_than_the_room_for_frames_is_read_to_its_end(make: Callable[..., Daemon]) -> None:
+def test_record_larger_than_the_buffer_is_read_completely(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     channel = Channel.open(daemon.address, HELLO, Deadline(PATIENCE_S), tls=client())
     sock = channel.detach()
@@ -197,7 +197,7 @@ def test_plain_and_tls_are_told_from_one_another_in_one_line(make: Callable[...,
     assert "the peer uses TLS and this port does not: set tls_cert and tls_key here" in caplog.text
 
 
-def test_nobody_says_or_answers_that_he_is_another_than_his_certificate_says(make: Callable[..., Daemon]) -> None:
+def test_peer_must_match_its_certificate(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     with pytest.raises(Unauthorized, match="a client of tenant 'blue' introduces itself"):
         opened(daemon, client(), Hello(ROLE_CLIENT, "blue"))
@@ -228,7 +228,7 @@ def test_over_a_unix_socket_there_is_no_tls(tmp_path: Path) -> None:
     reactor.close()
 
 
-def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Callable[..., Daemon]) -> None:
+def test_stalled_handshake_is_unauthenticated_and_times_out(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     with socket.create_connection((daemon.address.host, daemon.address.port)) as silent:
         opened(daemon, client()).close()
@@ -276,7 +276,7 @@ def test_one_who_was_refused_and_goes_on_is_hung_up_on() -> None:
     reactor.close()
 
 
-def test_a_session_that_connects_shakes_hands_when_it_first_speaks(make: Callable[..., Daemon]) -> None:
+def test_outgoing_session_shakes_hands_on_first_send(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     reactor, replies = Reactor(), Replies()
     sock = socket.create_connection((daemon.address.host, daemon.address.port))

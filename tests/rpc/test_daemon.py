@@ -42,7 +42,7 @@ def test_a_signal_ends_it_cleanly_and_every_line_is_json(number: signal.Signals)
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 
 
-def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signal() -> None:
+def test_stop_on_signals_ends_at_second_signal_at_the_latest() -> None:
     process = start(', lambda: announce("asked", {})')
     assert process.stdout is not None
     process.stdout.readline()
@@ -54,7 +54,7 @@ def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_daemon_without_a_reactor_is_told_of_a_signal_and_knows_its_name(number: signal.Signals) -> None:
+def test_end_on_signals_reports_the_names_without_a_reactor(number: signal.Signals) -> None:
     program = """
 import threading
 from kvstore.rpc.daemon import end_on_signals, announce
@@ -130,7 +130,7 @@ def dead_terminal() -> int:
     [(lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"), (dead_terminal, "Input/output error")],
     ids=["full disk", "dead terminal"],
 )
-def test_standard_output_that_cannot_be_written_is_no_reason_to_stop_and_is_told_once(opened: Callable[[], int], why: str) -> None:
+def test_unwritable_stdout_is_logged_once_and_not_fatal(opened: Callable[[], int], why: str) -> None:
     program = PROGRAM.replace(" ASK", SAYING_ONE_IN_THE_LOOP)
     with open(opened(), "wb") as output:
         process = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, timeout=120)
@@ -139,7 +139,7 @@ def test_standard_output_that_cannot_be_written_is_no_reason_to_stop_and_is_told
     assert line.endswith(f"further events are not printed: {why}")
 
 
-def test_a_daemon_without_a_standard_output_says_nothing_and_goes_on() -> None:
+def test_daemon_without_stdout_announces_nothing_and_runs() -> None:
     program = PROGRAM.replace(" ASK", SAYING_ONE_IN_THE_LOOP)
     closing = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", program]
     process = subprocess.run(closing, stderr=subprocess.PIPE, text=True, timeout=120)

@@ -82,7 +82,7 @@ FRAMES = st.lists(st.builds(lambda body, payload: Sent(noise(body), noise(payloa
 
 
 @given(FRAMES, st.lists(st.one_of(st.integers(1, 30), st.integers(1, 100_000)), min_size=1, max_size=8), st.integers(1, 50_000))
-def test_frames_and_values_come_out_as_they_went_in_whatever_the_cuts(frames: list[Sent], cuts: list[int], view_bytes: int) -> None:
+def test_frames_and_values_survive_any_cuts(frames: list[Sent], cuts: list[int], view_bytes: int) -> None:
     receiver = Receiver(max(view_bytes, 100))
     data = b"".join(sent.packed(index) for index, sent in enumerate(frames))
     at = turn = 0
@@ -131,7 +131,7 @@ def test_a_body_beyond_what_is_taken_of_this_peer_is_refused() -> None:
         reader.next_frame()
 
 
-def test_what_lies_behind_a_frame_can_be_looked_at_where_it_is_whole() -> None:
+def test_peek_returns_complete_bytes_behind_a_frame() -> None:
     reader = FrameReader()
     feed(reader, Sent(b"body", b"value").packed(1)[:-1])
     assert reader.next_frame() is not None
@@ -187,7 +187,7 @@ def test_bytes_go_where_they_belong_first_those_that_came_along(ends: Ends) -> N
     assert (one.header, one.is_receiving, one.is_whole) == (None, False, True)
 
 
-def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends: Ends) -> None:
+def test_diverted_payload_is_discarded_and_request_is_served(ends: Ends) -> None:
     one, memory = payload_of(9), bytearray(9)
     with pytest.raises(AssertionError, match="on its way"):
         one.divert()
@@ -202,7 +202,7 @@ def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends
     assert ends[0].recv(10) == b"NEXT"
 
 
-def test_one_connection_reads_so_much_before_others_have_their_turn(ends: Ends) -> None:
+def test_connection_reads_a_limited_amount_each_round(ends: Ends) -> None:
     size = TURN_BYTES + 10
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * size)
     ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * size)

@@ -27,7 +27,7 @@ def test_a_late_copy_has_the_next_ones_made_with_the_gil() -> None:
     assert not gil.is_on
 
 
-def test_of_two_long_waits_the_second_was_for_the_gil_if_the_thread_slept_twice() -> None:
+def test_second_long_wait_was_for_the_gil_if_thread_slept_twice() -> None:
     gil = GilContention()
     gil.waited(0)
     assert gil.is_suspected

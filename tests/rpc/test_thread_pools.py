@@ -46,7 +46,7 @@ def test_what_was_refused_for_want_of_a_thread_is_not_done_later(pool: ThreadPoo
     assert not done
 
 
-def test_all_its_threads_work_where_the_system_has_none_to_give_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_pool_works_when_no_more_threads_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(3, "crew") as crew:
         no_more_threads(monkeypatch)
         together = threading.Barrier(3, timeout=PATIENCE_S)
@@ -54,7 +54,7 @@ def test_all_its_threads_work_where_the_system_has_none_to_give_any_more(monkeyp
             done.result(PATIENCE_S)
 
 
-def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_a_pool_is_reported_and_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def there() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("crew-of-few")]
 

@@ -75,7 +75,7 @@ def spans() -> Spans:
     return Spans()
 
 
-def test_metadata_name_the_call_that_is_sampled_and_only_one_that_can_be_read() -> None:
+def test_metadata_has_the_sampled_call_and_ignores_bad_ones() -> None:
     assert trace_metadata() == ()
     with sampled() as call:
         shown = trace_metadata()
@@ -89,7 +89,7 @@ def announcement(span_id: int) -> memoryview:
     return memoryview(Trace(TraceParent(7, span_id).text()).pack())
 
 
-def test_a_message_for_several_requests_is_below_the_first_and_linked_to_the_others(spans: Spans) -> None:
+def test_message_for_several_is_child_of_first_linked_to_rest(spans: Spans) -> None:
     stopwatch = TracedStopwatch(None, spans)
     for span_id in range(1, MAX_LINKS + 10):
         stopwatch.announced(announcement(span_id))
@@ -128,7 +128,7 @@ def full() -> None:
     raise Full("no room")
 
 
-def test_of_one_peer_only_so_many_spans_are_open_and_they_end_with_the_connection(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_spans_are_limited_and_end_with_the_connection(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "MAX_UNANSWERED", 2)
     stopwatch = TracedStopwatch(None, spans)
     for request_id in (1, 2, 3):

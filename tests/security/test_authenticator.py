@@ -43,14 +43,14 @@ def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, to
 
 
 @pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
-def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Path, name: str, token: str) -> None:
+def test_node_without_its_own_join_token_may_not_join(file: Path, name: str, token: str) -> None:
     guard = Authenticator(str(file))
     with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: set join_token "):
         guard.identify_node(name, token)
     assert guard.refused == 1
 
 
-def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(file: Path) -> None:
+def test_peer_master_authenticates_only_by_the_master_key(file: Path) -> None:
     guard, other = Authenticator(str(file)), Authenticator(str(file))
     assert guard.identify_master(guard.master_key) is PEER_MASTER
     for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):

@@ -97,7 +97,7 @@ def test_without_credentials_everybody_is_let_in() -> None:
     assert not nobody.holds(Identity(IdentityKind.TENANT, Role.READ, "red", "1f"), now_s=0)
 
 
-def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: Credentials) -> None:
+def test_certificate_suffices_and_must_match_the_token(full: Credentials) -> None:
     node, red, blue = (
         Identity(IdentityKind.NODE, name="n1"),
         Identity(IdentityKind.TENANT, Role.WRITE, "red"),
@@ -162,7 +162,7 @@ def test_a_bad_file_is_one_error_that_names_what_is_wrong(tmp_path: Path, text: 
         read_credentials(written(tmp_path, text))
 
 
-def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it(tmp_path: Path) -> None:
+def test_file_without_join_tokens_is_refused_with_remedy(tmp_path: Path) -> None:
     path = written(tmp_path, '[tenants]\nred = "secret"\n')
     with pytest.raises(ConfigError, match="no node can join") as refused:
         read_credentials(path)
@@ -172,7 +172,7 @@ def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it
     assert not read_credentials(written(tmp_path, '[tenants]\nred = "secret"\n'), nodes_have_certificates=True).has(IdentityKind.NODE)
 
 
-def test_the_owner_of_a_token_is_known_without_its_tenant_and_after_its_end(full: Credentials) -> None:
+def test_owner_of_a_token_is_known_without_tenant_and_expired(full: Credentials) -> None:
     owners = {token: found.name if (found := full.owner(token)) else None for token in ("secret", "rules", "one", "root", "guess")}
     assert owners == {"secret": "red", "rules": "blue", "one": "n1", "root": "ops", "guess": None}
 

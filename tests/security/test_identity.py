@@ -11,7 +11,7 @@ def test_a_node_goes_by_the_name_of_its_credential_or_by_any(name: str, asked: s
     assert ANONYMOUS.may_use_name(asked)
 
 
-def test_only_a_tenant_itself_acts_as_it_and_only_who_has_role_admin_operates() -> None:
+def test_only_the_tenant_acts_as_it_and_only_admins_operate() -> None:
     red, ruler, operator = (
         Identity(IdentityKind.TENANT, Role.WRITE, "red"),
         Identity(IdentityKind.TENANT, Role.ADMIN, "red"),

@@ -15,16 +15,14 @@ def test_only_the_loopback_is_out_of_reach(host: str, is_it: bool) -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "x" * 300])
-def test_a_name_without_an_address_is_for_whoever_listens_to_refuse(host: str) -> None:
+def test_is_loopback_is_true_for_a_name_without_address(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize(
     ("host", "is_authenticated", "is_allowed"), [("127.0.0.1", False, False), ("0.0.0.0", True, False), ("0.0.0.0", False, True)]
 )
-def test_it_listens_where_nobody_comes_or_who_comes_is_asked_or_the_operator_says_so(
-    host: str, is_authenticated: bool, is_allowed: bool
-) -> None:
+def test_listen_address_needs_loopback_authentication_or_flag(host: str, is_authenticated: bool, is_allowed: bool) -> None:
     check_listen_address("listen", host, is_authenticated=is_authenticated, allow_unauthenticated=is_allowed, mend="x")
 
 

@@ -158,7 +158,7 @@ def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVSto
 
 
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
-def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(node: Served, kind: type[Message]) -> None:
+def test_frame_reaches_node_service_only_with_permission(node: Served, kind: type[Message]) -> None:
     taken = set()
     for name, hello in hellos(node).items():
         error = refusal(node, hello, FRAMES[kind])
@@ -169,11 +169,11 @@ def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(no
     assert taken == ALLOWED[kind]
 
 
-def test_a_hello_is_welcome_from_who_shows_a_ticket_of_his_own_for_this_node(node: Served) -> None:
+def test_hello_needs_the_senders_own_ticket_for_this_node(node: Served) -> None:
     assert {name for name, hello in hellos(node).items() if hello is not None and refusal(node, hello, None) is None} == KNOWN
 
 
-def test_a_pass_reads_no_other_block_and_a_ticket_to_read_maps_nothing_to_write(node: Served) -> None:
+def test_pass_reads_only_its_blocks_read_ticket_maps_read_only(node: Served) -> None:
     told = hellos(node)
     assert isinstance(refusal(node, told["a pass"], ReadBlocks([b"other"], [4], 100, 0)), Denied)
     assert isinstance(refusal(node, told["a pass"], ExportSlabs([0])), Denied)

@@ -42,7 +42,7 @@ BETWEEN_RANKS = {
 """Hand-over: ranks of engines say these to one another, and nobody to a master or a node."""
 
 
-def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
+def test_every_request_has_a_rule_and_no_answer_has() -> None:
     requests = set(MESSAGES) - NO_REQUESTS - BETWEEN_RANKS
     assert set(MASTER_FRAMES) | set(NODE_FRAMES) == requests
     assert set(MASTER_FRAMES) & set(NODE_FRAMES) == {Hello.TYPE}

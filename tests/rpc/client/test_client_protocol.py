@@ -42,7 +42,7 @@ def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
     assert call.requests == 4
 
 
-def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_at(protocol: ClientProtocol) -> None:
+def test_flag_reads_one_flag_and_leaves_others_to_answer(protocol: ClientProtocol) -> None:
     body = Flags(b"\7").pack()
 
     def flag(
@@ -73,7 +73,7 @@ def greeted(takes: int) -> ClientProtocol:
     return protocol
 
 
-def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_other() -> None:
+def test_sampled_call_sends_trace_only_to_accepting_peer() -> None:
     with sampled() as call:
         asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, ACCEPTS_TRACES)}
     assert unpack_header(asked[0]).type == unpack_header(asked[2]).type == Exists.TYPE
@@ -113,7 +113,7 @@ def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tu
         protocol.answer(*frame, Flags)
 
 
-def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(protocol: ClientProtocol) -> None:
+def test_payload_must_be_read_before_the_next_request(protocol: ClientProtocol) -> None:
     protocol.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
     assert protocol.payload_left == 5
     with pytest.raises(ProtocolError, match="payload was not read"):
@@ -122,7 +122,7 @@ def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(
     protocol.request(EXISTS, Deadline(10))
 
 
-def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut() -> None:
+def test_descriptors_are_taken_from_truncated_ancillary_data() -> None:
     fds = array.array("i")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -136,7 +136,7 @@ def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut(
     assert fds[2:].tolist() == [7]
 
 
-def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
+def test_is_closed_by_peer_reads_nothing() -> None:
     here, there = socket.socketpair()
     with here, there:
         assert not is_closed_by_peer(here)

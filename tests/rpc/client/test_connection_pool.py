@@ -23,7 +23,7 @@ HELLO = Hello(1, "tenant", "token", "me")
 A = Address("a", 1)
 
 
-def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> None:
+def test_lease_released_within_a_call_closes_the_channel() -> None:
     for is_settled, error, stays in (
         (True, None, True),
         (True, DeadlineExceeded(""), True),
@@ -118,7 +118,7 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Connec
     assert pool.counts(daemon[1]) == (0, 0)
 
 
-def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
+def test_silent_address_is_unavailable_before_the_deadline() -> None:
     pool = ConnectionPool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(60))
@@ -142,7 +142,7 @@ def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: Con
     assert pool.counts(daemon[1]) == (0, 1)
 
 
-def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daemon: Started, pool: ConnectionPool) -> None:
+def test_borrowed_channel_acts_as_a_lease_when_interrupted(daemon: Started, pool: ConnectionPool) -> None:
     pool.take(daemon[1], Deadline(20)).release()
     permit, channel = pool.borrow(daemon[1]) or (None, None)
     assert permit is not None

@@ -49,7 +49,7 @@ def test_all_are_in_order_from_the_owner_on() -> None:
     assert masters.in_order() == [B, C, A]
 
 
-def test_those_named_are_known_beside_those_given_the_latest_so_many() -> None:
+def test_masters_know_given_and_latest_named_addresses() -> None:
     masters = Masters([A])
     assert masters.learn("a:1") == A
     assert not masters.has_several, "it was given"
@@ -111,7 +111,7 @@ def test_pauses_double_up_to_a_limit() -> None:
     assert MAX_PAUSE_FACTOR == 8
 
 
-def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after() -> None:
+def test_silent_owner_is_waited_for_once_then_probed() -> None:
     assert list(itertools.islice(probe_delays(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
     assert list(itertools.islice(probe_delays(1.0, is_doubted=True), 2)) == [0.25, 0.25]
 
@@ -144,7 +144,7 @@ def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
     assert masters.timeouts(B) == 0
 
 
-def test_of_those_that_did_not_answer_the_one_that_was_asked_longest_ago_has_its_turn() -> None:
+def test_silent_masters_are_tried_by_age_of_their_timeout() -> None:
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     for address in (B, A, C, B):
@@ -153,7 +153,7 @@ def test_of_those_that_did_not_answer_the_one_that_was_asked_longest_ago_has_its
 
 
 @pytest.mark.parametrize("says", [NoOwner("nobody owns the catalog"), standing_by("a:1")], ids=["nobody", "another"])
-def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_a_moment_ago(says: KVStoreError | Welcome) -> None:
+def test_round_that_knows_the_owner_skips_silent_masters(says: KVStoreError | Welcome) -> None:
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     wait_in_vain(masters, clock, B, 100)
@@ -170,7 +170,7 @@ def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_
         assert asking.next() == asked_last
 
 
-def test_who_was_silent_is_asked_where_nobody_tells_of_the_owner_or_one_names_it() -> None:
+def test_silent_master_is_asked_if_named_or_no_owner_is_known() -> None:
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     wait_in_vain(masters, clock, B, 100)
@@ -187,7 +187,7 @@ def test_who_was_silent_is_asked_where_nobody_tells_of_the_owner_or_one_names_it
 # --- over sockets ---
 
 
-def test_masters_that_stand_by_lead_to_the_owner_who_is_asked_first_from_then_on() -> None:
+def test_followers_lead_to_the_owner_which_is_asked_first_later() -> None:
     with stub_masters(3) as (first, second, owner):
         masters = known(first)
         for _ in range(2):
@@ -215,7 +215,7 @@ def test_each_time_that_one_does_not_answer_it_is_given_longer(
     assert found == given_s
 
 
-def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_not_asked_for_lack_of_time_is_first_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, clock = list[Address](), Clock()
 
     def no_answer(address: Address, _hello: Hello, deadline: Deadline, *, tls: object) -> None:
@@ -234,7 +234,7 @@ def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypa
         find_owner(masters, HELLO, Deadline(0), attempt_s=2)
 
 
-def test_while_nobody_owns_it_several_are_asked_again_until_one_does() -> None:
+def test_several_masters_are_retried_until_one_is_the_owner() -> None:
     with stub_masters(2) as (first, second):
         first.owner, first.refusal = "", Unavailable("no master owns the catalog now")
         second.refusal = first.refusal
@@ -265,7 +265,7 @@ def test_a_single_master_that_follows_the_catalog_is_waited_for() -> None:
         electing.join()
 
 
-def test_a_single_master_is_not_waited_for_and_several_until_the_deadline() -> None:
+def test_single_master_fails_at_once_several_at_deadline() -> None:
     with stub_masters(2) as (first, second):
         first.refusal = second.refusal = Unavailable("it has all its connections in use")
         with pytest.raises(Unavailable, match="it has all its connections in use"):

@@ -10,7 +10,7 @@ from kvstore.rpc.server.tenant_loads import InFlight, TenantLoads
 from kvstore.security.quotas.quota import Quota, Quotas
 
 
-def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
+def test_connections_over_quota_are_refused_until_one_ends() -> None:
     loads = TenantLoads()
     loads.set_quotas(Quotas(tenants={"red": Quota(connections=2)}))
     assert loads.enter("a", "red") is loads.enter("b", "red")
@@ -28,7 +28,7 @@ def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
     assert loads.refused() == {"connections": 1, "requests_in_flight": 0}
 
 
-def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybody_looks() -> None:
+def test_requests_over_quota_are_refused_and_counted() -> None:
     loads, quotas = TenantLoads(), Quotas(Quota(requests_in_flight=1))
     load = loads.enter("a", "red")
     assert load.limit is None
@@ -48,7 +48,7 @@ def asked(request_id: int, kind: int = Exists.TYPE, body_bytes: int = 10) -> Fra
     return FrameHeader(kind, request_id, 0, body_bytes, 0)
 
 
-def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answers() -> None:
+def test_requests_count_once_at_their_tenant_until_answered() -> None:
     loads, mine = TenantLoads(), InFlight()
     mine.check(asked(0))
     mine.begin(asked(1))
@@ -73,7 +73,7 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     assert blue.requests == 0
 
 
-def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quota_says_how_much_may() -> None:
+def test_uncounted_only_without_quota_and_waiting_requests() -> None:
     loads, mine = TenantLoads(), InFlight()
     assert not mine.is_uncounted, "nobody's"
     mine.belong_to(loads.enter("a", "red"))

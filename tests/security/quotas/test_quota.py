@@ -17,7 +17,7 @@ def test_limits_keep_their_places_which_records_of_catalogs_name() -> None:
     assert [pb.TenantQuota.DESCRIPTOR.fields_by_name[name].number for name in NAMES] == list(range(1, 11))
 
 
-def test_quotas_that_say_the_same_have_one_version_and_others_another() -> None:
+def test_equal_quotas_have_equal_versions_others_differ() -> None:
     red, blue = Quota(blocks=1), Quota(blocks=2)
     same = [Quotas(red, {"a": red, "b": blue}), Quotas(red, {"b": blue, "a": red})]
     others = [UNLIMITED, Quotas(red), Quotas(NO_QUOTA, {"a": red, "b": blue}), Quotas(red, {"a": blue, "b": red})]

@@ -28,7 +28,7 @@ def read(data: bytes, key: NodeKey) -> Ticket:
     return unseal(data, key.secret)
 
 
-def test_a_ticket_names_the_tenant_his_role_and_the_node_and_ends_in_its_time() -> None:
+def test_ticket_has_tenant_role_node_and_expires() -> None:
     made = issuer()
     key = made.register(5, 10 * S)
     ticket = read(made.issue_ticket(5, RED, left_s=math.inf, now_ns=13 * S), key)
@@ -38,13 +38,13 @@ def test_a_ticket_names_the_tenant_his_role_and_the_node_and_ends_in_its_time() 
     assert made.usable_ms == 75_000
 
 
-def test_a_ticket_ends_with_the_credential_that_it_is_issued_upon() -> None:
+def test_ticket_expires_with_its_credential() -> None:
     made = issuer()
     key = made.register(5, 0)
     assert read(made.issue_ticket(5, RED, left_s=7.5, now_ns=0), key).ends_ms == 7500
 
 
-def test_those_who_show_the_same_credential_have_the_same_ticket_for_a_quarter_of_its_time() -> None:
+def test_equal_credentials_share_a_ticket_for_a_quarter_of_ttl() -> None:
     made = issuer()
     made.register(5, 0)
     made.register(6, 0)
@@ -63,7 +63,7 @@ def test_those_who_show_the_same_credential_have_the_same_ticket_for_a_quarter_o
     assert len({ticket(26), ticket(26, node_id=6), *(ticket(26, who) for who in others)}) == 5
 
 
-def test_each_node_has_keys_of_its_own_and_a_new_one_with_each_registration() -> None:
+def test_each_registration_of_a_node_has_its_own_key() -> None:
     made = issuer()
     keys = [made.register(5, 0), made.register(6, 0), made.register(5, 0)]
     assert len({key.secret for key in keys}) == len({key.key_id for key in keys}) == 3
@@ -71,7 +71,7 @@ def test_each_node_has_keys_of_its_own_and_a_new_one_with_each_registration() ->
     assert "secret" not in repr(keys[0])
 
 
-def test_a_key_is_followed_by_another_which_is_used_once_the_node_has_it() -> None:
+def test_next_key_is_used_once_the_node_has_it() -> None:
     made = issuer()
     first = made.register(5, 0)
     assert made.due_keys(999 * S) == []
@@ -98,7 +98,7 @@ def test_a_pass_is_for_one_tenants_blocks_at_their_source() -> None:
     assert shown.blocks == {fingerprint(b"a", 1), fingerprint(b"b", 2)}
 
 
-def test_what_is_revoked_is_told_by_number_and_remembered_for_nodes_that_come_back() -> None:
+def test_revocation_is_kept_for_nodes_that_return() -> None:
     made = issuer()
     key = made.register(5, 0)
     second = Identity(IdentityKind.TENANT, Role.READ, "red", "second")
@@ -113,7 +113,7 @@ def test_what_is_revoked_is_told_by_number_and_remembered_for_nodes_that_come_ba
     assert again.credential != number, "a credential of that name that is let in anew is another one"
 
 
-def test_each_certificate_has_tickets_of_its_own_under_one_number() -> None:
+def test_each_certificate_has_own_tickets_under_one_number() -> None:
     """So nodes find a certificate that is revoked by themselves, and a revoked token ends them all."""
     made = issuer()
     key = made.register(5, 0)
@@ -146,7 +146,7 @@ def revoke(made: Issuer, at_s: int, name: str = "first") -> int:
     return made.revoke(bearer, at_s * S)
 
 
-def test_what_every_node_knows_to_be_revoked_is_forgotten_once_its_tickets_have_ended() -> None:
+def test_revocation_known_to_all_nodes_is_dropped_after_ttl() -> None:
     made = issuer()
     made.register(5, 0)
     made.register(6, 0)

@@ -68,7 +68,7 @@ def test_a_certificate_for_something_else_is_not_trusted() -> None:
         check_has(certified("kvstore://client/red"), (MASTER, NODE), "h:1")
 
 
-def test_nobody_introduces_himself_as_another_than_his_certificate_says() -> None:
+def test_hello_and_welcome_must_match_the_certificate() -> None:
     node, client = Hello(ROLE_NODE, name="one"), Hello(ROLE_CLIENT, "red")
     for hello in (node, client):
         check_hello(None, hello)
@@ -105,7 +105,7 @@ def peer_for(*uris: str) -> CertifiedPeer:
     return peer_of(uris)
 
 
-def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> None:
+def test_client_certificate_is_its_tenants_any_is_operators() -> None:
     red, every = peer_for("kvstore://client/red"), peer_for("kvstore://client/*")
     assert client_identity(red, "red", "") == client_identity(red, "red", "a token") == RED
     assert client_identity(red, "blue", "") is client_identity(None, "red", "") is client_identity(every, "", "an operator's token") is None
