@@ -93,7 +93,10 @@ def announce(event: str, facts: dict[str, Any]) -> None:
 
 
 def serve(reactor: Reactor) -> None:
-    """Run the reactor until it is stopped. Freezes current objects, so that the collector does not walk tables of millions."""
+    """Run the reactor until it is stopped.
+
+    Freezes current objects, so that the collector does not walk tables of millions.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
 MIN_CANCELLED: Final = 64
-"""Cancelled timers that stay in the heap whatever their share: rebuilding it for fewer is not worth it."""
+"""Cancelled timers below which the heap is not rebuilt."""
 STARVED_PAUSE_S: Final = 0.01
 """Pause after a round that failed for lack of memory."""
 MAX_EVENTS: Final = 256

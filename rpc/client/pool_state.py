@@ -20,7 +20,7 @@ from kvstore.rpc.address import Address
 HANDOVER_INTERVAL_NS: Final = 1_000_000
 """Time between two hand-overs. The longest wait is about this times the number of waiting callers."""
 MIN_CHANNELS: Final = 4
-"""Channels allowed to one address whatever is open to others: an operation that holds one may need another to continue.
+"""Channels always allowed to one address: an operation that holds one may need another to continue.
 """
 RETRY_NS: Final = 1_000_000_000
 """Pause before another channel is opened to an address that had no descriptor for one."""

@@ -1,8 +1,8 @@
 """Wait for a peer to close its end of a connection that this side has shut down.
 
-A local process may be stopped in the middle of a copy into shared memory, whatever this side does with the connection.
-Once its end is closed it cannot write any more, because an exiting process unmaps its memory before it closes its
-descriptors.
+A local process may be stopped in the middle of a copy into shared memory, even after this side has closed the
+connection. Once its end is closed it cannot write any more, because an exiting process unmaps its memory before it
+closes its descriptors.
 """
 
 import socket

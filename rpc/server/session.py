@@ -237,7 +237,7 @@ class Session:
             frame = self._reader.next_frame()
             if frame is None:
                 return
-            # Taken from the reader already: whatever the handler does, this frame is not served again.
+            # Taken from the reader already, so that it is not served again after an error of the handler.
             header, body = frame
             if header.type not in NO_REQUESTS:
                 self._in_flight.check(header)
@@ -440,7 +440,8 @@ class Session:
         return self.traces.span(request_id) if self.traces is not None else None
 
     def send_now(self, frame: bytes) -> bytes:
-        """Send what the socket takes of a whole frame, and return the rest, for `send_whole` before the handler returns.
+        """Send what the socket takes of a whole frame, and return the rest, for `send_whole` before the handler
+        returns.
 
         Never closes the session, so that the handler can finish its work first.
         """

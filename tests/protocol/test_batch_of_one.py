@@ -1,4 +1,6 @@
-"""Promises of batch_of_one.py: the bytes and values are those that the columns give, and what is no batch of one is left to them."""
+"""Promises of batch_of_one.py: the bytes and values are those that the columns give, and what is no batch of one is
+left to them.
+"""
 
 import struct
 from array import array

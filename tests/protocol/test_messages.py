@@ -1,5 +1,6 @@
-"""Promises of messages.py and of the modules that it collects: every message is there under its number, its bytes are those of its vector,
-it comes back as it was sent, and from any bytes comes a message or ProtocolError."""
+"""Promises of messages.py and of the modules that it collects: every message is there under its number, its bytes are
+those of its vector, it comes back as it was sent, and from any bytes comes a message or ProtocolError.
+"""
 
 from array import array
 

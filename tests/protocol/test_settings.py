@@ -1,4 +1,6 @@
-"""Promises of settings.py: flags beat the environment, that beats the file, that beats defaults; a bad value names its source."""
+"""Promises of settings.py: flags beat the environment, that beats the file, that beats defaults; a bad value names its
+source.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Promises of merging.py: what the owners of partitions tell of a cluster comes to the sums of the cluster."""
+"""Tests of status_merge.py: replies of the partitions' owners add up to the cluster's status."""
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.status_merge import merged_status

@@ -1,4 +1,4 @@
-"""Promises of variables.py: what is misspelt is told, what is another's is left alone."""
+"""Tests of variables.py: misspelt variables are reported, other programs' are ignored."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
+"""Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain
+sockets holds.
+"""
 
 import asyncio
 import random
@@ -32,7 +34,10 @@ MIB = 1 << 20
 
 
 class Daemon:
-    """Over TLS, in a thread. Answers Put with how many bytes came, Exists with a payload of the keys' sizes in MiB, the rest with Ok."""
+    """Over TLS, in a thread.
+
+    Answers Put with how many bytes came, Exists with a payload of the keys' sizes in MiB, the rest with Ok.
+    """
 
     def __init__(self, tls: Certificates | None, *, name: str = "m", server: int = SERVER_MASTER, room: str = "now") -> None:
         self.reactor = Reactor()

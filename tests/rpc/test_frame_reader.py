@@ -1,4 +1,4 @@
-"""Promises of frame_reader.py, against the bytes themselves: whatever the cuts, frames and values come out as they went in."""
+"""Tests of frame_reader.py: frames and values are unchanged for any segmentation of the bytes."""
 
 import random
 import socket
@@ -40,7 +40,7 @@ def feed(reader: FrameReader, data: bytes) -> int:
 
 
 class Receiver:
-    """Reads frames and their values, into views of at most `view_bytes`, as whoever owns a connection does."""
+    """Reads frames and their values, into views of at most `view_bytes`, as the owner of a connection does."""
 
     def __init__(self, view_bytes: int) -> None:
         self.reader = FrameReader()

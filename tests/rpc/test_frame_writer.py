@@ -1,4 +1,6 @@
-"""Promises of frame_writer.py, over a real socket whose reader may stall; test_session.py has what holds on a connection."""
+"""Promises of frame_writer.py, over a real socket whose reader may stall; test_session.py has what holds on a
+connection.
+"""
 
 import socket
 from collections import deque

@@ -64,7 +64,7 @@ def test_a_full_or_broken_socket_takes_nothing(pair: Pair) -> None:
 
 
 def test_no_other_thread_runs_meanwhile(pair: Pair) -> None:
-    """The wait is shorter than the switch interval, which is made long here: whoever lets go of the GIL has to wait for so long."""
+    """The wait is shorter than the switch interval, which is long here: a thread that releases the GIL waits that long."""
     ran: list[int] = []
     over = threading.Event()
 

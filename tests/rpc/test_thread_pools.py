@@ -1,4 +1,6 @@
-"""Promises of workers.py: a pool's threads are there from its start, or what it is given is done once, or never where it was refused."""
+"""Promises of workers.py: a pool's threads are there from its start, or what it is given is done once, or never where
+it was refused.
+"""
 
 import sys
 import threading

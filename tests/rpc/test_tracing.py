@@ -1,4 +1,4 @@
-"""Promises of tracing.py: the time of each request is told once, with its answer; only one that a Trace announced has a span."""
+"""Tests of tracing.py: each request's duration is reported once, with its response; only one with a Trace has a span."""
 
 from functools import partial
 

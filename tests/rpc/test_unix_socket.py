@@ -19,7 +19,7 @@ from tests.rpc.wires import read_frame
 from tests.users import GROUP, IS_ROOT, NOBODY, become_another, common_folder, shut_out
 
 UNKNOWN_GID = 987_654
-"""Of a group that nobody has named, and that only root can give a file to."""
+"""A gid without a name, which only root can give to a file."""
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_group_that_user_may_not_use_is_refused_without_trace(server: Server, fo
 
 
 def answered(server: Server, path: Path, *, is_member: bool, says: bytes) -> str:
-    """What another user's process is told that connects and `says` this, once it is hung up on."""
+    """Bytes received by another user's process that connects and sends `says`, until the connection closes."""
 
     def listen() -> str:
         become_another(is_member=is_member)

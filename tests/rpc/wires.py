@@ -1,4 +1,6 @@
-"""What the tests of sessions, servers and channels share: raw frames on plain sockets, and a handler that notes what it is given."""
+"""What the tests of sessions, servers and channels share: raw frames on plain sockets, and a handler that notes what it
+is given.
+"""
 
 import itertools
 import socket
@@ -18,7 +20,7 @@ from kvstore.rpc.server.session import Session
 
 
 class Clock:
-    """A clock that stands until it is told."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now_ns = 0

@@ -115,7 +115,9 @@ def test_certificate_suffices_and_must_match_the_token(full: Credentials) -> Non
 
 
 def test_operator_token_beside_a_certificate(full: Credentials) -> None:
-    """An operator's certificate stands for each tenant that is named; a tenant's own certificate does not go with an operator's token."""
+    """An operator's certificate stands for each tenant that is named; a tenant's own certificate does not go with an
+    operator's token.
+    """
     any_tenant = Identity(IdentityKind.TENANT, Role.ADMIN, "red", certificate=b"f" * 32)
     found = full.identify("red", "root", now_s=IN_TIME_S, certificate=any_tenant)
     assert (found.kind, found.certificate) == (IdentityKind.OPERATOR, b"f" * 32)

@@ -1,4 +1,4 @@
-"""Promises of binding.py."""
+"""Tests of listen_address.py."""
 
 import pytest
 

@@ -1,6 +1,8 @@
-"""Every RPC and every frame of a master by every kind of credential, over real sockets: who is let through to the service, and who is not.
+"""Every RPC and every frame of a master by every kind of credential, over real sockets: who is let through to the
+service, and who is not.
 
-What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new, fails here first.
+What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new,
+fails here first.
 """
 
 import socket
@@ -120,7 +122,8 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/grpc.health.v1.Health/Watch": (health_pb2.HealthCheckRequest(), set(CREDENTIALS)),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest(list_services=""), VALID),
 }
-"""What is asked, and who is let through to be answered: perhaps with an error, but not for who he is."""
+"""A request, and the identities that are permitted to make it; the answer may be an error, but not one of permission.
+"""
 
 STRANGERS: Final = {method for method, (_request, who) in CALLS.items() if "none" in who}
 FELLOWS: Final = {
@@ -253,7 +256,9 @@ def said(sock: socket.socket, message: Message) -> KVStoreError | None:
 
 
 def test_replayed_hello_does_not_displace_a_live_node(tmp_path: Path) -> None:
-    """It can be for as long as it is valid, which is why there is TLS; but the node that it is of is still the one that it was."""
+    """It can be for as long as it is valid, which is why there is TLS; but the node that it is of is still the one that
+    it was.
+    """
     shown = as_metadata("", "the token of n1")
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path, more=FILE)) as places, places.stub() as stub:
         first = stub.Register(pb.RegisterRequest(name="n1", instance=1), timeout=TIMEOUT_S, metadata=shown)

@@ -1,6 +1,7 @@
 """Every frame of a node by every kind of ticket, over real sockets: which reach their service.
 
-What each may do stands here a second time, in words of its own: a rule that changes, and a frame that is new, fails here first.
+What each may do stands here a second time, in words of its own: a rule that changes, and a frame that is new, fails
+here first.
 """
 
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ def test_there_is_a_row_for_every_frame() -> None:
 
 
 def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVStoreError | None:
-    """Why the last of them is not taken: None for one that is, whatever comes of it."""
+    """The error with which the last message is refused; None if it is permitted, even if it fails later."""
     with connect(parse_address(f"unix:{node.unix}"), timeout_s=TIMEOUT_S) as sock:
         answer: object = None
         if hello is not None:

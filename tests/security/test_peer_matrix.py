@@ -1,5 +1,6 @@
-"""Every frame that peers say to one another, and neither to a master nor to a node, by who says it, over real sockets: between transfer
-engines by what was shown when they joined and by the region's key, between ranks of a hand-over by the run that was greeted.
+"""Every frame that peers say to one another, and neither to a master nor to a node, by who says it, over real sockets:
+between transfer engines by what was shown when they joined and by the region's key, between ranks of a hand-over by
+the run that was greeted.
 
 What each may do stands here in words of its own: a frame that is new has no row, and fails here first.
 """
@@ -97,7 +98,7 @@ def test_engine_accepts_frames_only_after_its_secret(kind: type[Message], region
                 try:
                     if peer.answer()[0].type != Failure.TYPE:
                         taken.add(name)
-                except (EOFError, ConnectionResetError):  # it was hung up on
+                except (EOFError, ConnectionResetError):  # the connection was closed
                     pass
     assert taken == ENGINES[kind]
     assert bytes(memory.memory) == (b"them" if kind is WriteRegions else b"ours")

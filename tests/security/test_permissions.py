@@ -39,7 +39,7 @@ OPERATOR, NODE, INSTANCE = (Identity(kind) for kind in (IdentityKind.OPERATOR, I
 BETWEEN_RANKS = {
     kind.TYPE for kind in (RequestCache, ReadsDone, RankHello, PartReady, RankReport, ExportRegions, CancelRequest, RequestEnded)
 }
-"""Hand-over: ranks of engines say these to one another, and nobody to a master or a node."""
+"""Hand-over messages between engine ranks, never sent to a master or node."""
 
 
 def test_every_request_has_a_rule_and_no_answer_has() -> None:

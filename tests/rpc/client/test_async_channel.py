@@ -46,7 +46,7 @@ def with_channel(address: Address, scenario: Callable[[AsyncChannel], Coroutine[
 
 
 def with_peer(answer: Sequence[bytes], scenario: Callable[[AsyncChannel], Coroutine[Any, Any, None]]) -> None:
-    """A channel whose peer has sent these bytes already and then hung up."""
+    """A channel whose peer has sent these bytes and closed the connection."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()

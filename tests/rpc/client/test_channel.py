@@ -1,6 +1,7 @@
 """Promises of channel.py, against peers that the tests play on the other end of a real socket.
 
-Most answers lie in the socket before they are asked for: a channel's request ids count from 1, so no second thread is needed.
+Most answers lie in the socket before they are asked for: a channel's request ids count from 1, so no second thread is
+needed.
 """
 
 import array

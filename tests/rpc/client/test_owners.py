@@ -117,7 +117,7 @@ def test_silent_owner_is_waited_for_once_then_probed() -> None:
 
 
 class Clock:
-    """Nanoseconds that pass when they are told to."""
+    """A clock in nanoseconds that the test advances."""
 
     def __init__(self) -> None:
         self.ns = 1

@@ -1,4 +1,4 @@
-"""The bookkeeping of a pool by itself: plain objects for channels, times passed in."""
+"""Tests of pool_state.py, with plain objects for channels and times passed in."""
 
 import weakref
 
@@ -76,7 +76,7 @@ def test_a_dropped_turn_is_over_and_its_channel_forgotten() -> None:
 
 
 def test_idle_channels_are_closed_after_the_time_to_live() -> None:
-    """Whatever their address."""
+    """Of all addresses."""
     shelf = make(idle_ttl_s=10)
     lent = [opened(shelf, address) for address in (A, A, B)]
     for (permit, item), now_ns in zip(lent, (0, 4_000_000_000, 10_000_000_000), strict=True):

@@ -34,7 +34,7 @@ from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
 
 
 class Daemon:
-    """Answers everything with Ok, and knows whoever said Hello."""
+    """Answers everything with Ok, and authenticates each peer that sends Hello."""
 
     def __init__(self, max_connections: int = 10, **options: Any) -> None:
         self.clock = Clock()
@@ -111,7 +111,7 @@ def test_unauthenticated_session_is_closed_after_its_timeout(daemon: Daemon) -> 
 
 
 def assert_turned_away(sock: socket.socket) -> None:
-    """Told that there are too many connections, and hung up on."""
+    """Refused with TooManyConnections, and closed."""
     header, failure, _ = read_frame(sock)
     assert header.request_id == 0
     assert isinstance(failure, Failure)

@@ -198,7 +198,7 @@ def test_buffered_payload_is_served_at_once_in_order() -> None:
 
 
 class AtOnce:
-    """A session's `fast_path` that serves what begins as it is told, and notes all that it is shown."""
+    """A session's `fast_path` that serves bytes with a given beginning, and records every call."""
 
     def __init__(self, line: Line, serves: bytes) -> None:
         self.line = line

@@ -27,7 +27,7 @@ def write(file: Path, text: str) -> None:
 
 
 class Exchanged(ssl.SSLContext):
-    """Somebody exchanges the files in the middle of each load."""
+    """The files are replaced in the middle of each load."""
 
     exchange: Callable[[], None]
     loads = 0

@@ -1,4 +1,6 @@
-"""Promises of refusals.py, with what OpenSSL says of real handshakes; a few of its errors are made, since no peer here causes them."""
+"""Promises of refusals.py, with what OpenSSL says of real handshakes; a few of its errors are made, since no peer here
+causes them.
+"""
 
 import socket
 import ssl
@@ -20,7 +22,7 @@ PEER = "127.0.0.1"
 
 
 def told(client: Certificates, server: Certificates, host: str = PEER) -> tuple[str, str]:
-    """What each side is told of a handshake, and of the first bytes behind it."""
+    """Errors of each side in a handshake, and in the first bytes after it."""
     with socket.create_server((PEER, 0)) as listener:
         near = client.begin_to(socket.create_connection(listener.getsockname()), host, SERVERS)
         far = server.begin_from(listener.accept()[0])
@@ -48,7 +50,7 @@ def test_two_that_trust_one_another_are_told_nothing() -> None:
 
 
 def of_a_client() -> ServerTlsSettings:
-    """Of one who takes the certificate that he connects with for a server's."""
+    """Settings of a server with a client's certificate."""
     own = shared().client("red")
     return ServerTlsSettings(tls_cert=own.tls_cert, tls_key=own.tls_key, tls_require_client_cert=False)
 

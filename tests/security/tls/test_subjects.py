@@ -74,7 +74,7 @@ def test_hello_and_welcome_must_match_the_certificate() -> None:
         check_hello(None, hello)
     check_hello(certified("kvstore://node/one"), node)
     check_hello(certified("kvstore://client/red"), client)
-    check_hello(certified("kvstore://client/red"), Hello(9))  # of whom certificates say nothing
+    check_hello(certified("kvstore://client/red"), Hello(9))  # not covered by certificates
     with pytest.raises(Unauthorized, match=r"kvstore://node/two, and node 'one' introduces itself"):
         check_hello(certified("kvstore://node/two"), node)
     with pytest.raises(Unauthorized, match="kvstore certs node"):
