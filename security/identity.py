@@ -38,7 +38,7 @@ class IdentityKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a peer is.
+    """Kind, name and role of a peer.
 
     - `name`: of the tenant, node, instance or operator; "" of a node or instance: any.
     - `credential`: id of the token, for revocation. `expires_s`: its expiry, Unix time.

@@ -196,7 +196,7 @@ def test_who_is_not_let_in_reads_why_though_he_spoke_on(make: Callable[..., Daem
 def test_plain_and_tls_are_told_from_one_another_in_one_line(make: Callable[..., Daemon], caplog: pytest.LogCaptureFixture) -> None:
     encrypted, plain = make(master()), make(None)
     assert "this port requires TLS, and this side does not use it" in refused(lambda: opened(encrypted, None))
-    assert "does not: set its tls_ca" in refused(lambda: opened_async(encrypted, None))
+    assert "does not use it: set its tls_ca" in refused(lambda: opened_async(encrypted, None))
     assert "does not speak TLS: give it tls_cert and tls_key" in refused(lambda: opened(plain, client()))
     assert "does not speak TLS" in refused(lambda: opened_async(plain, client()))
     assert "the peer uses TLS and this port does not: set tls_cert and tls_key here" in caplog.text
@@ -297,7 +297,7 @@ def test_outgoing_session_shakes_hands_on_first_send(make: Callable[..., Daemon]
     session = Session(reactor, client().begin_to(sock, "127.0.0.1", ("node",)), Recorder())
     session.request(HELLO, lambda _, error: unmeant.append(error), deadline_s=PATIENCE_S)  # type: ignore[arg-type]
     pump(reactor, lambda: bool(unmeant))
-    assert "is for kvstore://master, and one for kvstore://node/NAME is needed" in str(unmeant[0])
+    assert "is for kvstore://master, and kvstore://node/NAME is required" in str(unmeant[0])
     reactor.close()
 
 

@@ -74,7 +74,7 @@ announce("over", {"came": came})
 
 @pytest.mark.parametrize(("act", "said"), [("None", []), ('lambda: reactor.call_soon(lambda: announce("hung up", {}))', ["hung up"])])
 def test_a_terminal_that_hangs_up_ends_nothing(act: str, said: list[str]) -> None:
-    process = start(f")\non_hangup({act}")
+    process = start(f")\non_sighup({act}")
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGHUP)

@@ -100,8 +100,8 @@ def test_the_error_of_a_peer_that_hangs_up_is_raised(protocol: ClientProtocol) -
     ("frame", "why"),
     [
         (arrived(Count(1)), "unix:/the/peer sent a message of type 6 instead of Flags"),
-        (arrived(Flags(b"\1"), 2), "type 5 where Flags belongs"),
-        (arrived(Flags(b"\1"), 0), "type 5 where Flags belongs"),
+        (arrived(Flags(b"\1"), 2), "type 5 instead of Flags"),
+        (arrived(Flags(b"\1"), 0), "type 5 instead of Flags"),
         (arrived(Failure(Full.code, "another's"), 9), "type 3 instead of Flags"),
         (arrived(Failure(Full.code, "with values"), 1, 5), "type 3 instead of Flags"),
         ((FrameHeader(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "is too short"),

@@ -169,7 +169,7 @@ def test_unauthenticated_message_is_limited_to_a_hello(daemon: Daemon) -> None:
     with daemon.connect(address) as stranger, daemon.connect(address) as known:
         stranger.sendall(frame(long)[:HEADER_BYTES])
         pump(daemon.reactor, lambda: daemon.handler.closed_count == 1)
-        assert "say Hello first" in str(read_frame(stranger)[1])
+        assert "before Hello: send it first" in str(read_frame(stranger)[1])
         ticket = Ticket(1, 1, 1, PASS, 0, bytes(16), "t" * 128, frozenset(range(MAX_BATCH)))
         daemon.ask(known, Hello(ROLE_NODE, "t" * 128, "", "n" * 255, 1, seal(ticket, bytes(32))))
         daemon.ask(known, long)

@@ -44,7 +44,7 @@ def role_refused(settings: ServerTlsSettings, role: OwnRole) -> str:
 def test_a_certificate_of_another_program_is_refused() -> None:
     text = role_refused(shared().node("one"), OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
     assert text.startswith("tls_cert is for kvstore://node/one, and kvstore://master is required")
-    assert "kvstore://node/two is needed" in role_refused(shared().node("one"), OwnRole(CertificateSubject(NODE, "two")))
+    assert "kvstore://node/two is required" in role_refused(shared().node("one"), OwnRole(CertificateSubject(NODE, "two")))
 
 
 @pytest.mark.parametrize("host", ["master-2", "10.0.0.2", "::2"])

@@ -201,7 +201,7 @@ def test_a_server_that_is_not_meant_gets_nothing(why: str) -> None:
     server = certificates(settings).begin_from(far)
     client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
     serving = in_background(lambda: server.shake_hands(PATIENCE_S))
-    text = "is for kvstore://node/one, and one for kvstore://master is needed" if why == "subject" else "has expired"
+    text = "is for kvstore://node/one, and kvstore://master is required" if why == "subject" else "has expired"
     with pytest.raises(Untrusted, match=text):
         client.shake_hands(PATIENCE_S)
     with pytest.raises(Untrusted, match=text):
