@@ -62,8 +62,8 @@ def test_a_certificate_for_something_else_is_not_trusted() -> None:
     check_has(certified("kvstore://master"), (MASTER, NODE), "m")
     with pytest.raises(
         Untrusted,
-        match=r"^the certificate of h:1 is for kvstore://client/red, and one for kvstore://master or kvstore://node/NAME is needed: make "
-        r"it with `kvstore certs`$",
+        match=r"^the certificate of h:1 is for kvstore://client/red, and kvstore://master or kvstore://node/NAME is required: create "
+        r"one with `kvstore certs`$",
     ):
         check_has(certified("kvstore://client/red"), (MASTER, NODE), "h:1")
 
