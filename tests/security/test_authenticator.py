@@ -54,7 +54,7 @@ def test_peer_master_authenticates_only_by_the_master_key(file: Path) -> None:
     guard, other = Authenticator(str(file)), Authenticator(str(file))
     assert guard.identify_master(guard.master_key) is PEER_MASTER
     for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):
-        with pytest.raises(Unauthorized, match="master's key"):
+        with pytest.raises(Unauthorized, match="master key is not this master's"):
             guard.identify_master(wrong)
     assert guard.refused == 4
 

@@ -26,6 +26,6 @@ def test_listen_address_needs_loopback_authentication_or_flag(host: str, is_auth
     check_listen_address("listen", host, is_authenticated=is_authenticated, allow_unauthenticated=is_allowed, mend="x")
 
 
-def test_else_it_is_refused_and_told_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"^listen is 0\.0\.0\.0, which other .*: give tokens \(.*\), or say allow_unauthenticated"):
+def test_listen_address_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"^listen 0\.0\.0\.0 is not loopback, .*: give tokens \(.*\), or set allow_unauthenticated"):
         check_listen_address("listen", "0.0.0.0", is_authenticated=False, allow_unauthenticated=False, mend="give tokens")
