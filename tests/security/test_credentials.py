@@ -110,7 +110,8 @@ def test_certificate_suffices_and_must_match_the_token(full: Credentials) -> Non
     assert shown.certificate == b"f" * 32
     assert full.holds(shown, now_s=IN_TIME_S)
     assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=node).kind is IdentityKind.TENANT
-    with pytest.raises(Denied, match=r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write: use two of the same tenant$"):
+    why = r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write: use two of the same tenant$"
+    with pytest.raises(Denied, match=why):
         full.identify("red", "secret", now_s=IN_TIME_S, certificate=blue)
 
 
