@@ -25,7 +25,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.rpc.address import parse_address
 from kvstore.security.actor import Actor
-from kvstore.security.binding import is_loopback
+from kvstore.security.listen_address import is_loopback
 from kvstore.telemetry.http.access import LocalAccess, TokenAccess
 from kvstore.telemetry.http.server import HttpServer
 

@@ -11,7 +11,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 
 LOOK_S: Final = 0.2
 """How often the master is asked how far it is."""
@@ -88,15 +88,15 @@ def _looks(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
 def progress(node: pb.NodeStatus) -> str:
     """How far the drain of the node is, in a line."""
     drain = node.drain
-    kept = f"; {drain.kept_blocks:,} blocks are on its NVMe only, until it is back" if drain.kept_blocks else ""
+    kept = f"; {drain.nvme_only_blocks:,} blocks are on its NVMe only, until it is back" if drain.nvme_only_blocks else ""
     if drain.is_done:
         return f"{node.name} is drained: it holds no block that no other node has, and can be stopped{kept}"
-    if node.state in AWAY:
+    if node.state in NOT_RUNNING:
         return f"{node.name} is {node.state}: its drain goes on when it is started again"
-    if not (drain.left_blocks or drain.kept_blocks or drain.copying_blocks):
+    if not (drain.remaining_blocks or drain.nvme_only_blocks or drain.copying_blocks):
         return f"{node.name}: looking for blocks that only its memory has"
-    lacks = " (no node has room)" if drain.lacks_room and drain.left_blocks else ""
-    return f"{node.name}: {drain.left_blocks:,} blocks left in its memory only{lacks}{kept}; {drain.copying_blocks:,} are being copied"
+    lacks = " (no node has room)" if drain.lacks_space and drain.remaining_blocks else ""
+    return f"{node.name}: {drain.remaining_blocks:,} blocks left in its memory only{lacks}{kept}; {drain.copying_blocks:,} are being copied"
 
 
 @click.command(short_help="Forget a node that is gone for good.")

@@ -86,14 +86,14 @@ def namespaces_table(reply: pb.ContentsReply) -> RenderableType:
     )
     for one in reply.namespaces:
         tenant = (one.tenant or "(none)",) if has_tenants else ()
-        size = format_size(one.held.bytes)
+        size = format_size(one.stored.bytes)
         table.add_row(
             _shown_name(one),
             *tenant,
             one.model or "-",
             one.layout or "-",
             _weights(one),
-            f"{one.held.blocks:,}",
+            f"{one.stored.blocks:,}",
             size,
             _read(one),
             _users(one),
@@ -107,8 +107,8 @@ def details(one: ListedNamespace) -> dict[str, Any]:
     return {
         "namespace": one.name,
         "tenant": one.tenant,
-        "blocks": usage.held.blocks,
-        "bytes": usage.held.bytes,
+        "blocks": usage.stored.blocks,
+        "bytes": usage.stored.bytes,
         "read_age_s": usage.read_age_s if usage.HasField("read_age_s") else None,
         "users": list(usage.users),
         "is_used": usage.is_used,
@@ -121,12 +121,12 @@ def details_table(one: ListedNamespace) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    held = one.usage.held
+    stored = one.usage.stored
     rows = [
         ("namespace", one.name or "(none)"),
         ("tenant", one.tenant or "(none)"),
-        ("blocks", f"{held.blocks:,}"),
-        ("size", format_size(held.bytes)),
+        ("blocks", f"{stored.blocks:,}"),
+        ("size", format_size(stored.bytes)),
     ]
     rows += [("last read", _read(one.usage)), ("used by", _users(one.usage))]
     for name, text in rows:

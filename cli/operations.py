@@ -139,8 +139,8 @@ def slow(of_tenant: str | None, lines: int, as_json: bool, settings: ClientSetti
 
 def session_ids(sessions: Sequence[pb.SessionStatus]) -> list[str]:
     """By which `kvstore sessions --end` knows them: the number, and the master's name where several own a part of the catalog."""
-    are_several = len({one.master for one in sessions}) > 1
-    return [f"{one.id}@{one.master}" if are_several else str(one.id) for one in sessions]
+    has_several = len({one.master for one in sessions}) > 1
+    return [f"{one.id}@{one.master}" if has_several else str(one.id) for one in sessions]
 
 
 def sessions_table(sessions: Sequence[pb.SessionStatus]) -> RenderableType:

@@ -18,7 +18,7 @@ from kvstore.client.control import Control, cluster_status
 from kvstore.console.tenants import AT_MASTER, AT_NODES
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, InvalidArgument
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.settings import flag_name, format_size
 from kvstore.security.quotas.limits import NO_LIMIT, parse_limit
 from kvstore.security.quotas.quota import BYTES, NAMES
@@ -114,7 +114,7 @@ def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | Non
     found = []
     for node in sorted(status.nodes, key=lambda node: node.name):
         for use in node.tenants:
-            if use.tenant == tenant and node.state not in AWAY:
+            if use.tenant == tenant and node.state not in NOT_RUNNING:
                 found += [
                     OverQuota(node.name, name, getattr(use, name), limit, use.blocks)
                     for name, limit in limits.items()

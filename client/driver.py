@@ -315,7 +315,7 @@ class Driver:
         is_at_work = threading.Lock()
         is_at_work.acquire()
 
-        def give_back() -> None:
+        def release() -> None:
             try:
                 self.run(giving_up)
             finally:
@@ -323,7 +323,7 @@ class Driver:
 
         self._tidying = is_at_work  # before the thread is there: its own run ends here, too
         try:
-            begin_thread(give_back)
+            begin_thread(release)
         except RuntimeError:
             self._tidying = None
         except BaseException:  # by a signal handler: the thread may be there or not, and two do no harm

@@ -239,7 +239,7 @@ class HoldLookup:
         except KVStoreError:
             counters.add(unheld_blocks=len(wanted))
             return
-        loan.give_back()
+        loan.release()
         if len(answer.flags) != len(wanted):
             counters.add(unheld_blocks=len(wanted))
             return

@@ -25,7 +25,7 @@ from kvstore.protocol.master_messages import (
     Replicate,
     check_pattern,
 )
-from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, Message
+from kvstore.protocol.message import REPLICAS_NO_BLOCK, REPLICAS_NO_NODES, REPLICAS_PENDING, Message
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.deadline import Deadline
 
@@ -176,11 +176,11 @@ def replicate(daemons: ClusterConnections, keys: Sequence[bytes], count: int, de
             flags = yield from by_partition(daemons, pending, deadline, ask)
             if not waits:
                 break
-            if REPLICAS_NOWHERE in flags:
+            if REPLICAS_NO_NODES in flags:
                 raise Unavailable(f"there are no {count} nodes that take blocks: the blocks are stored, and copied once there are")
-            if REPLICAS_ABSENT in flags:
+            if REPLICAS_NO_BLOCK in flags:
                 raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
-            pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_NOT_YET]
+            pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_PENDING]
             if pending:
                 yield SleepEffect(min(max(pause_s, len(pending) * PAUSE_A_KEY_S), deadline.left_s()))
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)

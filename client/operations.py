@@ -42,7 +42,7 @@ from kvstore.client.stats import ClientStats
 from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import Forked, InvalidArgument, KVStoreError
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.rpc.address import is_here
+from kvstore.rpc.address import is_local_socket
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.config import TransferSettings
 
@@ -60,7 +60,7 @@ class Operations:
         check_deadline(settings.deadline_s)
         self.settings = settings
         self.hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, f"client-{os.getpid()}")
-        self.resources = ClientResources(settings, transfer or TransferSettings(), is_here=is_here, spread=os.getpid())
+        self.resources = ClientResources(settings, transfer or TransferSettings(), is_here=is_local_socket, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
         self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
         self._questions = MetadataOperations(self.resources)

@@ -134,7 +134,7 @@ def _of_nodes(status: pb.StatusReply) -> Iterator[Banner]:
         text = f"A tier of {name}{others} failed: {health}"
         todo = "The nodes go on with their other tiers. Replace the device: docs/operations.md, A disk died."
         yield Banner(WARNING, "failed tier", text, todo, "nodes?state=failed")
-    stuck = [node.name for node in status.nodes if node.drain.lacks_room and node.drain.left_blocks]
+    stuck = [node.name for node in status.nodes if node.drain.lacks_space and node.drain.remaining_blocks]
     if stuck:
         todo = "Start another node, or end the drain. Stopping the node now loses these blocks."
         yield Banner(WARNING, "stuck drain", f"No node has room for the rest of {stuck[0]}'s drain", todo, "nodes?state=draining")
@@ -143,7 +143,7 @@ def _of_nodes(status: pb.StatusReply) -> Iterator[Banner]:
 
 
 def _of_endings(status: pb.StatusReply) -> Iterator[Banner]:
-    for one in sorted(status.endings, key=lambda ending: ending.left_s):
+    for one in sorted(status.expirations, key=lambda ending: ending.left_s):
         is_over = one.left_s <= 0
         when = "has ended" if is_over else f"ends in {_days(one.left_s)}"
         is_token = one.what.startswith("token")

@@ -47,7 +47,7 @@ def contents(reply: pb.ContentsReply) -> dict[str, Any]:
                 "users": list(one.users),
                 "is_used": one.is_used,
                 "is_retired": one.is_retired,
-                **_held(one.held),
+                **_stored(one.stored),
             }
             for one in reply.namespaces
         ],
@@ -59,7 +59,7 @@ def contents(reply: pb.ContentsReply) -> dict[str, Any]:
                 "branches": one.branches,
                 "reads_per_s": one.reads_per_s,
                 "subtree_reads_per_s": one.subtree_reads_per_s,
-                **_held(one.held),
+                **_stored(one.stored),
             }
             for one in reply.segments
         ],
@@ -78,13 +78,13 @@ def slow_request(one: pb.SlowRequest) -> dict[str, Any]:
     }
 
 
-def _held(held: pb.Held) -> dict[str, int]:
+def _stored(stored: pb.StorageUsage) -> dict[str, int]:
     return {
-        "blocks": held.blocks,
-        "bytes": held.bytes,
-        "hbm_bytes": held.hbm_bytes,
-        "dram_bytes": held.dram_bytes,
-        "nvme_bytes": held.nvme_bytes,
+        "blocks": stored.blocks,
+        "bytes": stored.bytes,
+        "hbm_bytes": stored.hbm_bytes,
+        "dram_bytes": stored.dram_bytes,
+        "nvme_bytes": stored.nvme_bytes,
     }
 
 

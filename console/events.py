@@ -9,7 +9,7 @@ from kvstore.console.banners import ERROR, INFO, WARNING
 from kvstore.console.model import NODE_FIELDS, Document
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.audit_lines import DONE, line_of
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 
 MAX_AT_ONCE: Final = 20
 """Events of one kind told one by one between two looks; of more there is one line: a rack that goes is one thing."""
@@ -92,7 +92,7 @@ def _of_master(before: Document, after: Document) -> Iterator[ClusterEvent]:
 def _of_node(before: list[Any] | None, row: list[Any]) -> Iterator[tuple[str, str]]:
     state, was = row[_STATE], before[_STATE] if before else None
     if state != was:
-        yield from _STATES.get((was in AWAY or was is None, state), ())
+        yield from _STATES.get((was in NOT_RUNNING or was is None, state), ())
     if before is None:
         return
     if row[_DRAIN] != before[_DRAIN]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvstore.console.banners import Banners, tier_health, troubles
 from kvstore.console.rates import RateTracker
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 
 TIERS: Final = ("hbm", "dram", "nvme")
 """From the fastest to the slowest."""
@@ -20,7 +20,7 @@ _REQUEST: Final = "request_"
 _SLOWEST: Final = "_slowest_us"
 TIER_COUNTERS: Final = ("hits", "evictions", "demotions", "promotions")
 NODE_FIELDS: Final = (
-    "id", "name", "state", "drain", "left_blocks", "health", "address", "host", "version", "transports", "heartbeat_age_s", "blocks",
+    "id", "name", "state", "drain", "remaining_blocks", "health", "address", "host", "version", "transports", "heartbeat_age_s", "blocks",
     "used_bytes", "capacity_bytes", *(f"{tier}_{what}" for tier in TIERS for what in ("used_bytes", "capacity_bytes")),
     "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s", "connections",
 )  # fmt: skip
@@ -63,7 +63,7 @@ class ConsoleModel:
             "totals": totals,
             "tiers": tiers,
             "ways": _ways(status),
-            "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] not in AWAY], own),
+            "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] not in NOT_RUNNING], own),
             "nodes": {"fields": NODE_FIELDS, "rows": [[node[name] for name in NODE_FIELDS] for node in nodes]},
         }
 
@@ -71,14 +71,14 @@ class ConsoleModel:
         counters: dict[str, float] = {name: count for name, count in node.counters.items() if name in RATED or name.startswith(_REQUEST)}
         counters |= {f"{tier.name}_{name}": getattr(tier, name) for tier in node.tiers for name in TIER_COUNTERS}
         rates = self._rates.of(node.name, at_s=at_s - node.heartbeat_age_s, epoch=node.registration_epoch, counters=counters)
-        if node.state in AWAY:
+        if node.state in NOT_RUNNING:
             rates = {}
         found: Document = {
             "id": node.node_id,
             "name": node.name,
             "state": node.state,
             "drain": "" if not node.HasField("drain") else "drained" if node.drain.is_done else "draining",
-            "left_blocks": node.drain.left_blocks,
+            "remaining_blocks": node.drain.remaining_blocks,
             "health": tier_health(node),
             "address": node.tcp or node.unix,
             "host": node.host_id,
@@ -131,7 +131,7 @@ NODE_KEPT: Final = ("used_bytes", "hits_per_s", "misses_per_s", "in_bytes_per_s"
 
 def _tier(name: str, nodes: list[Document]) -> Document | None:
     """A tier of all nodes that live, added up; None where no node has it."""
-    having = [(node["tiers"][name], node["rates"]) for node in nodes if name in node["tiers"] and node["state"] not in AWAY]
+    having = [(node["tiers"][name], node["rates"]) for node in nodes if name in node["tiers"] and node["state"] not in NOT_RUNNING]
     if not having:
         return None
     sums = {what: sum(getattr(tier, what) for tier, _rates in having) for what in ("used_bytes", "capacity_bytes", "blocks")}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 
 APART_S: Final = 60.0
 """A rate over longer than this says nothing of now: it begins anew."""
@@ -77,7 +77,9 @@ class FlowRates:
         whoever sends it, and what of that the node's own transfers move; empty where it is not known yet, or the node is dead."""
         self._begun = {node.name: self._begun[node.name] for node in nodes if node.name in self._begun}
         self._rates.keep(self._begun)
-        return [{"node": node.name, "links": {} if node.state in AWAY else self._of(node, at_s - node.links_age_s)} for node in nodes]
+        return [
+            {"node": node.name, "links": {} if node.state in NOT_RUNNING else self._of(node, at_s - node.links_age_s)} for node in nodes
+        ]
 
     def _of(self, node: pb.NodeTopology, at_s: float) -> dict[str, dict[str, float]]:
         counters: dict[str, float] = {f"{name} {link.device}": getattr(link, name) for link in node.links for name in COUNTED}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 
 AT_NODES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks", "requests_in_flight", "connections")
 AT_MASTER: Final = ("pins", "reservations", "requests_in_flight", "connections")
@@ -28,7 +28,7 @@ def _limits(status: pb.StatusReply) -> Iterator[dict[str, Any]]:
     for tenant in status.quotas.tenants:
         yield from _of(status.quotas, tenant, "", (*AT_NODES, *AT_MASTER), pb.TenantUse())
     for node in status.nodes:
-        for use in node.tenants if node.state not in AWAY else ():
+        for use in node.tenants if node.state not in NOT_RUNNING else ():
             yield from _of(status.quotas, use.tenant, node.name, AT_NODES, use)
     for grants in status.grants:
         yield from _of(status.quotas, grants.tenant, "", AT_MASTER, grants)

@@ -10,7 +10,7 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, load_settings, setting
-from kvstore.security.tls.config import TlsSettings, tls_of
+from kvstore.security.tls.config import TlsSettings, tls_values
 
 S = TypeVar("S")
 
@@ -49,7 +49,7 @@ class StoreSettings(TlsSettings):
 
     def client(self) -> ClientSettings:
         """Settings of the engine's client, which reads neither KVSTORE_CLIENT_* nor [client]."""
-        return ClientSettings(master=self.master, tenant=self.tenant, token=self.token, is_loaded=True, **tls_of(self))
+        return ClientSettings(master=self.master, tenant=self.tenant, token=self.token, is_loaded=True, **tls_values(self))
 
     def jobs(self) -> JobSettings:
         return JobSettings(queue_bytes=WRITE_BEHIND_BYTES, lookup_deadline_s=self.lookup_deadline_s, load_deadline_s=self.load_deadline_s)

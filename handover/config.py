@@ -5,7 +5,7 @@ from typing import Final
 
 from kvstore.protocol.settings import Size, constant, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
-from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_UNAUTHENTICATED
 from kvstore.security.tls.config import ServerTlsSettings
 
 SECTION: Final = "handover"
@@ -46,7 +46,7 @@ class HandoverSettings(ServerTlsSettings):
     """Control connections beyond this, or beyond half of RLIMIT_NOFILE, are refused."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection that has not introduced itself after this long is closed."""
-    max_strangers: int = constant(MAX_STRANGERS)
+    max_unauthenticated: int = constant(MAX_UNAUTHENTICATED)
     """Connections that have not introduced themselves, half of max_connections at most; beyond this the longest open one is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A connection over TCP is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about this long."""

@@ -19,12 +19,12 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import TraceSpan, parent_in
 from kvstore.security.actor import CONTROL, Actor, host_of
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.grpc_metadata import acting, from_metadata, master_key
-from kvstore.security.identity import FELLOW, STRANGER, Identity, IdentityKind
-from kvstore.security.permissions import JOINS, OPEN, RPCS, Permission, check, wanted
+from kvstore.security.grpc_metadata import actor_from, from_metadata, master_key
+from kvstore.security.identity import PEER_MASTER, UNAUTHENTICATED, Identity, IdentityKind
+from kvstore.security.permissions import JOINS, OPEN, RPCS, Permission, check, requirement
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import caller
-from kvstore.security.tls.subjects import MASTER, CertifiedPeer, both, of_caller
+from kvstore.security.tls.subjects import MASTER, CertifiedPeer, caller_identity, combine_identities
 from kvstore.telemetry.metrics.histogram import Histograms
 from kvstore.telemetry.metrics.requests import in_words
 
@@ -72,11 +72,11 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if key is not None:
             return self._identify_master(key, peer)
         credential = from_metadata(context.invocation_metadata()) or ("", "")
-        certificate = of_caller(peer, credential[0])
-        if credential == ("", "") and not self._authenticator.lets_everybody_in:
-            return certificate or STRANGER
+        certificate = caller_identity(peer, credential[0])
+        if credential == ("", "") and not self._authenticator.allows_anonymous:
+            return certificate or UNAUTHENTICATED
         is_operators = credential[0] == "" != credential[1]  # an operator's token has no tenant: the certificate's tenant does not apply
-        return both(self._authenticator.identify(*credential, None if is_operators else certificate), certificate)
+        return combine_identities(self._authenticator.identify(*credential, None if is_operators else certificate), certificate)
 
     def tokens(self) -> frozenset[Identity]:
         """Identities of the accepted tokens."""
@@ -86,13 +86,13 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """Return the actor of a change, for the audit trail. For a call of another master, that is the operator at
         its console. Raises Unauthorized."""
         identity = self.identify(context)
-        if identity is FELLOW:
-            return acting(context.invocation_metadata())
+        if identity is PEER_MASTER:
+            return actor_from(context.invocation_metadata())
         return Actor.of(identity, peer=host_of(context.peer()), via=CONTROL)
 
     def denied(self, identity: Identity | None, method: str, context: grpc.ServicerContext, error: KVStoreError) -> None:
         """Record a refused call in the audit trail. `identity` is None if the credential was wrong."""
-        actor = Actor.of(identity or STRANGER, peer=host_of(context.peer()), via=CONTROL)
+        actor = Actor.of(identity or UNAUTHENTICATED, peer=host_of(context.peer()), via=CONTROL)
         self._trail.denied(actor, error, action=in_words(method.rpartition("/")[2]) if identity is not None else LOGIN)
 
     def _identify_master(self, key: str, peer: CertifiedPeer | None) -> Identity:
@@ -119,7 +119,7 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         def authenticate(requests: Iterator[Any], context: grpc.ServicerContext, send: Send) -> None:
             call = _Call(self, rule, method, handler, requests, context, send)
             try:
-                identity = call.identity = STRANGER if rule is OPEN else self._identify(rule, method, context)
+                identity = call.identity = UNAUTHENTICATED if rule is OPEN else self._identify(rule, method, context)
                 self.executor.submit(identity, call.serve, joins=rule is JOINS)
             except KVStoreError as error:
                 call.refuse(error)
@@ -139,11 +139,11 @@ class Callers(grpc.ServerInterceptor):  # type: ignore[type-arg]
         """As `identify`; the error names the credential that the call needs."""
         try:
             identity = self.identify(context)
-            if identity.kind is not IdentityKind.STRANGER:
+            if identity.kind is not IdentityKind.UNAUTHENTICATED:
                 self.on_authenticated(context.peer())
             return identity
         except Unauthorized as error:
-            raise Unauthorized(f"{error}; {wanted(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
+            raise Unauthorized(f"{error}; {requirement(rule, method.rpartition('/')[2])}" if rule is not None else str(error)) from None
 
 
 class _Call:

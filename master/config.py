@@ -8,7 +8,7 @@ from kvstore.protocol.message import MAX_REPLICAS
 from kvstore.protocol.partitions import MAX_PARTITIONS
 from kvstore.protocol.settings import Size, constant, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
-from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_UNAUTHENTICATED
 from kvstore.scheduler.baselines import DISPATCHERS
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD
 from kvstore.security.tls.config import ServerTlsSettings
@@ -168,7 +168,7 @@ class MasterSettings(ServerTlsSettings):
     """Concurrent control calls: at most half of them for one tenant, and a quarter for all unauthenticated callers."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection without a handshake after this long is closed."""
-    max_strangers: int = constant(MAX_STRANGERS)
+    max_unauthenticated: int = constant(MAX_UNAUTHENTICATED)
     """Connections before their handshake, at most half of max_connections; beyond this the oldest is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A TCP connection is closed when its peer's host acknowledges nothing, or its peer reads nothing, for about

@@ -76,9 +76,9 @@ class CallExecutor:
         """Run `call` when a thread is free for this caller. `joins` marks a call that only nodes make, which
         identifies them while authentication is off. Raises Full: too many calls of this caller are queued."""
         kind, name = identity.kind, identity.name
-        if kind is IdentityKind.EVERYBODY and joins:
+        if kind is IdentityKind.ANONYMOUS and joins:
             kind = IdentityKind.NODE
-        elif kind is IdentityKind.STRANGER:
+        elif kind is IdentityKind.UNAUTHENTICATED:
             name = ""
         with self._lock:
             queue = self._queues.setdefault((kind, name), _CallQueue())
@@ -100,7 +100,9 @@ class CallExecutor:
             return False
         if caller[0] is IdentityKind.NODE:
             return True
-        most = {IdentityKind.STRANGER: quarter, IdentityKind.EVERYBODY: self._max_running}.get(caller[0], max(1, self._max_running // 2))
+        most = {IdentityKind.UNAUTHENTICATED: quarter, IdentityKind.ANONYMOUS: self._max_running}.get(
+            caller[0], max(1, self._max_running // 2)
+        )
         others = sum(one.running for (kind, _), one in self._queues.items() if kind is not IdentityKind.NODE)
         return queue.running < most and others < max(1, self._max_running - quarter)
 

@@ -89,7 +89,7 @@ class ControlService(ControlServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         body = request
-        info = NodeInfo(body.name, body.instance, body.version, body.host_id, body.unix, body.tcp, body.http, body.takes_traces)
+        info = NodeInfo(body.name, body.instance, body.version, body.host_id, body.unix, body.tcp, body.http, body.accepts_traces)
         description = Description(request.topology, request.transfer)
         seen = LastMaster(request.seen_catalog, request.seen_master_epoch)
 
@@ -189,7 +189,7 @@ class ControlService(ControlServicer):
     def Contents(self, request: pb.ContentsRequest, context: grpc.ServicerContext) -> pb.ContentsReply:  # noqa: N802
         """Reads the directory in slices; an operator gets all tenants."""
         identity = self._in_loop(context, lambda: self._check_tenant(context, request))
-        tenant = None if identity.operates else request.tenant
+        tenant = None if identity.is_admin else request.tenant
         ask = functools.partial(self._in_loop, context)
         return contents(ask, self._role_managers, tenant, request, now_ns=self._reactor.now_ns)
 
@@ -209,7 +209,7 @@ class ControlService(ControlServicer):
         """An operator gets all tenants."""
 
         def table() -> list[pb.WeightsTable]:
-            tenant = None if self._check_tenant(context, request).operates else request.tenant
+            tenant = None if self._check_tenant(context, request).is_admin else request.tenant
             return table_messages(self._role_manager(context).readable_leader().directory.weights, tenant, self._reactor.now_ns())
 
         yield from self._in_loop(context, table)
@@ -270,7 +270,7 @@ class ControlService(ControlServicer):
     ) -> Identity:
         """Return the caller's identity. Raises Denied unless it is this tenant or an operator."""
         identity = self._callers.identify(context)
-        if not (identity.operates or identity.is_tenant(request.tenant)):
+        if not (identity.is_admin or identity.is_tenant(request.tenant)):
             raise Denied(f"{identity} may not list the blocks of tenant {request.tenant!r}: use a token of that tenant or of [admins]")
         return identity
 
@@ -289,7 +289,7 @@ class ControlService(ControlServicer):
 
 def _check_name(identity: Identity, name: str) -> None:
     """Raises Denied unless this identity may act as the node `name`."""
-    if not identity.goes_by(name):
+    if not identity.may_use_name(name):
         raise Denied(f"{identity} may not register as node {name!r}: use a token with that node's name")
 
 
@@ -299,7 +299,7 @@ class ControlServer:
     def __init__(
         self, service: ControlService, scheduler: SchedulerServicer, callers: Callers, address: Address, settings: MasterSettings
     ) -> None:
-        """Unauthenticated connections are limited to `max_strangers`, and half of `max_connections`. Raises
+        """Unauthenticated connections are limited to `max_unauthenticated`, and half of `max_connections`. Raises
         ConfigError if it cannot listen on the address, InvalidArgument for a method without a permission."""
         check_complete(RPCS, METHODS)
         self._server = grpc.server(
@@ -329,7 +329,7 @@ class ControlServer:
             self.port = add_port(self._server, str(address), callers.tls)
         except (OSError, RuntimeError):
             raise ConfigError(f"cannot listen on {address} for the control plane: its port is in use or its host is another's") from None
-        most = min(settings.max_strangers, max(1, settings.max_connections // 2))
+        most = min(settings.max_unauthenticated, max(1, settings.max_connections // 2))
         self._unauthenticated = UnauthenticatedConnections(self.port, most=most, max_connections=settings.max_connections)
         callers.on_authenticated = self._unauthenticated.authenticated
         self._is_over = threading.Event()

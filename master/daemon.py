@@ -22,7 +22,7 @@ from kvstore.master.status import role_in
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, serve, stop_on_signals
+from kvstore.rpc.daemon import announce, begin_logging, map_large_arrays, on_sighup, serve, stop_on_signals
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.telemetry.logs import named, write_logs
 from kvstore.telemetry.tracing.config import SECTION as TRACING
@@ -53,13 +53,13 @@ def main(config: str | None, **flags: Any) -> None:
         click.echo(f"kvstore-master: error: {error}", err=True)
         sys.exit(2)
     came = stop_on_signals(master.reactor)
-    on_hangup(lambda: master.reactor.call_soon(master.reread_files))
+    on_sighup(lambda: master.reactor.call_soon(master.reread_files))
     if places.console:
         log.info("the console is at %s", places.console)
     say("ready", {**asdict(places), "pid": os.getpid(), "role": role_in(master.partitions[0]).role})
-    are_several = len(master.partitions) > 1
+    has_several = len(master.partitions) > 1
     master.on_role = lambda told: say(
-        told.role, {"owner": told.owner, "epoch": told.epoch} | ({"partition": told.partition} if are_several else {})
+        told.role, {"owner": told.owner, "epoch": told.epoch} | ({"partition": told.partition} if has_several else {})
     )
     try:
         serve(master.reactor)

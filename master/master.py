@@ -51,8 +51,8 @@ from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.rpc.unix_socket import SocketAccess
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.binding import check_binding
-from kvstore.security.identity import STRANGER
+from kvstore.security.identity import UNAUTHENTICATED
+from kvstore.security.listen_address import check_listen_address
 from kvstore.security.quotas.limits import QuotasInForce
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
@@ -210,10 +210,10 @@ class Master:
             raise ConfigError("listen is HOST:PORT; the Unix socket is made in run_dir")
         for name, place in (("listen", self._settings.listen), ("control", self._settings.control)):
             if place:
-                check_binding(
+                check_listen_address(
                     name,
                     parse_address(place).host,
-                    is_authenticated=self._asks_for_certificates() or not self._authenticator.lets_everybody_in,
+                    is_authenticated=self._asks_for_certificates() or not self._authenticator.allows_anonymous,
                     allow_unauthenticated=self._settings.allow_unauthenticated,
                     mend="name a tokens file, or ask for certificates (tls_require_client_cert)",
                 )
@@ -372,7 +372,7 @@ class Master:
     def _denied(self, session: Session, error: Denied) -> None:
         """A session's credential was refused, or does not allow a request."""
         identity = session.context.identity if session.context is not None else None
-        actor = Actor.of(identity or STRANGER, peer=host_of(session.peer()), via=CLIENT)
+        actor = Actor.of(identity or UNAUTHENTICATED, peer=host_of(session.peer()), via=CLIENT)
         self._trail.denied(actor, error, action=LOGIN if identity is None else REQUEST)
 
     def _level_changed(self, level: "LevelChange") -> None:

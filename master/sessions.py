@@ -178,7 +178,7 @@ class PermissionFiles:
 
     def _check_sessions(self) -> None:
         """Close sessions whose token was removed or has expired."""
-        if self._authenticator.lets_everybody_in:
+        if self._authenticator.allows_anonymous:
             return
         for session in list(self._server.sessions):
             peer = session.context

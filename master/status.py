@@ -112,13 +112,13 @@ class MasterStatus:
 
     def _tokens_left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
         """Seconds until tokens expire, by kind and name; the first of several with one name."""
-        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._authenticator.first_to_end())}
+        return {(kind_of(one), one.name): one.expires_s - now_s for one in reversed(self._authenticator.next_to_expire())}
 
-    def _endings(self, now_s: float) -> Iterator[pb.Ending]:
+    def _expirations(self, now_s: float) -> Iterator[pb.Expiration]:
         """Certificates and tokens that expire within ENDS_SOON_S."""
         certificates = {f"certificate {setting}": left_s for (setting,), left_s in self._ends.left_s(now_s).items()}
         tokens = {f"token of {kind} {name}".rstrip(): left_s for (kind, name), left_s in self._tokens_left_s(now_s).items()}
-        return (pb.Ending(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
+        return (pb.Expiration(what=what, left_s=left_s) for what, left_s in (certificates | tokens).items() if left_s < ENDS_SOON_S)
 
     def nodes(self) -> list[str]:
         """Return the names of the live nodes, where this master owns a partition."""
@@ -153,7 +153,7 @@ class MasterStatus:
             counters=self._metrics.requests.told(),
         )
         reply.counters["credentials_refused"] = self._authenticator.refused
-        reply.endings.extend(self._endings(self._wall_s()))
+        reply.endings.extend(self._expirations(self._wall_s()))
         if role is not MasterRole.FOLLOWING:
             partition.role_manager.readable_leader().show(reply)
         return reply

@@ -1,6 +1,6 @@
 """A distributed, multi-tier store for the KV cache of large language models: `from kvstore import Client`.
 
-The folders beside this file are the package's: pyproject.toml maps them, and ARCHITECTURE.md says what each is.
+pyproject.toml maps the folders beside this file to the package's modules; ARCHITECTURE.md describes them.
 """
 
 from importlib import import_module
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 __all__ = ["AsyncClient", "Client", "__version__"]
 __version__ = VERSION
 
-if not TYPE_CHECKING:  # to a type checker it would say that the package has whatever is asked of it
+if not TYPE_CHECKING:  # a type checker would accept any attribute of the package
 
     def __getattr__(name: str) -> object:
-        """Clients are loaded when they are asked for: a daemon needs none."""
+        """Import the clients on first use: daemons need neither."""
         if name not in ("AsyncClient", "Client"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module("kvstore.client"), name)

@@ -1,1 +1,1 @@
-"""Frames, messages, errors and the control plane's .proto: what crosses the wire, and nothing that moves it."""
+"""Wire formats: frames, messages, errors and the control plane's .proto. No I/O."""

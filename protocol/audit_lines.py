@@ -1,4 +1,4 @@
-"""Entries of the audit trail as sentences, for logs, the console and the command line."""
+"""Text of audit entries, for logs, the console and the command line."""
 
 from kvstore.protocol import control_pb2 as pb
 
@@ -24,6 +24,6 @@ def what_of(entry: pb.AuditEntry) -> str:
 
 
 def outcome_of(entry: pb.AuditEntry) -> str:
-    """What differs from a change that was made once: `, refused (17 times)`."""
+    """`, refused (17 times)`; "" for a change that was made once."""
     result = "" if entry.result == DONE else f", {entry.result}"
     return result + (f" ({entry.count:,} times)" if entry.count > 1 else "")

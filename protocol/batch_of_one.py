@@ -1,7 +1,9 @@
-"""The body of a message about one block, as most are for which somebody waits: a struct packs and reads it whole, where a call a column
-takes three times as long. Not another form: what does not look like it here is left to the columns of wire.py, and so are all errors.
+"""Fast codec for the body of a message about one block.
 
-`OnePutForm` is the same for the message of small puts alone, in a sixth of the time: without the message object with its lists.
+One struct packs or reads the whole body, in a third of the time of a call a column. The bytes are those of wire.py. A
+body of another shape returns None, and wire.py handles it and reports its errors.
+
+`OnePutForm` is the same for Put alone, in a sixth of the time: it needs no message object.
 """
 
 import struct
@@ -13,29 +15,29 @@ from kvstore.protocol.frames import MAX_KEY_BYTES
 
 _FIXED: Final = {"u8": "B", "u32": "I", "u64": "Q", "count": "I", "u8s": "1s", "u32s": "I", "u64s": "Q"}
 _LENGTHS: Final = {"text": "I", "keys": "IH", "parents": "IH"}
-"""What goes before bytes of any length: their number; and the batch's, which is 1, before that of a key."""
+"""Prefix of a field of variable length: its length, and for a key column the batch's count (1) before it."""
 _CODES: Final = _FIXED | _LENGTHS
 _BATCHES: Final = ("count", "keys")
 _U32: Final = struct.Struct("<I")
 _KEYS: Final = struct.Struct("<IH")
 MAX_BYTES: Final = MAX_KEY_BYTES
-"""Of a text, too: longer ones are left to the columns."""
+"""Longest key or text; wire.py handles longer texts."""
 _AT_TEXT: Final = 1
-"""Of its namespace: behind `ack`."""
+"""Offset of a Put's namespace, behind `ack`."""
 _PUT_BYTES: Final = struct.calcsize("<B I IH 3Q IH")
-"""Of the body of a Put, beside the three that have any length."""
+"""Bytes of a Put's body without namespace, key and parent."""
 MAX_LAYOUTS: Final = 1024
-"""Of one form. Peers choose the lengths; in practice there are a few."""
+"""Cached structs of one form. Peers choose the lengths; in practice there are a few."""
 
 
 class BatchOfOne:
-    """Bodies of one form, (attribute, kind) pairs in wire order, that have one entry."""
+    """Codec for bodies with one entry, of one form: (attribute, kind) pairs in wire order. Thread-safe."""
 
     __slots__ = ("_count", "_get", "_keyed", "_kinds", "_last_first", "_layouts", "_long", "_numbers", "_singles", "_texts", "_u8s")
 
     @staticmethod
     def suits(columns: Sequence[tuple[str, str]]) -> bool:
-        """Whether the form has one batch, columns of integers and of parents as long as that, and single numbers and texts."""
+        """Whether the form has exactly one batch, and otherwise columns of that length, single numbers and texts."""
         names, kinds = [name for name, _ in columns], [kind for _, kind in columns]
         batches = [index for index, kind in enumerate(kinds) if kind in _BATCHES]
         if len(kinds) < 2 or len(batches) != 1 or not all(kind in _CODES for kind in kinds) or "parents" in kinds[: batches[0]]:
@@ -53,8 +55,8 @@ class BatchOfOne:
         self._numbers = self._all_of("u32s", "u64s")
         self._singles = self._keyed + self._numbers
         self._long: list[tuple[int, int, str, int]] = []
-        """What has any length: (index in the row, bytes of fixed length since the one before, kind, its place in the number that all
-        lengths together make)."""
+        """Fields of variable length: (index in the row, fixed bytes since the previous one, kind, bit offset of its
+        length in the layout's key)."""
         gap = 0
         for index, kind in enumerate(self._kinds):
             if kind in _LENGTHS:
@@ -62,14 +64,14 @@ class BatchOfOne:
                 gap = 0
             else:
                 gap += struct.calcsize("<" + _CODES[kind])
-        self._last_first = [(index, kind == "text", place) for index, _, kind, place in reversed(self._long)]
+        self._last_first = [(index, kind == "text", shift) for index, _, kind, shift in reversed(self._long)]
         self._layouts: dict[int, tuple[struct.Struct, struct.Struct]] = {}
 
     def _all_of(self, *kinds: str) -> list[int]:
         return [index for index, kind in enumerate(self._kinds) if kind in kinds]
 
     def pack(self, message: object) -> bytes | None:
-        """None: it has another number of entries, or what fits into no column."""
+        """Return the body; None if the message has not one entry, or a value exceeds its column."""
         row = list(self._get(message))
         for index in self._u8s:
             if len(row[index]) != 1:
@@ -82,7 +84,7 @@ class BatchOfOne:
                 return None
             row[index] = column[0]
         lengths = 0
-        for index, is_text, place in self._last_first:
+        for index, is_text, shift in self._last_first:
             value = row[index]
             if is_text:
                 value = value.encode()
@@ -93,18 +95,20 @@ class BatchOfOne:
                 row[index : index + 1] = 1, length, value
             if length > MAX_BYTES:
                 return None
-            lengths |= length << place
+            lengths |= length << shift
         try:
             return (self._layouts.get(lengths) or self._layout(lengths))[0].pack(*row)
         except struct.error:
             return None
 
     def unpack(self, data: bytes | bytearray | memoryview) -> list[Any] | None:
-        """The values in wire order, columns of integers as tuples: an array of one takes as long to make as all else of a body. None: it is
-        not of one entry, or not of this form at all."""
+        """Return the values in wire order, or None for a body with another number of entries or another form.
+
+        Integer columns are tuples: making an array of one takes as long as the rest of a body.
+        """
         at = lengths = 0
         try:
-            for _, gap, kind, place in self._long:
+            for _, gap, kind, shift in self._long:
                 at += gap
                 if kind == "text":
                     [length] = _U32.unpack_from(data, at)
@@ -116,7 +120,7 @@ class BatchOfOne:
                         return None
                 if length > MAX_BYTES:
                     return None
-                lengths |= length << place
+                lengths |= length << shift
             row = list((self._layouts.get(lengths) or self._layout(lengths))[1].unpack(data))
             for index in self._texts:
                 row[index] = row[index].decode()
@@ -133,14 +137,14 @@ class BatchOfOne:
         return row
 
     def _layout(self, lengths: int) -> tuple[struct.Struct, struct.Struct]:
-        """(to pack, to read). To read, what is known already is left out."""
+        """Return the structs (to pack, to read); the one to read skips counts and lengths, which are known."""
         if len(self._layouts) >= MAX_LAYOUTS:
             self._layouts.clear()
-        pack, read, places = "<", "<", iter(self._long)
+        pack, read, fields = "<", "<", iter(self._long)
         for kind in self._kinds:
             code = _CODES[kind]
             if kind in _LENGTHS:
-                length = lengths >> next(places)[3] & 0xFFFF
+                length = lengths >> next(fields)[3] & 0xFFFF
                 pack += f"{code}{length}s"
                 read += f"{struct.calcsize('<' + code)}x{length}s"
             else:
@@ -150,7 +154,7 @@ class BatchOfOne:
 
 
 class OnePut(NamedTuple):
-    """What a body says."""
+    """Fields of a Put of one unreserved block."""
 
     ack: int
     namespace: str
@@ -161,8 +165,11 @@ class OnePut(NamedTuple):
 
 
 class OnePutForm:
-    """Body of a Put of one unreserved block, by one struct whose layout depends on the lengths of namespace, key and parent. Threads may
-    share it: they make a layout twice at the worst."""
+    """Codec for the body of a Put of one unreserved block, by a struct a combination of lengths of namespace, key and
+    parent.
+
+    Threads may share it: at worst they make a layout twice.
+    """
 
     __slots__ = ("_layouts",)
 
@@ -170,7 +177,10 @@ class OnePutForm:
         self._layouts: dict[int, struct.Struct] = {}
 
     def pack(self, ack: int, namespace: str, key: bytes, size_bytes: int, checksum: int, parent: bytes) -> bytes | None:
-        """`parent` is b"" for none. None: what has another form, or fits into no field."""
+        """Return the body, or None if a value exceeds its field or the namespace is not UTF-8.
+
+        `parent` is b"" for none.
+        """
         try:
             text = namespace.encode()
         except UnicodeEncodeError:  # half a surrogate pair
@@ -182,7 +192,7 @@ class OnePutForm:
         return layout.pack(ack, text_bytes, text, 1, key_bytes, key, size_bytes, 0, checksum, 1, parent_bytes, parent)
 
     def unpack(self, body: bytes | bytearray | memoryview) -> OnePut | None:
-        """None: it is about several blocks, or reserved ones, or wrong: `Put.unpack` tells."""
+        """Return the fields; None for several blocks, a reserved block or a malformed body, which `Put.unpack` handles."""
         size = len(body) - _PUT_BYTES
         if size <= 0:
             return None
@@ -195,8 +205,8 @@ class OnePutForm:
         if keys != 1 or not 0 < key_bytes <= MAX_KEY_BYTES or not 0 <= parent_bytes <= MAX_KEY_BYTES:
             return None
         layout = self._layouts.get(text_bytes | key_bytes << 8 | parent_bytes << 16) or self._layout(text_bytes, key_bytes, parent_bytes)
-        ack, _, text, _, _, key, size_bytes, generation, checksum, parents, told, parent = layout.unpack(body)
-        if generation or parents != 1 or told != parent_bytes:
+        ack, _, text, _, _, key, size_bytes, generation, checksum, parents, declared_bytes, parent = layout.unpack(body)
+        if generation or parents != 1 or declared_bytes != parent_bytes:
             return None
         try:
             namespace = text.decode()

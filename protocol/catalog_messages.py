@@ -1,4 +1,4 @@
-"""What nodes and masters tell each other, so that the catalog has what the nodes hold. Either side may ask."""
+"""Messages between nodes and masters. Both ends of the connection send requests."""
 
 from kvstore.protocol.message import (
     U8,
@@ -18,17 +18,18 @@ from kvstore.protocol.message import (
     message,
 )
 
-EVENT_COMMIT, EVENT_GONE, EVENT_MOVED = 1, 2, 3
+EVENT_COMMIT, EVENT_REMOVED, EVENT_MOVED = 1, 2, 3
 PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC, PHASE_SYNC_END = 0, 1, 2, 3
-DRAIN_NOT, DRAIN_CLOSED, DRAIN_SAVE = 0, 1, 2
+DRAIN_OFF, DRAIN_CLOSED, DRAIN_SAVE = 0, 1, 2
 
 
 @message
 class Publish(Message):
-    """A node tells the master what happened to its blocks, in order. Answer: Ok, once the catalog has it.
+    """Node to master: events of its blocks, in order. Answer: Ok, once they are durable in the catalog.
 
-    `epoch` is the registration's; `phase` marks a full inventory (SYNC_BEGIN, SYNC ..., SYNC_END: what was not named is gone).
-    Columns by event: kind, key, index into `tenants` and `namespaces`, size, checksum, generation, tier mask, parent ("" none).
+    `epoch` is the registration's. `phase` marks a full resync: SYNC_BEGIN, SYNC ..., SYNC_END; blocks that were not
+    listed by then are removed. Columns by event: kind, key, index into `tenants` and `namespaces`, size, checksum,
+    generation, tier mask, parent ("" for none).
     """
 
     TYPE = 30
@@ -49,18 +50,20 @@ class Publish(Message):
 
 @message
 class Digests(Message):
-    """Node to master, after SYNC_BEGIN: the digests of runs of blocks that it holds (digests.py), by ascending generation, in one message
-    or in several, each of which but the last has `more`. Answer, once all of them are compared: Flags, one a run. 1: the master knows the
-    same blocks, and takes them as named; 0: the node names what it has of the run before SYNC_END.
+    """Node to master, after SYNC_BEGIN: digests of the node's runs of blocks (digests.py), by ascending generation.
 
-    `epoch` is the registration's. Columns by run: the generation of its first block, how many blocks, their sum under `seed`, tier mask.
+    All messages but the last have `has_more`. Answer, once all are compared: Flags, one a run. 1: the master has the
+    same blocks and counts them as listed; 0: the node lists the run's blocks before SYNC_END.
+
+    `epoch` is the registration's. Columns by run: generation of its first block, number of blocks, digest under `seed`,
+    tier mask.
     """
 
     TYPE = 25
     epoch: U64
     seed: U64
-    more: U8
-    firsts: CountedU64s
+    has_more: U8
+    first_generations: CountedU64s
     counts: U8s
     sums: U64s
     tiers: U8s
@@ -68,9 +71,11 @@ class Digests(Message):
 
 @message
 class DeleteBlocks(Message):
-    """Master to node: delete these blocks of `tenant`. Answer: Flags (1: it is not there, 0: it stays, for it is in use).
+    """Master to node: delete these blocks of `tenant`.
 
-    A block whose generation is above the one named is newer than the command and stays. `epoch` is the master's.
+    Answer: Flags (1: not at the node, 0: kept, because it is in use).
+
+    A block with a higher generation than the one given is newer than the command and is kept. `epoch` is the master's.
     """
 
     TYPE = 31
@@ -84,7 +89,7 @@ class DeleteBlocks(Message):
 
 @message
 class SetPinned(Message):
-    """Master to node: pin (1) or unpin (0) these blocks of `tenant`. Answer: Flags (1: it is there)."""
+    """Master to node: pin (1) or unpin (0) these blocks of `tenant`. Answer: Flags (1: at the node)."""
 
     TYPE = 32
     WIRE = ("epoch", "tenant", "pinned", "keys")
@@ -96,16 +101,23 @@ class SetPinned(Message):
 
 @message
 class CommitBlocks(Message):
-    """Node to master: these values of `tenant` are in its DRAM, unreserved: may all see them? Reserve and Publish in one.
+    """Node to master: commit these uncommitted blocks of `tenant`, which are in the node's DRAM.
 
-    `epoch` is the registration's. Answer: Grants, once the catalog has those that are GRANTED: they are visible at the master from then
-    on, under the generation named; the node forgets the others. With `held` 1 the blocks can be read at the node already, and what is
-    PRESENT with the same size and checksum has a generation, too: the node is one more holder of that version from then on. It asks again
-    for what is BUSY, and forgets what is PRESENT without a generation: the cluster has another version.
+    Reserve and Publish in one.
+
+    Answer: ReserveReply, once those GRANTED are durable in the catalog, under the generation given. Without
+    `acknowledged` the node drops the others. With it the blocks can be read at the node already:
+
+    - PRESENT with a generation: the directory has a block of equal size and checksum, and the node is now one more
+      holder.
+    - PRESENT without one: the directory has another version, and the node drops its own.
+    - BUSY: the node sends the block again.
+
+    `epoch` is the registration's.
     """
 
     TYPE = 33
-    WIRE = ("epoch", "held", "tenant", "namespace", "keys", "sizes", "checksums", "parents")
+    WIRE = ("epoch", "acknowledged", "tenant", "namespace", "keys", "sizes", "checksums", "parents")
     epoch: U64
     tenant: Text
     namespace: Text
@@ -113,18 +125,22 @@ class CommitBlocks(Message):
     sizes: U64s
     checksums: U64s
     parents: Parents
-    held: U8 = 0
+    acknowledged: U8 = 0
 
 
 @message
 class CopyBlocks(Message):
-    """Master to node: fetch these blocks of `tenant` from another node, which holds them, and then ask with Copied.
+    """Master to node: copy these blocks of `tenant` from node `source`, then report with CopyResult.
 
-    The source is node `source`, at the socket `unix` where that is the file that `host_id` tells of, else at `tcp`; `transfer` is how
-    its transfer engine is reached, if it has one. `shown` is the pass to show it (security/tickets/ticket.py), b"" where none is needed.
-    `epoch` is the master's. Answer, at once: Flags (1: it will be tried, once the master has decided about a block of that key here;
-    0: it is here, or being written, or too much is waiting already). With `guests` 1 the blocks are spilled by their source: nothing of the
-    receiver's own is to leave for them, and it spills them to nobody else.
+    - Address: the Unix socket `unix` if it is the file that `host_id` identifies, else `tcp`; `transfer` describes the
+      source's transfer engine, if it has one. `ticket` is a pass for the source (security/tickets/ticket.py), b"" where
+      none is needed.
+    - Answer, at once: Flags. 1: queued, until an uncommitted block of that key here is committed or dropped; 0: the
+      block is here or being written, or the queue is full.
+    - `spilled` 1: the source spills these blocks. The receiver evicts none of its own for them, and does not spill them
+      again.
+
+    `epoch` is the master's.
     """
 
     TYPE = 34
@@ -141,16 +157,16 @@ class CopyBlocks(Message):
     generations: U64s
     parents: Parents
     transfer: CountedBlobs
-    shown: CountedU8s = b""
-    guests: U8 = 0
+    ticket: CountedU8s = b""
+    spilled: U8 = 0
 
 
 @message
 class CopyResult(Message):
-    """Node to master: what became of blocks that a Copy ordered. Those that arrived are in its DRAM, not visible: may they become so?
+    """Node to master: results of a CopyBlocks. Blocks that arrived are in its DRAM and not visible yet.
 
-    `epoch` is the registration's. Answer: Flags. 1: the master names this node as a holder from now on. 0: the order is over (the block
-    was removed or replaced since, its last holder gave it up, or it did not arrive); the node forgets what it has of it.
+    Answer: Flags. 1: the node is now a holder and makes the block visible. 0: the copy is void (the block was removed
+    or replaced, lost its last holder, or did not arrive), and the node drops it. `epoch` is the registration's.
     """
 
     TYPE = 35
@@ -163,8 +179,13 @@ class CopyResult(Message):
 
 @message
 class SetDraining(Message):
-    """Master to node: it is to be stopped, or (`mode` DRAIN_NOT) it is not any more. It takes no new blocks of clients; with DRAIN_SAVE it
-    copies to its NVMe what it has nowhere else, too. Answer: Ok, before that is done. `epoch` is the master's."""
+    """Master to node: start or stop draining (`mode` DRAIN_OFF).
+
+    Answer: Ok, before the drain is complete. `epoch` is the master's.
+
+    A draining node refuses new blocks of clients. With DRAIN_SAVE it also copies to its NVMe the blocks that no other
+    node holds.
+    """
 
     TYPE = 36
     epoch: U64
@@ -173,8 +194,10 @@ class SetDraining(Message):
 
 @message
 class TicketKey(Message):
-    """Master to node: this key, made `age_ms` ago, is one that tickets for this node are issued under from now on; those of the keys before
-    are good until they end. Answer: Ok. `epoch` is the master's."""
+    """Master to node: a new key for this node's tickets, made `age_ms` ago. Answer: Ok. `epoch` is the master's.
+
+    Tickets under earlier keys stay valid until they expire.
+    """
 
     TYPE = 37
     epoch: U64
@@ -185,8 +208,11 @@ class TicketKey(Message):
 
 @message
 class RevokeCredentials(Message):
-    """Master to node: these credentials of `tenant`, as tickets number them, are good no more, nor is any ticket of his that a master
-    before this one issued: sessions that showed one end. Answer: Count, of those. `epoch` is the master's."""
+    """Master to node: these credentials of `tenant`, by their numbers in tickets, are revoked. `epoch` is the master's.
+
+    The node ends the sessions that such a ticket opened, and those opened with a former master's tickets for the
+    tenant. Answer: Count of ended sessions.
+    """
 
     TYPE = 38
     epoch: U64
@@ -196,24 +222,30 @@ class RevokeCredentials(Message):
 
 @message
 class Heartbeat(Message):
-    """Node to master: it lives. `said` is a HeartbeatRequest of control.proto. Answer: Heard."""
+    """Node to master: heartbeat.
+
+    `request` is a serialized HeartbeatRequest of control.proto. Answer: HeartbeatResponse.
+    """
 
     TYPE = 26
-    said: CountedU8s
+    request: CountedU8s
 
 
 @message
 class HeartbeatResponse(Message):
-    """Answer to Heartbeat: a HeartbeatReply of control.proto."""
+    """Answer to Heartbeat. `reply` is a serialized HeartbeatReply of control.proto."""
 
     TYPE = 27
-    said: CountedU8s
+    reply: CountedU8s
 
 
 @message
 class PrefetchBlocks(Message):
-    """Master of partition 0 to node: an engine of this node's host is about to need these blocks of `tenant`, which node `source` has. The
-    node asks the masters of their partitions with Want. Answer: Ok, at once. `epoch` is the master's."""
+    """Master of partition 0 to node: prefetch these blocks of `tenant` from node `source`, for an engine of this node's
+    host.
+
+    The node sends RequestCopy to the masters of the blocks' partitions. Answer: Ok, at once. `epoch` is the master's.
+    """
 
     TYPE = 28
     epoch: U64
@@ -224,8 +256,12 @@ class PrefetchBlocks(Message):
 
 @message
 class RequestCopy(Message):
-    """Node to master: it has been told to have copies of these blocks of `tenant`, which node `source` has. Answer: Ok, at once; the master
-    orders (Copy) those that the node lacks. `epoch` is the registration's."""
+    """Node to master: request copies of these blocks of `tenant`, which node `source` holds.
+
+    `epoch` is the registration's.
+
+    Answer: Ok, at once; the master then sends CopyBlocks for those that the node lacks.
+    """
 
     TYPE = 29
     epoch: U64
@@ -236,11 +272,11 @@ class RequestCopy(Message):
 
 @message
 class QueryVictims(Message):
-    """Node to master: these blocks of `tenant` are among the coldest of its lowest tier, and leave it next. `epoch` is the registration's.
+    """Node to master: next eviction victims of its lowest tier, blocks of `tenant`. `epoch` is the registration's.
 
-    Answer: Flags. 1: other nodes hold the block and keep it, as many as its replica target wants: it may leave first. 0: it may be the last
-    copy that leaves. Of those answered with 0 the master may have copies made where there is room for them, where `spill` is 1; it has a
-    flag a key, or none where nothing is to be spilled.
+    Answer: Flags. 1: enough other nodes hold and keep the block to meet its replica target, so it may be evicted first.
+    0: it may be the last replica; where `spill` is 1 the master may copy it to a node with free space. `spill` has a
+    flag a key, or is empty where nothing is spilled.
     """
 
     TYPE = 39

@@ -19,7 +19,7 @@ ROLE_DECODE: Role
 ROLE_BOTH: Role
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "why_not_huge")
+    __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "not_huge_reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -37,7 +37,7 @@ class TierStatus(_message.Message):
     METADATA_BYTES_FIELD_NUMBER: _ClassVar[int]
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     HUGE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    WHY_NOT_HUGE_FIELD_NUMBER: _ClassVar[int]
+    NOT_HUGE_REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     used_bytes: int
@@ -55,11 +55,11 @@ class TierStatus(_message.Message):
     metadata_bytes: int
     elements: int
     huge_bytes: int
-    why_not_huge: str
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., why_not_huge: _Optional[str] = ...) -> None: ...
+    not_huge_reason: str
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., not_huge_reason: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "quotas_version", "takes_traces", "node_id", "retired_version")
+    __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "quotas_version", "accepts_traces", "node_id", "retired_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +73,7 @@ class RegisterRequest(_message.Message):
     SEEN_CATALOG_FIELD_NUMBER: _ClassVar[int]
     HTTP_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    TAKES_TRACES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_TRACES_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     RETIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -89,10 +89,10 @@ class RegisterRequest(_message.Message):
     seen_catalog: str
     http: str
     quotas_version: int
-    takes_traces: bool
+    accepts_traces: bool
     node_id: int
     retired_version: int
-    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., quotas_version: _Optional[int] = ..., takes_traces: bool = ..., node_id: _Optional[int] = ..., retired_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., instance: _Optional[int] = ..., version: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., seen_master_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., seen_catalog: _Optional[str] = ..., http: _Optional[str] = ..., quotas_version: _Optional[int] = ..., accepts_traces: bool = ..., node_id: _Optional[int] = ..., retired_version: _Optional[int] = ...) -> None: ...
 
 class TenantQuota(_message.Message):
     __slots__ = ("hbm_bytes", "dram_bytes", "nvme_bytes", "blocks", "pins", "reservations", "requests_in_flight", "connections", "hbm_slabs", "dram_slabs")
@@ -166,7 +166,7 @@ class TenantUse(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ..., hbm_slabs: _Optional[int] = ..., dram_slabs: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "catalog", "ticket_key", "quotas", "spill_at_share", "known_blocks", "retired", "floor", "is_new")
+    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "catalog", "ticket_key", "quotas", "spill_at_share", "known_blocks", "retired", "removal_horizon", "is_new")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -177,7 +177,7 @@ class RegisterReply(_message.Message):
     SPILL_AT_SHARE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RETIRED_FIELD_NUMBER: _ClassVar[int]
-    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    REMOVAL_HORIZON_FIELD_NUMBER: _ClassVar[int]
     IS_NEW_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
@@ -188,20 +188,20 @@ class RegisterReply(_message.Message):
     quotas: Quotas
     spill_at_share: float
     known_blocks: int
-    retired: Retired
-    floor: int
+    retired: RetiredNamespaces
+    removal_horizon: int
     is_new: bool
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., spill_at_share: _Optional[float] = ..., known_blocks: _Optional[int] = ..., retired: _Optional[_Union[Retired, _Mapping]] = ..., floor: _Optional[int] = ..., is_new: bool = ...) -> None: ...
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., spill_at_share: _Optional[float] = ..., known_blocks: _Optional[int] = ..., retired: _Optional[_Union[RetiredNamespaces, _Mapping]] = ..., removal_horizon: _Optional[int] = ..., is_new: bool = ...) -> None: ...
 
-class Retired(_message.Message):
+class RetiredNamespaces(_message.Message):
     __slots__ = ("version", "tenants")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    tenants: _containers.RepeatedCompositeFieldContainer[RetiredOfTenant]
-    def __init__(self, version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[RetiredOfTenant, _Mapping]]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantRetiredNamespaces]
+    def __init__(self, version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantRetiredNamespaces, _Mapping]]] = ...) -> None: ...
 
-class RetiredOfTenant(_message.Message):
+class TenantRetiredNamespaces(_message.Message):
     __slots__ = ("tenant", "namespaces")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACES_FIELD_NUMBER: _ClassVar[int]
@@ -289,16 +289,16 @@ class LinkFlow(_message.Message):
     def __init__(self, device: _Optional[str] = ..., in_bytes: _Optional[int] = ..., out_bytes: _Optional[int] = ..., transfer_bytes: _Optional[int] = ...) -> None: ...
 
 class HotBlocks(_message.Message):
-    __slots__ = ("tenant", "keys", "reads_per_s", "far_reads_per_s")
+    __slots__ = ("tenant", "keys", "reads_per_s", "remote_reads_per_s")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     READS_PER_S_FIELD_NUMBER: _ClassVar[int]
-    FAR_READS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_READS_PER_S_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     reads_per_s: _containers.RepeatedScalarFieldContainer[float]
-    far_reads_per_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., reads_per_s: _Optional[_Iterable[float]] = ..., far_reads_per_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    remote_reads_per_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., reads_per_s: _Optional[_Iterable[float]] = ..., remote_reads_per_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerRate(_message.Message):
     __slots__ = ("node_id", "bytes_per_s", "basis_bytes", "age_s")
@@ -321,8 +321,8 @@ class HeartbeatReply(_message.Message):
     master_epoch: int
     quotas: Quotas
     hot_blocks: int
-    retired: Retired
-    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ..., retired: _Optional[_Union[Retired, _Mapping]] = ...) -> None: ...
+    retired: RetiredNamespaces
+    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ..., retired: _Optional[_Union[RetiredNamespaces, _Mapping]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain", "http", "tenants")
@@ -370,27 +370,27 @@ class NodeStatus(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., unix: _Optional[str] = ..., tcp: _Optional[str] = ..., state: _Optional[str] = ..., registration_epoch: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., blocks: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., version: _Optional[str] = ..., transports: _Optional[_Iterable[str]] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., http: _Optional[str] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ...) -> None: ...
 
 class DrainStatus(_message.Message):
-    __slots__ = ("to", "is_done", "left_blocks", "kept_blocks", "copying_blocks", "lacks_room")
+    __slots__ = ("to", "is_done", "remaining_blocks", "nvme_only_blocks", "copying_blocks", "lacks_space")
     TO_FIELD_NUMBER: _ClassVar[int]
     IS_DONE_FIELD_NUMBER: _ClassVar[int]
-    LEFT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NVME_ONLY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COPYING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    LACKS_ROOM_FIELD_NUMBER: _ClassVar[int]
+    LACKS_SPACE_FIELD_NUMBER: _ClassVar[int]
     to: str
     is_done: bool
-    left_blocks: int
-    kept_blocks: int
+    remaining_blocks: int
+    nvme_only_blocks: int
     copying_blocks: int
-    lacks_room: bool
-    def __init__(self, to: _Optional[str] = ..., is_done: bool = ..., left_blocks: _Optional[int] = ..., kept_blocks: _Optional[int] = ..., copying_blocks: _Optional[int] = ..., lacks_room: bool = ...) -> None: ...
+    lacks_space: bool
+    def __init__(self, to: _Optional[str] = ..., is_done: bool = ..., remaining_blocks: _Optional[int] = ..., nvme_only_blocks: _Optional[int] = ..., copying_blocks: _Optional[int] = ..., lacks_space: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins", "partitions", "owners", "endings")
+    __slots__ = ("version", "epoch", "uptime_s", "catalog", "catalog_health", "blocks", "reserved", "pinned", "rss_bytes", "nodes", "counters", "name", "role", "owner", "records", "http", "quotas", "grants", "shards", "quota_origins", "partitions", "owners", "expirations")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -427,7 +427,7 @@ class StatusReply(_message.Message):
     QUOTA_ORIGINS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     OWNERS_FIELD_NUMBER: _ClassVar[int]
-    ENDINGS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRATIONS_FIELD_NUMBER: _ClassVar[int]
     version: str
     epoch: int
     uptime_s: float
@@ -450,10 +450,10 @@ class StatusReply(_message.Message):
     quota_origins: _containers.MessageMap[str, QuotaOrigins]
     partitions: int
     owners: _containers.RepeatedCompositeFieldContainer[CatalogOwner]
-    endings: _containers.RepeatedCompositeFieldContainer[Ending]
-    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ..., partitions: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[CatalogOwner, _Mapping]]] = ..., endings: _Optional[_Iterable[_Union[Ending, _Mapping]]] = ...) -> None: ...
+    expirations: _containers.RepeatedCompositeFieldContainer[Expiration]
+    def __init__(self, version: _Optional[str] = ..., epoch: _Optional[int] = ..., uptime_s: _Optional[float] = ..., catalog: _Optional[str] = ..., catalog_health: _Optional[str] = ..., blocks: _Optional[int] = ..., reserved: _Optional[int] = ..., pinned: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., owner: _Optional[_Union[CatalogOwner, _Mapping]] = ..., records: _Optional[int] = ..., http: _Optional[str] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., grants: _Optional[_Iterable[_Union[TenantGrants, _Mapping]]] = ..., shards: _Optional[int] = ..., quota_origins: _Optional[_Mapping[str, QuotaOrigins]] = ..., partitions: _Optional[int] = ..., owners: _Optional[_Iterable[_Union[CatalogOwner, _Mapping]]] = ..., expirations: _Optional[_Iterable[_Union[Expiration, _Mapping]]] = ...) -> None: ...
 
-class Ending(_message.Message):
+class Expiration(_message.Message):
     __slots__ = ("what", "left_s")
     WHAT_FIELD_NUMBER: _ClassVar[int]
     LEFT_S_FIELD_NUMBER: _ClassVar[int]
@@ -596,7 +596,7 @@ class ContentsRequest(_message.Message):
     hottest: bool
     def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., max_segments: _Optional[int] = ..., hottest: bool = ...) -> None: ...
 
-class Held(_message.Message):
+class StorageUsage(_message.Message):
     __slots__ = ("blocks", "bytes", "hbm_bytes", "dram_bytes", "nvme_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -611,10 +611,10 @@ class Held(_message.Message):
     def __init__(self, blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ...) -> None: ...
 
 class NamespaceUsage(_message.Message):
-    __slots__ = ("tenant", "namespace", "held", "pinned", "read_age_s", "model", "weights", "users", "is_used", "is_retired", "layout")
+    __slots__ = ("tenant", "namespace", "stored", "pinned", "read_age_s", "model", "weights", "users", "is_used", "is_retired", "layout")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     READ_AGE_S_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -625,7 +625,7 @@ class NamespaceUsage(_message.Message):
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     namespace: str
-    held: Held
+    stored: StorageUsage
     pinned: int
     read_age_s: float
     model: str
@@ -634,25 +634,25 @@ class NamespaceUsage(_message.Message):
     is_used: bool
     is_retired: bool
     layout: str
-    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., pinned: _Optional[int] = ..., read_age_s: _Optional[float] = ..., model: _Optional[str] = ..., weights: _Optional[str] = ..., users: _Optional[_Iterable[str]] = ..., is_used: bool = ..., is_retired: bool = ..., layout: _Optional[str] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., namespace: _Optional[str] = ..., stored: _Optional[_Union[StorageUsage, _Mapping]] = ..., pinned: _Optional[int] = ..., read_age_s: _Optional[float] = ..., model: _Optional[str] = ..., weights: _Optional[str] = ..., users: _Optional[_Iterable[str]] = ..., is_used: bool = ..., is_retired: bool = ..., layout: _Optional[str] = ...) -> None: ...
 
 class PrefixSegment(_message.Message):
-    __slots__ = ("parent", "key", "held", "subtree_bytes", "branches", "reads_per_s", "subtree_reads_per_s")
+    __slots__ = ("parent", "key", "stored", "subtree_bytes", "branches", "reads_per_s", "subtree_reads_per_s")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     SUBTREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     READS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SUBTREE_READS_PER_S_FIELD_NUMBER: _ClassVar[int]
     parent: int
     key: bytes
-    held: Held
+    stored: StorageUsage
     subtree_bytes: int
     branches: int
     reads_per_s: float
     subtree_reads_per_s: float
-    def __init__(self, parent: _Optional[int] = ..., key: _Optional[bytes] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., subtree_bytes: _Optional[int] = ..., branches: _Optional[int] = ..., reads_per_s: _Optional[float] = ..., subtree_reads_per_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, parent: _Optional[int] = ..., key: _Optional[bytes] = ..., stored: _Optional[_Union[StorageUsage, _Mapping]] = ..., subtree_bytes: _Optional[int] = ..., branches: _Optional[int] = ..., reads_per_s: _Optional[float] = ..., subtree_reads_per_s: _Optional[float] = ...) -> None: ...
 
 class ContentsReply(_message.Message):
     __slots__ = ("namespaces", "segments")

@@ -140,49 +140,49 @@ class ControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """A node announces itself; the answer's registration epoch goes with everything it says from then on.
+        """Register a node. It sends the returned registration epoch with all later messages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The whole cluster, for operators. A master that follows tells of itself and of the owner only; all other calls fail there: Unavailable.
+        """Status of the cluster. A follower returns itself and the owner only; all its other calls fail with Unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Topologies(self, request, context):
-        """The nodes' topologies, a message a node: together they may be larger than a message may be.
+        """The nodes' topologies, a message a node, because together they may exceed the message limit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """A node that is gone for good is known no more. Refused while it is alive.
+        """Forget a node that was removed for good. Refused while it is alive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """A node is to be stopped: it takes no new blocks, and what only it has goes elsewhere. Its NodeStatus says how far that is.
+        """Drain a node before it is stopped: it takes no new blocks, and blocks that only it has are copied. NodeStatus has the progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """What an operator gives a tenant: kept in the catalog, and above what the masters' quotas file says. In force at once.
+        """Set a tenant's limits: durable in the catalog, with precedence over the quotas file, effective at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearQuota(self, request, context):
-        """Limits that an operator has set are as the quotas file has them again.
+        """Remove limits set by SetQuota; those of the quotas file apply again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,56 +196,56 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Contents(self, request, context):
-        """What the directory holds: by tenant and namespace, and the largest prefixes of one namespace as a tree.
+        """Contents of the directory: by tenant and namespace, and the largest prefixes of one namespace as a tree.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportWeights(self, request, context):
-        """An engine is alive and uses these weights, until its next report or for 30 s. The tenant's own engines.
+        """Heartbeat of a tenant's engine: it uses these weights, until its next report or for 30 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Weights(self, request, context):
-        """Versions of weights and the namespaces of their blocks, as engines reported them: the tenant's own, or of all tenants for operators.
+        """Versions of weights and their blocks' namespaces, as reported by engines: the tenant's, or all tenants' for operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RetireWeights(self, request, context):
-        """Blocks of a version are evicted first from now on, until an engine begins to use the version again.
+        """Evict a version's blocks first, until an engine uses the version again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinNamespace(self, request, context):
-        """All blocks of a namespace, of the partition that is asked about, are kept from eviction and removal, or let go.
+        """Pin or unpin all blocks of a namespace in the call's partition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveNamespace(self, request, context):
-        """All blocks of a namespace, of the partition that is asked about, that are not pinned are removed.
+        """Remove all unpinned blocks of a namespace in the call's partition.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Audit(self, request, context):
-        """The audit trail, oldest entry first: who changed what, from which address, and which logins were refused.
+        """The audit trail, oldest entry first: changes with their authors, and refused logins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordAudit(self, request, context):
-        """A master adds what happened at it to the audit trail, which the owner of partition 0 keeps.
+        """Add another master's entries to the audit trail, which the owner of partition 0 keeps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,7 +266,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Tokens(self, request, context):
-        """Names, roles and ends of the tokens that this master accepts; no token.
+        """Names, roles and expiry of the tokens that this master accepts, without the tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -935,7 +935,7 @@ class Control(object):
 
 
 class SchedulerStub(object):
-    """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
+    """Scheduler of requests to instances (docs/scheduling.md): inference engines, or groups of them. Reports are kept in memory only.
     """
 
     def __init__(self, channel):
@@ -967,25 +967,25 @@ class SchedulerStub(object):
 
 
 class SchedulerServicer(object):
-    """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
+    """Scheduler of requests to instances (docs/scheduling.md): inference engines, or groups of them. Reports are kept in memory only.
     """
 
     def Report(self, request, context):
-        """An instance lives, and this is what waits and runs there. A new name joins; one silent for instance_ttl_s has left.
+        """Heartbeat of an instance, with its load. A new name joins; one that is silent for instance_ttl_s has left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """An instance ends, now.
+        """An instance leaves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Schedule(self, request, context):
-        """Where one request goes, or why nowhere. Starts the transfer that the decision needs.
+        """Place one request, or reject it. Starts the transfer that the decision needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1030,7 +1030,7 @@ def add_SchedulerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Scheduler(object):
-    """Where requests go (docs/scheduling.md). Instances are inference engines, or groups of them; the master keeps what they report in memory only.
+    """Scheduler of requests to instances (docs/scheduling.md): inference engines, or groups of them. Reports are kept in memory only.
     """
 
     @staticmethod

@@ -1,81 +1,84 @@
-"""Every error kvstore raises, in one tree whose branches say who must act.
+"""Error hierarchy of kvstore, branched by who must act.
 
     KVStoreError
-    ├── Retry          the world broke it: try again, later or elsewhere
-    │   ├── Unavailable        the peer cannot be reached, or cannot serve this now
-    │   │   ├── Unreachable        no connection to it could be had, or it broke
-    │   │   │   └── TooManyConnections this process, or the peer, has no descriptor or place for another connection
-    │   │   ├── Draining           the node takes no new blocks: it is to be stopped
-    │   │   └── NoOwner            no master owns the catalog now, one is about to
-    │   ├── DeadlineExceeded   the deadline passed first (also a TimeoutError)
-    │   ├── Full               no room was freed before the deadline
-    │   ├── QuotaExceeded      the tenant has all that its quota gives it: its owner frees something, or an operator gives it more
-    │   └── CatalogUnavailable the catalog (etcd, disk) does not take writes now
-    ├── Corrupt        bytes are not those that were put
+    ├── Retry          temporary: try again, later or elsewhere.
+    │   ├── Unavailable        the peer is unreachable or cannot serve this now.
+    │   │   ├── Unreachable        connecting failed, or the connection broke.
+    │   │   │   └── TooManyConnections this process or the peer is out of descriptors or connections.
+    │   │   ├── Draining           the node takes no new blocks, because it will be stopped.
+    │   │   └── NoOwner            no master owns the catalog; an election is under way.
+    │   ├── DeadlineExceeded   the deadline passed (also a TimeoutError).
+    │   ├── Full               no space was freed before the deadline.
+    │   ├── QuotaExceeded      the tenant's quota is used up: free something, or have an operator raise it.
+    │   └── CatalogUnavailable the catalog (etcd, disk) does not accept writes now.
+    ├── Corrupt        bytes differ from those that were put.
     │   └── ChecksumMismatch
-    ├── Fenced         what you hold is no longer valid: ask again
-    │   ├── StaleEpoch         a command or registration older than one already seen
-    │   ├── StaleHandle        a slot handle, hint or put id whose slot has been reused
-    │   └── LeaseExpired       the lease ran out while its bytes were in use
-    ├── Denied         you may not: wrong tenant or token
+    ├── Fenced         a handle, lease or epoch is no longer valid: request a new one.
+    │   ├── StaleEpoch         a command or registration older than one already seen.
+    │   ├── StaleHandle        a slot handle, location or put id whose slot was reused.
+    │   └── LeaseExpired       the lease expired while its bytes were in use.
+    ├── Denied         not permitted: wrong tenant or token.
     │   ├── Unauthorized
-    │   │   └── InvalidTicket      a node does not take the ticket: ask the master for another one
-    │   └── Untrusted          TLS: one side does not accept the other's certificate, or does not speak TLS (also an OSError)
-    ├── Broken         this part of the system is out of order: an operator must act
-    │   └── TierFailed         a tier's device fails (ENOSPC, EIO, a damaged file)
-    └── Misuse         the caller must change something
-        ├── InvalidArgument    an argument is outside its documented range
-        ├── ProtocolError      the peer's frame is malformed, too large or of another version
-        ├── ConfigError        a setting is missing, malformed or cannot be met
-        ├── TraceError         a trace file is malformed at a named line
-        ├── Closed             the object was closed
-        ├── Forked             the object is that of the process that this one was forked from
-        └── Cancelled          the caller cancelled it
+    │   │   └── InvalidTicket      a node rejects the ticket: request another from the master.
+    │   └── Untrusted          TLS: a certificate is not accepted, or one side does not use TLS (also an OSError).
+    ├── Broken         a part of the system is broken: an operator must act.
+    │   └── TierFailed         a tier's device fails (ENOSPC, EIO, a damaged file).
+    └── Misuse         the caller must change something.
+        ├── InvalidArgument    an argument is outside its documented range.
+        ├── ProtocolError      the peer's frame is malformed, too large or of another version.
+        ├── ConfigError        a setting is missing, malformed or cannot be satisfied.
+        ├── TraceError         a trace file is malformed at the line given.
+        ├── Closed             the object was closed.
+        ├── Forked             the object belongs to the parent process of a fork.
+        └── Cancelled          the caller cancelled the operation.
 
-A miss is not an error. Foreign exceptions (OSError, grpc, lmdb) are translated once, where they enter.
+A miss is not an error. Foreign exceptions (OSError, grpc, lmdb) are translated once, at the boundary.
 """
 
 from typing import ClassVar
 
 
 class KVStoreError(Exception):
-    """Root of the tree. `code` is the error's number on the wire; a receiver that does not know it takes the branch's."""
+    """Root of the tree.
+
+    `code` is the error's number on the wire; a receiver that does not know it takes the branch's.
+    """
 
     code: ClassVar[int] = 1
 
 
 class Retry(KVStoreError):
-    """The world broke it: the same call may succeed later or elsewhere."""
+    """A temporary failure: the same call may succeed later or elsewhere."""
 
     code = 100
 
 
 class Unavailable(Retry):
-    """The peer cannot be reached, or says that it cannot serve this now."""
+    """The peer is unreachable, or cannot serve this now."""
 
     code = 101
 
 
 class Unreachable(Unavailable):
-    """No connection to the peer could be had, or it broke before the answer."""
+    """Connecting to the peer failed, or the connection broke before the response."""
 
     code = 105
 
 
 class TooManyConnections(Unreachable):
-    """No further connection can be had: this process is out of descriptors, or the peer has all its connections in use."""
+    """This process is out of descriptors, or the peer has all its connections in use."""
 
     code = 109
 
 
 class Draining(Unavailable):
-    """The node takes no new blocks, because it is to be stopped; what it has can be read."""
+    """The node takes no new blocks, because it will be stopped; its blocks can be read."""
 
     code = 106
 
 
 class NoOwner(Unavailable):
-    """No master owns the catalog now. This one follows it, and it or another one is about to be elected."""
+    """No master owns the catalog now; an election is under way."""
 
     code = 107
 
@@ -87,25 +90,25 @@ class DeadlineExceeded(Retry, TimeoutError):
 
 
 class Full(Retry):
-    """No room was freed before the deadline."""
+    """No space was freed before the deadline."""
 
     code = 103
 
 
 class QuotaExceeded(Retry):
-    """The tenant has all that its quota gives it, of what the text names: it frees something, or its operator gives it more."""
+    """The tenant's quota of the limit in the text is used up: free something, or have an operator raise it."""
 
     code = 108
 
 
 class CatalogUnavailable(Retry):
-    """The catalog does not take writes now; nothing was made visible."""
+    """The catalog does not accept writes now; nothing was made visible."""
 
     code = 104
 
 
 class Corrupt(KVStoreError):
-    """Bytes are not those that were put."""
+    """Bytes differ from those that were put."""
 
     code = 200
 
@@ -117,7 +120,7 @@ class ChecksumMismatch(Corrupt):
 
 
 class Fenced(KVStoreError):
-    """What the caller holds is no longer valid."""
+    """The caller's handle, lease or epoch is no longer valid."""
 
     code = 300
 
@@ -129,13 +132,13 @@ class StaleEpoch(Fenced):
 
 
 class StaleHandle(Fenced):
-    """A slot handle, location hint or put id whose slot has been given back since."""
+    """A slot handle, cached location or put id whose slot has been freed since."""
 
     code = 302
 
 
 class LeaseExpired(Fenced):
-    """The lease ran out while its bytes were in use: what was read under it must be thrown away."""
+    """The lease expired while its bytes were in use; discard what was read under it."""
 
     code = 303
 
@@ -153,25 +156,25 @@ class Unauthorized(Denied):
 
 
 class InvalidTicket(Unauthorized):
-    """The ticket shown to a node has ended, or is under no key that it has; the master gives another one to whoever may have it."""
+    """The ticket has expired, or the node does not have its key; request another from the master."""
 
     code = 403
 
 
 class Untrusted(Denied, OSError):
-    """TLS came to nothing: one side does not accept the other's certificate, or one of them does not speak it. The text says what to do."""
+    """TLS failed: a certificate was not accepted, or one side does not use TLS. The text has the remedy."""
 
     code = 402
 
 
 class Broken(KVStoreError):
-    """A part of the system is out of order until an operator acts."""
+    """A part of the system is broken until an operator acts."""
 
     code = 500
 
 
 class TierFailed(Broken):
-    """A tier's device refuses reads or writes; the node goes on with the tiers that work."""
+    """A tier's device refuses reads or writes; the node continues with its other tiers."""
 
     code = 501
 
@@ -195,7 +198,7 @@ class ProtocolError(Misuse):
 
 
 class ConfigError(Misuse):
-    """A setting is missing, malformed or cannot be met on this machine."""
+    """A setting is missing, malformed or cannot be satisfied on this machine."""
 
     code = 603
 
@@ -219,7 +222,7 @@ class Forked(Misuse):
 
 
 class Cancelled(Misuse):
-    """The caller cancelled the operation before it was over."""
+    """The caller cancelled the operation before it ended."""
 
     code = 606
 
@@ -245,20 +248,25 @@ GRPC_STATUS: dict[type[KVStoreError], str] = {
     Misuse: "INVALID_ARGUMENT",
     KVStoreError: "UNKNOWN",
 }
-"""The one table from errors to gRPC status names; an error takes the entry of its nearest ancestor."""
+"""gRPC status names; an error without an entry takes that of its nearest ancestor."""
 
 
 def typed(error: BaseException) -> KVStoreError:
-    """As peers and callers are told of it: an exception that is not of the tree is somebody's mistake, whose traceback belongs in a log."""
+    """Return the error to send to peers: `error` itself, or an internal error for a foreign exception, which the caller
+    should log.
+    """
     return error if isinstance(error, KVStoreError) else KVStoreError(f"internal error: {type(error).__name__}: {error}")
 
 
 def from_code(code: int, message: str) -> KVStoreError:
-    """The error that a peer sent as (code, message). An unknown code becomes its branch (the hundreds), else the root."""
+    """Return the error that a peer sent as (code, message).
+
+    An unknown code becomes its branch (the hundreds), else the root.
+    """
     kind = BY_CODE.get(code) or BY_CODE.get(code // 100 * 100) or KVStoreError
     return kind(message)
 
 
 def grpc_status(error: KVStoreError) -> str:
-    """The gRPC status name for `error`, by the nearest ancestor in GRPC_STATUS."""
+    """Return the gRPC status name for `error`."""
     return next(GRPC_STATUS[kind] for kind in type(error).__mro__ if kind in GRPC_STATUS)

@@ -1,25 +1,27 @@
-"""What a recorder asks a node: what happened to the blocks of its tenant since it asked last. Not on the path of any value."""
+"""Messages with which a recorder fetches the events of its tenant's blocks from a node."""
 
 from typing import Final
 
 from kvstore.protocol.message import U32, U64, CountedU8s, Keys, Message, Parents, U32s, U64s, message
 
 STORED: Final = 1
-"""Written by a client: blocks that are new at this node."""
+"""A client wrote blocks that are new at this node."""
 READ: Final = 2
-"""Given to a client: the blocks of one Read that were there."""
+"""A client read blocks: the hits of one ReadBlocks."""
 REMOVED: Final = 3
-"""Not at this node any more: evicted, deleted, or lost with a damaged copy."""
+"""Blocks left this node: evicted, deleted, or lost with a damaged copy."""
 MAX_ANSWER_EVENTS: Final = 4096
-"""Blocks in one EventBatch, unless its first event alone has more: putting them together takes 3 ms of the node's loop."""
+"""Blocks in one EventBatch, unless its first event alone has more: building them takes 3 ms of the node's loop."""
 
 
 @message
 class FetchEvents(Message):
-    """What happened to this tenant's blocks at this node, from `cursor` on (0: from now on)? Answer: EventBatch, at once.
+    """Fetch the events of this tenant's blocks at this node, from `cursor` on (0: from now on).
 
-    The first one has the node record for the tenant, the end of the last connection that asked ends it. At most `max_events` blocks are
-    told, the first event's in any case.
+    Answer: EventBatch, at once.
+
+    The first request starts recording for the tenant; recording stops when the last connection that sent one closes.
+    The answer has at most `max_events` blocks, but at least those of the first event.
     """
 
     TYPE = 52
@@ -29,10 +31,11 @@ class FetchEvents(Message):
 
 @message
 class EventBatch(Message):
-    """Events in order: kind, wall clock of the node, number of blocks; then key, size and parent (b"" none) of each event's blocks.
+    """Events in order: kind, node's wall clock, number of blocks; then key, size and parent (b"" for none) of each
+    event's blocks.
 
-    `next_cursor` is for the next Events. `lost` blocks' events are not told: they were overwritten before they were asked
-    for, or more was read in shared memory than was noted there.
+    `next_cursor` goes into the next FetchEvents. `lost`: blocks whose events are missing, because they were overwritten
+    before the request, or because local reads overflowed the access ring.
     """
 
     TYPE = 53

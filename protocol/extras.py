@@ -1,6 +1,6 @@
-"""How to install an optional part of kvstore: one line for every message that misses one.
+"""Install commands of optional dependencies, for errors about a missing one.
 
-The distribution is `kvstore-llm`; `kvstore` on the public index is another project. It is installed from a checkout.
+The distribution is `kvstore-llm`, installed from a checkout; `kvstore` on the public index is another project.
 """
 
 from importlib.util import find_spec
@@ -12,11 +12,11 @@ DISTRIBUTION: Final = "kvstore-llm"
 
 
 def install_line(extra: str) -> str:
-    """The command that installs `extra` ("ucx", "hbm", ...: pyproject.toml), and where to run it."""
+    """Return the command that installs `extra` ("ucx", "hbm", ...: pyproject.toml), and where to run it."""
     return f"pip install '.[{extra}]' in the checkout of kvstore"
 
 
 def need(package: str, extra: str) -> None:
-    """Raises ConfigError saying how to install `extra` unless `package` can be imported."""
+    """Raises ConfigError, with the command that installs `extra`, unless `package` can be imported."""
     if find_spec(package) is None:
         raise ConfigError(f"{package} is not installed, and this needs it: {install_line(extra)}")

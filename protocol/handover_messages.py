@@ -1,7 +1,7 @@
-"""Messages between the ranks of engines that hand KV cache over: who wants which blocks where, what has arrived, and what failed.
+"""Messages between engine ranks that hand over KV cache: which blocks go where, what has arrived, what failed.
 
-They carry no cache: bytes go by the transfer engine. Answers are Ok or Failure. A request id is the serving
-system's own, 1 to 255 bytes, and travels whole.
+The cache itself goes by the transfer engine. Answers are Ok or Failure. Request ids are the serving system's, 1 to 255
+bytes.
 """
 
 from typing import Final
@@ -9,18 +9,18 @@ from typing import Final
 from kvstore.protocol.message import U8, U32, U64, CountedBlobs, CountedU8s, CountedU64s, Message, Text, message
 
 PUSH: Final = 1
-"""The sender writes one-sided into the regions that Ask names."""
+"""The sender writes one-sided into the regions of RequestCache."""
 PULL: Final = 2
-"""The receiver reads one-sided from the regions that Show names."""
+"""The receiver reads one-sided from the regions of ExportRegions."""
 
 MAX_REQUEST_ID_BYTES: Final = 255
 
 
 @message
 class RankHello(Message):
-    """First message of a connection: `instance` is the run that the asker means to speak to, `description` the asker's own.
+    """First message of a connection: the instance (run) of the intended receiver, and the sender's own description.
 
-    Answer: Ok, or StaleHandle: the description that the asker has is of another run.
+    Answer: Ok, or StaleHandle if the receiver is another run than `instance`.
     """
 
     TYPE = 70
@@ -30,31 +30,37 @@ class RankHello(Message):
 
 @message
 class RequestCache(Message):
-    """Give me the request's cache, from `first_token` to `tokens`. Answer: Ok, at once; the sender need not know the request yet.
+    """Receiver to sender: request the cache of tokens [`first_token`, `tokens`).
 
-    `blocks` are the sequence's in the pools of the asker's executor, in order. `regions` (PUSH) are where to write: the rank's pool, or
-    with `slot_bytes` its staging alone, of `slots` slots. The header's deadline is the request's.
+    Answer: Ok, at once, even before the request exists there.
+
+    `blocks`: the sequence's blocks in the receiver's pools, in order. `regions` (PUSH): destination, the rank's pool,
+    or with `part_bytes` only its staging, of `slots` slots. The header's deadline is the request's.
     """
 
     TYPE = 71
-    WIRE = ("tokens", "first_token", "dp", "way", "part_bytes", "slots", "request_id", "blocks", "regions")
+    WIRE = ("tokens", "first_token", "dp", "mode", "part_bytes", "slots", "request_id", "blocks", "regions")
     request_id: CountedU8s
     tokens: U64
     first_token: U64
     blocks: CountedU64s
-    way: U8
+    mode: U8
     regions: CountedBlobs
     part_bytes: U64 = 0
-    """Largest part that is gathered into staging; 0: parts go straight between the pools."""
+    """Largest part that is gathered into staging; 0: parts go directly between the pools."""
     slots: U32 = 0
     dp: U32 = 0
-    """The attention-DP group of the sender's that has the request."""
+    """The sender's attention-DP group that has the request."""
 
 
 @message
 class ExportRegions(Message):
-    """Read the request's cache from here (PULL): the sender's pool, where the sequence's blocks are `blocks`, or its staging. Before the
-    first Part. Answer: Ok."""
+    """Sender to receiver (PULL): regions to read from, the sender's pool with the sequence's `blocks`, or its staging.
+
+    Answer: Ok.
+
+    Sent before the first PartReady.
+    """
 
     TYPE = 72
     request_id: CountedU8s
@@ -64,9 +70,9 @@ class ExportRegions(Message):
 
 @message
 class PartReady(Message):
-    """Layers [layer_start, layer_end) of one chunk are yours now: written (PUSH), or to be read (PULL).
+    """Sender to receiver: layers [layer_start, layer_end) of one chunk were written (PUSH), or can be read (PULL).
 
-    Answer: Ok, once they are in the receiver's blocks, and the slot of the staging, if one was used, is free again.
+    Answer: Ok, once they are in the receiver's blocks and the staging slot, if one was used, is free.
     """
 
     TYPE = 73
@@ -81,9 +87,11 @@ class PartReady(Message):
 
 @message
 class ReadsDone(Message):
-    """From a sender whose blocks were read (PULL): all that was acknowledged was read while they were the request's. Answer: Ok.
+    """Sender to receiver (PULL): all acknowledged parts were read before the sender reused the request's blocks.
 
-    Nobody tells a reader that blocks became another request's under it; so it has nothing before this has come.
+    Answer: Ok.
+
+    A reader cannot detect a reused block; so it treats no part as valid before this message.
     """
 
     TYPE = 77
@@ -92,7 +100,7 @@ class ReadsDone(Message):
 
 @message
 class CancelRequest(Message):
-    """The request has failed on this rank, for this reason: end it. Answer: Ok."""
+    """The request failed on the sender of this message, with this error: end it. Answer: Ok."""
 
     TYPE = 74
     WIRE = ("code", "text", "request_id")
@@ -103,7 +111,8 @@ class CancelRequest(Message):
 
 @message
 class RankReport(Message):
-    """From a rank to rank 0 of its executor: the request has begun (state 1) or is over (2) here, with an error or none (code 0).
+    """Rank to rank 0 of its executor: the request began (state 1) or ended (2) on this rank, with an error or none
+    (code 0).
 
     The header's deadline is the request's. Answer: Ok.
     """
@@ -119,7 +128,7 @@ class RankReport(Message):
 
 @message
 class RequestEnded(Message):
-    """From rank 0 to the others: the request is over on all ranks (code 0), or has failed on one. Answer: Ok."""
+    """Rank 0 to the others: the request ended on all ranks (code 0), or failed on one. Answer: Ok."""
 
     TYPE = 76
     WIRE = ("code", "text", "request_id")

@@ -1,6 +1,6 @@
-"""What clients ask a master: where blocks are, who may write them, and who the nodes are.
+"""Requests of clients to a master: locations, reservations, removal, pins, node list.
 
-Keys belong to the tenant that the connection said in its Hello.
+Keys belong to the tenant of the connection's Hello.
 """
 
 from dataclasses import field
@@ -13,14 +13,14 @@ MAX_PATTERN_BYTES: Final = 1024
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises InvalidArgument for one that is longer than a pattern may be."""
+    """Raises InvalidArgument for a pattern over MAX_PATTERN_BYTES."""
     if len(pattern.encode()) > MAX_PATTERN_BYTES:
         raise InvalidArgument(f"a pattern is at most {MAX_PATTERN_BYTES} bytes long, not {len(pattern.encode())}")
 
 
 @message
 class Lookup(Message):
-    """Where are these keys? `avoid` is a node the asker could not reach (0: none). Answer: Locations."""
+    """Locate these keys. `avoid`: a node that the client could not reach (0: none). Answer: Locations."""
 
     TYPE = 10
     WIRE = ("avoid", "keys")
@@ -30,8 +30,11 @@ class Lookup(Message):
 
 @message
 class Locations(Message):
-    """For each key the number of replicas (0: a miss), size, checksum, generation; then a node id and tier mask a replica. Where these are
-    more than a message takes, as many are told of each key at most."""
+    """For each key the number of replicas (0: a miss), size, checksum, generation; then a node id and tier mask a
+    replica.
+
+    If all replicas exceed MAX_COUNT, each key has only as many as fit for every key.
+    """
 
     TYPE = 11
     replicas: CountedU8s
@@ -44,7 +47,7 @@ class Locations(Message):
 
 @message
 class Exists(Message):
-    """Which of these keys can be read now? Answer: Flags. Not an access: it keeps no block alive."""
+    """Ask which of these keys can be read now. Answer: Flags. Not an access: it does not affect eviction."""
 
     TYPE = 12
     keys: Keys
@@ -52,7 +55,7 @@ class Exists(Message):
 
 @message
 class MatchPrefix(Message):
-    """How many of these keys, from the first on without a gap, can be read now? Answer: Count. Not an access."""
+    """Ask how many of these keys can be read now, from the first on without a gap. Answer: Count. Not an access."""
 
     TYPE = 13
     keys: Keys
@@ -60,7 +63,10 @@ class MatchPrefix(Message):
 
 @message
 class Reserve(Message):
-    """Who may write these keys, and where? `local_node` is preferred (0: none); `avoid` is never granted. Answer: Grants."""
+    """Reserve these keys for writing.
+
+    `local_node` is preferred (0: none); `avoid` is never chosen. Answer: ReserveReply.
+    """
 
     TYPE = 14
     WIRE = ("local_node", "avoid", "keys", "sizes")
@@ -82,7 +88,7 @@ class ReserveReply(Message):
 
 @message
 class CancelReservations(Message):
-    """These reserved keys will not be written after all. Answer: Ok. Generations guard against cancelling another's reservation."""
+    """Cancel reservations. Answer: Ok. The generation keeps another client's later reservation of the key."""
 
     TYPE = 16
     keys: Keys
@@ -91,7 +97,10 @@ class CancelReservations(Message):
 
 @message
 class Remove(Message):
-    """Delete these keys from every node. Leased and pinned blocks stay unless `force`. Answer: Flags (1: it was there and is gone)."""
+    """Delete these keys from every node, but for leased and pinned blocks unless `force`.
+
+    Answer: Flags (1: it was removed).
+    """
 
     TYPE = 17
     WIRE = ("force", "keys")
@@ -101,7 +110,7 @@ class Remove(Message):
 
 @message
 class Pin(Message):
-    """Keep these blocks (`pinned` 1) from eviction, or let them go (0). Answer: Flags (1: it is there)."""
+    """Pin these blocks (`pinned` 1) or unpin them (0). Answer: Flags (1: the block exists)."""
 
     TYPE = 18
     WIRE = ("pinned", "keys")
@@ -111,8 +120,11 @@ class Pin(Message):
 
 @message
 class RemoveMatching(Message):
-    """Delete the blocks of one namespace, or of any, whose keys match a pattern, in which `*` is any bytes, `?` any byte and `[...]` one of
-    those. Leased and pinned ones stay unless `force`. Answer: Count, of those that were there and are gone."""
+    """Delete the blocks of one namespace, or of any, whose keys match a pattern. Answer: Count of removed blocks.
+
+    In the pattern `*` is any bytes, `?` any byte, `[...]` one of those bytes. Leased and pinned blocks stay unless
+    `force`.
+    """
 
     TYPE = 21
     WIRE = ("force", "any_namespace", "namespace", "pattern")
@@ -124,7 +136,7 @@ class RemoveMatching(Message):
 
 @message
 class PinFor(Message):
-    """Keep these blocks from eviction for so long, unless they are pinned for longer. Answer: Flags (1: it is there)."""
+    """Pin these blocks for `ttl_ms`, unless they are pinned for longer. Answer: Flags (1: the block exists)."""
 
     TYPE = 22
     WIRE = ("ttl_ms", "keys")
@@ -134,7 +146,10 @@ class PinFor(Message):
 
 @message
 class Replicate(Message):
-    """Have these blocks at `count` nodes, from now on. Answer, once that is durable: Flags (REPLICAS_...); who waits asks again."""
+    """Set these blocks' replica target to `count`.
+
+    Answer, once that is durable: Flags (REPLICAS_...); send again to poll.
+    """
 
     TYPE = 23
     WIRE = ("count", "keys")
@@ -144,19 +159,18 @@ class Replicate(Message):
 
 @message
 class Nodes(Message):
-    """Who are the nodes? Answer: NodeTable."""
+    """Ask for the live nodes. Answer: NodeTable."""
 
     TYPE = 19
 
 
 @message
 class NodeTable(Message):
-    """The live nodes: id, name, host id and Unix socket path (or "") as their Welcome has them, TCP address `host:port`, and how their
-    transfer engines are reached.
+    """The live nodes: id, name, host id and Unix socket path (or "") as in their Welcome, TCP address, transfer engine.
 
-    That is the engine's own bytes. It may change while a node lives, when a link goes down or comes up; the revision rises then.
-    Where tokens are needed, `tickets` has for each node what to show it, b"" for one that has no key yet; they can be used for
-    `ticket_ms` from now on, 0: none are needed.
+    `transfers` are descriptions in the engine's own format; a node's changes with its links, and its revision rises
+    then. `tickets`: a ticket for each node where tokens are configured, b"" for a node without a key yet. They are
+    valid for `ticket_ms` from now on; 0: none are needed.
     """
 
     TYPE = 20

@@ -1,7 +1,7 @@
-"""Base of the messages of the hot path: a type number, and fields whose annotations name their kinds on the wire (`wire.Form`).
+"""Base class of frame messages: a type number, and fields whose annotations give their encoding (`wire.Form`).
 
-A batch that is too large for one message is cut by the sender. Control (registration, heartbeats, status, listing) is gRPC:
-control.proto. docs/protocol.md is the byte-for-byte description.
+Senders split batches that exceed one message. Control (registration, status, listing) is gRPC: control.proto.
+docs/protocol.md is the byte-for-byte description.
 """
 
 from collections.abc import Sequence
@@ -28,31 +28,31 @@ CountedU8s = Annotated[bytes, "count", "u8s"]
 CountedU32s = Annotated[Ints, "count", "u32s"]
 CountedU64s = Annotated[Ints, "count", "u64s"]
 CountedBlobs = Annotated[list[bytes], "count", "blobs"]
-"""Kinds of fields. One that is counted begins a batch: its length goes before it."""
+"""Kinds of fields. A counted one begins a batch: its length precedes it."""
 
 GRANTED, PRESENT, BUSY = 0, 1, 2
-"""Answers to Reserve and Open: write it; it is already there; another writer holds it, ask again."""
+"""Statuses of Reserve and OpenSlots: write it; it exists already; another writer has it, retry."""
 
 MAX_REPLICAS: Final = 16
-"""Nodes that a block can be asked to be at."""
-REPLICAS_NOT_YET, REPLICAS_THERE, REPLICAS_NOWHERE, REPLICAS_ABSENT = 0, 1, 2, 3
-"""Answers to Replicate: copies are to come; it is at so many nodes; not so many nodes take blocks; there is no such block."""
+"""Highest replica target."""
+REPLICAS_PENDING, REPLICAS_REACHED, REPLICAS_NO_NODES, REPLICAS_NO_BLOCK = 0, 1, 2, 3
+"""Statuses of Replicate: copies are pending; the target is reached; too few nodes accept blocks; no such block."""
 
 TIER_BITS: Final = {"hbm": 1, "dram": 2, "nvme": 4}
-"""Bits of a tier mask: where a node has copies of a block."""
+"""Bits of a tier mask: the tiers in which a node has a block."""
 
 MAX_LINKS: Final = 64
-"""NICs of a host that a node tells of."""
+"""NICs in a heartbeat."""
 MAX_SLOW: Final = 64
-"""Slow requests that a node tells of."""
+"""Slow requests in a heartbeat."""
 MAX_TENANT_USES: Final = 256
-"""Tenants of whose use a node tells its master with each heartbeat: those that take most."""
+"""Tenants in a heartbeat, by memory used."""
 MAX_RATES: Final = 32
-"""Measured rates that a node tells its master of: more than it fetches from at a time, and 1 MB in all for a status of 1,000 nodes."""
+"""Measured rates in a heartbeat: more than a node's concurrent sources, and 1 MB in all for a status of 1,000 nodes."""
 
 
 class Packable(Protocol):
-    """What can be sent: bytes under a type number."""
+    """Anything that has a type number and packs into a body."""
 
     TYPE: ClassVar[int]
 
@@ -60,7 +60,7 @@ class Packable(Protocol):
 
 
 class _FormOnUse:
-    """In place of a message's form until it is packed or unpacked: most programs use a few messages, and import all."""
+    """Lazy form of a message: programs import all messages and use a few."""
 
     def __get__(self, message: object, kind: "type[Message]") -> Form:
         kind._form = form = Form(kind.FORM, tuple(kind.__annotations__))
@@ -68,7 +68,7 @@ class _FormOnUse:
 
 
 class Message:
-    """A body whose fields are on the wire in the order of WIRE, or in their own."""
+    """Message body. Fields are encoded in the order of WIRE, or of their declaration where WIRE is empty."""
 
     __slots__ = ()
     TYPE: ClassVar[int]
@@ -92,7 +92,7 @@ class Message:
 
     @classmethod
     def unpack(cls, body: bytes | bytearray | memoryview) -> Self:
-        """Raises ProtocolError unless `body` has exactly this message's form."""
+        """Decode a body. Raises ProtocolError unless it has exactly this message's form."""
         return cls(*cls._form.unpack(body))
 
 
@@ -101,8 +101,10 @@ M = TypeVar("M", bound=type[Message])
 
 @dataclass_transform(field_specifiers=(field,))
 def message(kind: M) -> M:
-    """Make a message's class a dataclass with slots, and its form of its annotations. Comparison and repr are Message's: compiling them for
-    each of sixty classes took a tenth of a client's import."""
+    """Class decorator: a dataclass with slots, with its form from the annotations.
+
+    Comparison and repr are Message's: generating them for sixty classes took a tenth of a client's import.
+    """
     hints = kind.__annotations__
     kind.FORM = tuple((name, column) for name in kind.WIRE or hints for column in hints[name].__metadata__)
     return cast(M, dataclass(slots=True, eq=False, repr=False)(kind))

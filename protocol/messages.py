@@ -1,4 +1,4 @@
-"""Every message of the hot path and of the hand-over by its type number, and which of them are answers."""
+"""Registry of frame messages by type number, and which of them are responses."""
 
 from typing import Final
 
@@ -38,10 +38,10 @@ REPLIES: Final = frozenset(
         HeartbeatResponse,
     )
 )
-"""Types that answer a request. Both ends of one connection may ask."""
+"""Types that answer a request. Both ends of one connection may send requests."""
 
 NO_REQUESTS: Final = REPLIES | {Trace.TYPE}
-"""Types that ask for nothing: answers, and what is said ahead of a request. All others are requests."""
+"""Responses, and Trace, which precedes a request. All other types are requests."""
 
 NOTICES: Final = frozenset({ReleaseLeases.TYPE, ReleaseHolds.TYPE})
-"""Requests that have no answer, and 0 for their id."""
+"""One-way messages: no response, request id 0."""

@@ -1,6 +1,6 @@
-"""What clients ask a node: to write, to read, and to share its memory.
+"""Requests of clients to a node: write, read, hold, and map its memory.
 
-Keys belong to the tenant that the connection said in its Hello.
+Keys belong to the tenant of the connection's Hello.
 """
 
 from typing import Final
@@ -24,27 +24,34 @@ from kvstore.protocol.message import (
     message,
 )
 
-ALREADY_THERE, STORED, ASK_AGAIN = 0, 1, 2
-"""Answers to Put and Commit: there before; stored; no room beside the rest of the batch, or being written."""
-ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW = 0, 1, 2
-"""When a Put is answered: once the master has made its blocks durable; once this node holds them; as ACK_NODE, and ASK_AGAIN in place of a
-wait for room."""
-KEPT_ACKS: Final = (ACK_NODE, ACK_NODE_NOW)
-"""Those of puts that are stored once the node holds them, whatever the master knows."""
-MISS, INLINE, MAPPED, LATER = 0, 1, 2, 3
-"""Answers to Read: not here; its bytes are in the payload; its bytes are in a slab that this connection may map; it is here, and did not
-fit into this answer: ask again."""
+ALREADY_STORED, STORED, RETRY_LATER = 0, 1, 2
+"""Results of Put and CommitPuts: stored before; stored now; no free space beside the rest of the batch, or being
+written."""
+ACK_CLUSTER, ACK_NODE, ACK_NODE_NO_WAIT = 0, 1, 2
+"""When a Put is acknowledged: once its blocks are committed to the directory; once this node holds them; as ACK_NODE,
+but with RETRY_LATER instead of a wait for free space."""
+NODE_ACKS: Final = (ACK_NODE, ACK_NODE_NO_WAIT)
+"""Acknowledged by the node alone; the blocks are uncommitted."""
+MISS, INLINE, MAPPED, DEFERRED = 0, 1, 2, 3
+"""Results of ReadBlocks: not here; bytes in the payload; bytes in a slab to be mapped; here, but over the limit of one
+answer: request it again."""
 HOLD_MISS, HOLD_GRANTED, HOLD_REFUSED = 0, 1, 2
-"""Answers to HoldBlocks: not here; it stays; it is here, and no more may be held."""
+"""Results of HoldBlocks: not here; held; here, but over the limit of held blocks."""
 
 
 @message
 class Put(Message):
-    """Write these blocks; the values follow as payload, in order. A generation of 0: not reserved, the node claims it at the master.
+    """Write these blocks; the values follow as payload, in order.
 
-    Answer: Flags: 1 stored, 0 already there, 2 no room beside the rest of the batch, being written, or not known to the master yet:
-    ask again. With `ack` 0 after publication. With 1, which takes generations of 0 only, at once: the blocks can be read at this node,
-    which claims them in its own time (Flush waits for it). With 2 as with 1, and a block without room is answered 2 in place of waiting.
+    A generation of 0: not reserved, the node commits it (CommitBlocks).
+
+    Answer: Flags. 1: stored; 0: stored before; 2: retry, because there is no free space beside the rest of the batch,
+    or the block is being written or uncommitted.
+
+    - `ack` 0: answered after the commit to the directory.
+    - `ack` 1 (generations of 0 only): answered once the blocks can be read at this node, which commits them in the
+      background (WaitCommitted waits for it).
+    - `ack` 2: as 1, but a block without free space gets 2 instead of waiting.
     """
 
     TYPE = 40
@@ -60,9 +67,10 @@ class Put(Message):
 
 @message
 class OpenSlots(Message):
-    """Give slots for these blocks, to be written through shared memory (Unix sockets only), or with `engine` 1 by the transfer engine.
+    """Open slots for these blocks, to be written through shared memory (Unix sockets only), or with `engine` 1 by the
+    transfer engine.
 
-    A generation of 0: not reserved; its Commit is answered as a Put with `ack` 1 is. Answer: Opened.
+    A generation of 0: not reserved; its CommitPuts is answered as a Put with `ack` 1. Answer: OpenSlotsReply.
     """
 
     TYPE = 41
@@ -77,8 +85,11 @@ class OpenSlots(Message):
 
 @message
 class OpenSlotsReply(Message):
-    """For each key GRANTED, PRESENT or BUSY, the put's id and its place: the slab and offset, or for a writer by the transfer engine the
-    region (as its node's engine exports it), else b""; then slabs that later puts will use, to be mapped ahead."""
+    """For each key GRANTED, PRESENT or BUSY, the put's id, and its slot: slab and offset, or with `engine` the exported
+    region.
+
+    `slabs_ahead`: slabs of later puts, for the client to map in the background.
+    """
 
     TYPE = 42
     statuses: CountedU8s
@@ -86,14 +97,14 @@ class OpenSlotsReply(Message):
     slabs: U32s
     offsets: U64s
     regions: Blobs
-    ahead: CountedU32s
+    slabs_ahead: CountedU32s
 
 
 @message
 class CommitPuts(Message):
-    """These puts are written; checksums are xxh3_64 of their values.
+    """Commit written puts; checksums are xxh3_64 of their values.
 
-    Answer: Flags, after publication of those that were reserved: 1 stored, 2 the put had expired: ask again.
+    Answer: Flags, after publication of the reserved ones. 1: stored; 2: the put had expired, retry.
     """
 
     TYPE = 43
@@ -103,7 +114,7 @@ class CommitPuts(Message):
 
 @message
 class AbortPuts(Message):
-    """Forget these puts and free their slots. Answer: Ok; unknown ids are ignored."""
+    """Abort these puts and free their slots. Answer: Ok; unknown ids are ignored."""
 
     TYPE = 44
     put_ids: CountedU64s
@@ -111,10 +122,10 @@ class AbortPuts(Message):
 
 @message
 class ReadBlocks(Message):
-    """Give these blocks. A generation of 0 takes any. Answer: Blocks.
+    """Read these blocks. A generation of 0 matches any. Answer: ReadBlocksReply.
 
-    Values in mappable memory and larger than `inline_bytes` come MAPPED, under a lease of `lease_ms`, if the connection can map
-    (a Unix socket) or the reader fetches them by the transfer engine (`engine` 1); all others come INLINE.
+    Values over `inline_bytes` in mappable memory are MAPPED, under a lease of `lease_ms`, if the connection is a Unix
+    socket or the reader uses the transfer engine (`engine` 1). All others are INLINE.
     """
 
     TYPE = 45
@@ -128,12 +139,12 @@ class ReadBlocks(Message):
 
 @message
 class ReadBlocksReply(Message):
-    """For each key MISS, INLINE, MAPPED or LATER, size, checksum, tier bit, and the place of a mapped one.
+    """For each key MISS, INLINE, MAPPED or DEFERRED, size, checksum, tier bit, and slab and offset of a mapped one.
 
-    LATER: the value is here, and more than one answer, or the node at the time, has room for. At least one key is answered otherwise.
+    DEFERRED: the value exceeds the answer or the node's read budget. At least one key has another status.
 
-    Inline values follow as payload, in order. `lease` covers all mapped ones (0: none) until `lease_until_ns` on the host's
-    CLOCK_MONOTONIC, or Release; `lease_ms` is the same as a length of time, for readers with another clock.
+    Inline values follow as payload, in order. `lease` covers all mapped ones (0: none) until `lease_until_ns` on the
+    host's CLOCK_MONOTONIC, or ReleaseLeases; `lease_ms` is the same as a duration, for readers with another clock.
     """
 
     TYPE = 46
@@ -150,7 +161,7 @@ class ReadBlocksReply(Message):
 
 @message
 class ReleaseLeases(Message):
-    """These leases are over. No answer; request id 0."""
+    """Release these leases. No answer; request id 0."""
 
     TYPE = 47
     leases: CountedU64s
@@ -158,29 +169,33 @@ class ReleaseLeases(Message):
 
 @message
 class MapSlabs(Message):
-    """Send descriptors of these slabs (at most 64), read-only or writable, and say which of those `held` (mapped before, at most 4096) are
-    gone. Unix sockets only. Answer: MapSlabsReply."""
+    """Request descriptors of these slabs (at most 64), read-only or writable. Unix sockets only. Answer: MapSlabsReply.
+
+    `mapped`: slabs that the client has mapped (at most 4096), of which the answer lists the freed ones.
+    """
 
     TYPE = 48
-    WIRE = ("writable", "slabs", "held")
+    WIRE = ("writable", "slabs", "mapped")
     slabs: CountedU32s
     writable: U8 = 0
-    held: CountedU32s = ()
+    mapped: CountedU32s = ()
 
 
 @message
 class MapSlabsReply(Message):
-    """Sizes of the slabs asked for, in order, 0 for one that is gone; a descriptor each for the others by SCM_RIGHTS; and those that the
-    asker held and are gone."""
+    """Sizes of the requested slabs, in order, 0 for a freed one; a descriptor for each of the others, by SCM_RIGHTS.
+
+    `freed`: those of the request's `mapped` that are freed.
+    """
 
     TYPE = 49
     sizes: CountedU64s
-    gone: CountedU32s = ()
+    freed: CountedU32s = ()
 
 
 @message
 class ExportSlabs(Message):
-    """Show these slabs (at most 64) to my transfer engine, for reading. Answer: ExportSlabsReply."""
+    """Export these slabs (at most 64) to the client's transfer engine, for reading. Answer: ExportSlabsReply."""
 
     TYPE = 50
     slabs: CountedU32s
@@ -188,7 +203,7 @@ class ExportSlabs(Message):
 
 @message
 class ExportSlabsReply(Message):
-    """The slabs as the node's transfer engine exports them, in order, b"" for one that is gone."""
+    """The slabs as the node's transfer engine exports them, in order; b"" for a freed one."""
 
     TYPE = 51
     regions: CountedBlobs
@@ -196,18 +211,23 @@ class ExportSlabsReply(Message):
 
 @message
 class OpenIndex(Message):
-    """Send descriptors of my tenant's index, to be read, and of my desk, to be written: protocol/shared_index.py. Unix sockets only; the
-    desk is this connection's, and a later OpenIndex gives it again, with the index of then. Answer: MapSlabsReply, both sizes."""
+    """Request descriptors of the tenant's shared-memory index (read-only) and of the client's reader slots:
+    protocol/shared_index.py.
+
+    Unix sockets only. The reader slots belong to this connection; a later OpenIndex returns the same ones, with the
+    current index. Answer: MapSlabsReply, both sizes.
+    """
 
     TYPE = 54
 
 
 @message
 class WaitCommitted(Message):
-    """Which of this tenant's blocks were put here with `ack` 1, or unreserved by Open, and the master has not decided about yet?
+    """Wait until this tenant's uncommitted blocks are committed: puts with `ack` 1, or by OpenSlots without a
+    reservation.
 
-    Answer: Flags, empty, once it has decided about all that were here when this was asked: they are durable there, or it has another
-    version, or they have left the node.
+    Answer: Flags, empty, once each block that was uncommitted at the request is durable in the directory, was dropped
+    for another version, or has left the node.
     """
 
     TYPE = 55
@@ -215,10 +235,12 @@ class WaitCommitted(Message):
 
 @message
 class HoldBlocks(Message):
-    """Keep these blocks in their tier for `ttl_ms`, or until ReleaseHolds, or the end of this connection. A generation of 0 takes any.
+    """Hold these blocks in their tier for `ttl_ms`, until ReleaseHolds, or until this connection closes.
 
-    `number` is the client's own. A number that the node knows already gets these blocks besides its own, and the later end. Not an access.
-    Answer: Flags, HOLD_MISS, HOLD_GRANTED or HOLD_REFUSED for each key.
+    A generation of 0 matches any.
+
+    `number` is chosen by the client. A known number adds the blocks to that hold, which keeps the later end. Not an
+    access. Answer: Flags, HOLD_MISS, HOLD_GRANTED or HOLD_REFUSED for each key.
     """
 
     TYPE = 56
@@ -230,7 +252,7 @@ class HoldBlocks(Message):
 
 @message
 class ReleaseHolds(Message):
-    """These holds of the tenant are over, whatever connection they were taken by. No answer; request id 0. Unknown ones are ignored."""
+    """Release these holds of the tenant, taken by any connection. No answer; request id 0. Unknown ones are ignored."""
 
     TYPE = 57
     numbers: CountedU64s
@@ -238,11 +260,10 @@ class ReleaseHolds(Message):
 
 @message
 class OpenSlotAhead(Message):
-    """Open a slot of this size for this connection's next put, in place of the one that it has (Unix sockets only).
+    """Open a slot of this size for this connection's next put; it replaces an earlier one (Unix sockets only).
 
-    The slot is offered in the connection's page (protocol/writer_page.py). Answer: MapSlabsReply of one size: the
-    page's, with its descriptor,
-    the first time; 0 afterwards.
+    The node writes the slot into the connection's page (protocol/writer_page.py). Answer: MapSlabsReply of one size:
+    the page's, with its descriptor, the first time; 0 afterwards.
     """
 
     TYPE = 58
@@ -251,10 +272,11 @@ class OpenSlotAhead(Message):
 
 @message
 class PutFromSlot(Message):
-    """Store the value that was written into slot `number` of this connection's page. Then open another slot of `next_bytes` there; 0: none.
+    """Store the value in slot `number` of this connection's page, and open a slot of `next_bytes` for the next put (0:
+    none).
 
-    The rest is the body of a Put of one unreserved block with `ack` 1, and so is the answer: Flags, of one flag. 2: the slot was taken
-    back, or another writer has the key; the put has to be made by Open or Put.
+    The other fields and the answer (one flag) are those of a Put of one unreserved block with `ack` 1. 2: the slot was
+    withdrawn, or another writer has the key; put it by OpenSlots or Put.
     """
 
     TYPE = 59

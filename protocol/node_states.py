@@ -1,8 +1,8 @@
-"""States of a storage node, as its master has them and the control plane tells them."""
+"""States of a storage node in its master and in the control plane."""
 
 from typing import Final
 
 SYNCING, ALIVE = "syncing", "alive"
 DEAD, STOPPED = "dead", "stopped"
-"""Stopped: its process ended in an orderly way (SIGTERM). Dead: its link broke, or it was silent."""
-AWAY: Final = (DEAD, STOPPED)
+"""Stopped: the process shut down in order (SIGTERM). Dead: its connection broke, or its heartbeats stopped."""
+NOT_RUNNING: Final = (DEAD, STOPPED)

@@ -1,8 +1,8 @@
-"""Partitions: the parts of a cluster's key space, each of which one master owns at a time. What is here is all that decides whose a key is.
+"""Partitions of the key space: mapping from keys to partitions, and the partition in gRPC metadata.
 
-The catalog's shards, by the xxh3_64 of a block's key, in as many ranges as the cluster has partitions; their number is fixed when the
-cluster is made. A partition has a catalog, an owner, an epoch and a link of every node of its own. Partition 0 is besides the home of
-what belongs to no key: it gives nodes their ids and clients their tickets, and has operators' quotas and the instances of the scheduler.
+A key's xxh3_64 gives its shard; a partition is a range of shards. The number of partitions is fixed when a cluster is
+created. Each partition has its own catalog, owner, epoch, and a connection of every node. Partition 0 also has
+everything without a key: node ids, tickets, operators' quotas and the scheduler's instances.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,19 +13,19 @@ import xxhash
 from kvstore.protocol.errors import InvalidArgument
 
 SHARDS: Final = 64
-"""That partitions are ranges of: also those of a catalog that is made now."""
+"""Shards of the key space, and of a newly created catalog."""
 MAX_PARTITIONS: Final = SHARDS
 METADATA: Final = "kvstore-partition"
-"""Of a gRPC call: the partition that it is about."""
+"""Metadata key of a gRPC call for its partition."""
 
 
 def partition_of(key: bytes, count: int) -> int:
-    """Of `count` partitions the one that the key belongs to."""
+    """Return the key's partition, of `count`."""
     return xxhash.xxh3_64_intdigest(key) % SHARDS * count // SHARDS
 
 
 def split(keys: Sequence[bytes], count: int) -> dict[int, list[int]]:
-    """The keys' indices by partition, each in order; none of them empty."""
+    """Return the keys' indices by partition, in order; partitions without keys are left out."""
     found: dict[int, list[int]] = {}
     digest = xxhash.xxh3_64_intdigest
     for index, key in enumerate(keys):
@@ -34,13 +34,13 @@ def split(keys: Sequence[bytes], count: int) -> dict[int, list[int]]:
 
 
 def as_metadata(partition: int) -> tuple[tuple[str, str], ...]:
-    """For the `metadata` of a call; nothing for partition 0, which is the default."""
+    """Return the `metadata` of a call about the partition; empty for partition 0, the default."""
     return ((METADATA, str(partition)),) if partition else ()
 
 
 def from_metadata(metadata: Iterable[Any], count: int) -> int:
-    """Which of `count` partitions a call is about. Raises InvalidArgument: there is no such."""
-    said = next((value for key, value in metadata if key == METADATA), "0")
-    if not (isinstance(said, str) and said.isdecimal() and len(said) <= 2 and int(said) < count):
-        raise InvalidArgument(f"there is no partition {said!r}: this cluster's key space has {count}")
-    return int(said)
+    """Return the partition of a call. Raises InvalidArgument unless it is one of `count`."""
+    text = next((value for key, value in metadata if key == METADATA), "0")
+    if not (isinstance(text, str) and text.isdecimal() and len(text) <= 2 and int(text) < count):
+        raise InvalidArgument(f"there is no partition {text!r}: this cluster's key space has {count}")
+    return int(text)

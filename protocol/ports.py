@@ -1,7 +1,7 @@
-"""The ports of a cluster, in one place: what daemons take by default, and what everything in deploy/ gives them.
+"""Ports of a cluster: the daemons' defaults, and the ports that deploy/ sets.
 
-No two are the same, so that one host may run all of it. A daemon whose default is 0 takes a free port and tells its master; behind a
-firewall, or where an orchestrator asks for its health, it is given the one that stands here.
+All differ, so that one host can run every daemon. A daemon whose default is 0 takes a free port and registers it with
+its master; behind a firewall, or for an orchestrator's health checks, set the port listed here.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """`daemon` listens there, for `what`."""
+    """A port on which `daemon` listens; `what` describes its use."""
 
     number: int
     daemon: str

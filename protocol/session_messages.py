@@ -1,4 +1,4 @@
-"""Messages of every connection: who is there, and the answers that several kinds of request share."""
+"""Messages of every connection: the handshake, and responses that several requests share."""
 
 from typing import Final
 
@@ -13,13 +13,14 @@ SERVER_NODE: Final = 2
 
 @message
 class Hello(Message):
-    """First message of every connection: who asks. `epoch` is a node's registration epoch.
+    """First message of every connection: role and credentials of its sender.
 
-    It is 0 for clients, and for a node that is not registered yet: such a node only learns the master's control address, and says
-    Hello again on the same connection once it is. To another node, whose blocks of `tenant` it is to read, a node says the epoch of
-    the master that both obey. The token is for masters; a node is shown a ticket (security/tickets/ticket.py), of another node a pass.
-    `partition` is the part of the key space that the connection to a master is about (partitions.py); of a node that speaks to another one
-    it is the part whose master ordered what is to be read.
+    - `epoch`: a node's registration epoch; 0 for clients and unregistered nodes. An unregistered node only gets the
+      master's control address, and sends Hello again on the same connection after it has registered. To another node,
+      whose blocks of `tenant` it reads, a node sends the epoch of their common master.
+    - `token` is for masters. A node takes a ticket (security/tickets/ticket.py), from another node a pass.
+    - `partition`: to a master, the partition of the connection (partitions.py); between nodes, the one whose master
+      sent the CopyBlocks.
     """
 
     TYPE = 1
@@ -34,12 +35,14 @@ class Hello(Message):
 
 @message
 class Welcome(Message):
-    """Answer to Hello: who answers, and where else it can be reached.
+    """Answer to Hello: identity and other addresses of the server.
 
-    `unix` is a socket path, usable by processes for which it is the socket file that `host_id` tells of (rpc.address.socket_id: its host's
-    boot id, its device and inode); `control` is a master's gRPC address. Name and `host_id` together tell whether this is who was meant.
-    `owner` is where the master that owns the partition asked for listens for frames (HOST:PORT), from one that stands by; "" from the
-    owner, or a node. `partitions` is how many parts the cluster's key space has, from a master."""
+    - `unix`: a socket path, usable by processes for which it is the file that `host_id` identifies
+      (rpc.address.socket_id: boot id, device, inode). Clients compare name and `host_id` with the intended server.
+    - `control`: a master's gRPC address.
+    - `owner`: from a follower, where the partition's owner listens for frames (HOST:PORT); "" from the owner or a node.
+    - `partitions`: number of partitions, from a master.
+    """
 
     TYPE = 2
     server: U8
@@ -55,7 +58,7 @@ class Welcome(Message):
 
 @message
 class Failure(Message):
-    """The request failed with one typed error; nothing of it took effect unless its documentation says so."""
+    """The request failed with one typed error and had no effect, unless its documentation says otherwise."""
 
     TYPE = 3
     code: U32
@@ -64,7 +67,7 @@ class Failure(Message):
 
 @message
 class Ok(Message):
-    """Done, with nothing more to say."""
+    """The request succeeded."""
 
     TYPE = 4
 
@@ -79,11 +82,11 @@ class Flags(Message):
 
 @message
 class Trace(Message):
-    """Ahead of a request: the trace that it belongs to, as a W3C traceparent (protocol/traceparent.py). Has no answer.
+    """Trace of the next request, as a W3C traceparent (protocol/traceparent.py). Has no answer.
 
-    Ahead of a request that is for several there is one for each: the first names its parent, the others its links. It goes only to a peer
-    whose Welcome says that it takes it (frames.TAKES_TRACES), or its registration (`takes_traces`), and only ahead of what is sampled. One
-    that cannot be read is as none.
+    A request on behalf of several others has one Trace for each: the first names its parent, the others its links.
+    Trace goes only ahead of sampled requests, to a peer whose Welcome (frames.ACCEPTS_TRACES) or registration
+    (`accepts_traces`) allows it. A malformed one is ignored.
     """
 
     TYPE = 7
@@ -92,5 +95,7 @@ class Trace(Message):
 
 @message
 class Count(Message):
+    """A number."""
+
     TYPE = 6
     value: U64

@@ -1,8 +1,9 @@
-"""Settings of every program: one dataclass a program, filled from flags, environment and one TOML file, in that order of strength.
+"""Settings of every program: one dataclass a program, filled from flags, environment and one TOML file, in order of
+precedence.
 
-A field made with `setting` gives the flag (--drain-s), the variable (KVSTORE_NODE_DRAIN_S), the key in the file's section
-([node] drain_s = 10.0) and the row in docs/settings.md. A shared setting, which several programs have, also has a variable
-(KVSTORE_TLS_CA) and a key ([shared] tls_ca) for all of them, each weaker than the program's own.
+A field made with `setting` gives the flag (--drain-s), the variable (KVSTORE_NODE_DRAIN_S), the key in the file's
+section ([node] drain_s = 10.0) and the row in docs/settings.md. A shared setting also has a variable (KVSTORE_TLS_CA)
+and a key ([shared] tls_ca) for all programs; the program's own takes precedence.
 """
 
 import dataclasses
@@ -43,7 +44,9 @@ class Size(int):
 
 
 def parse_size(text: str) -> Size:
-    """Raises ConfigError unless `text` is a number of bytes with an optional unit (KiB, MiB, GiB, TiB: 1024; KB, MB, GB, TB: 1000)."""
+    """Raises ConfigError unless `text` is a number of bytes with an optional unit (KiB, MiB, GiB, TiB: 1024; KB, MB,
+    GB, TB: 1000).
+    """
     match = _SIZE.fullmatch(text)
     unit = match and next((scale for name, scale in _UNITS.items() if name.lower() == match[2].lower()), None)
     if not match or unit is None:
@@ -52,7 +55,7 @@ def parse_size(text: str) -> Size:
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact-looking form people read: `4.0 KiB`, `64 MiB`."""
+    """Return the size for people, with at most one decimal: `4.5 KiB`, `64 MiB`."""
     value, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:
@@ -70,22 +73,26 @@ def setting(
     choices: Sequence[str] = (),
     shared: bool = False,
 ) -> Any:
-    """A field of a settings dataclass. `help` is one line; numbers are held to [minimum, maximum].
+    """Declare a field of a settings dataclass. `help` is one line; numbers must be in [minimum, maximum].
 
-    `shared`: several programs have the setting. It is declared once, as a `partial` of this function, and `SHARED` lists its name.
+    `shared`: several programs have the setting. It is declared once, as a `partial` of this function, and listed in
+    `SHARED`.
     """
     metadata = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "shared": shared}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def loaded_mark() -> Any:
-    """A field that is no setting: True in settings that `load_settings` made, for which no source is left to be read."""
+    """Declare a field that is no setting: True in settings made by `load_settings`, which has read all sources."""
     return dataclasses.field(default=False, repr=False, compare=False, metadata={_MARK: True})
 
 
 def constant(default: Any) -> Any:
-    """A field that no flag, variable or file gives. A value that an operator chooses is a setting; one that is the same in every cluster is
-    a module constant, beside the code that uses it, unless a test needs another value: then it is a constant field."""
+    """Declare a field that no flag, variable or file sets.
+
+    For a value that is equal in every cluster but that tests change. Without such tests, use a module constant; for a
+    value that operators choose, a `setting`.
+    """
     return dataclasses.field(default=default)
 
 
@@ -104,9 +111,9 @@ def load_settings(
 ) -> S:
     """Fill `kind` from flags (None: not given), then variables, then the TOML file, then defaults.
 
-    The program's own variable (KVSTORE_<SECTION>_<NAME>) and section are each stronger than the shared ones. The file is `config`, or the
-    one that KVSTORE_CONFIG names; none is fine. Raises ConfigError naming the setting, or the section of the file that no program has,
-    and its source. `flag_name` gives a setting's name as the caller's user wrote it.
+    The program's own variable (KVSTORE_<SECTION>_<NAME>) and section take precedence over the shared ones. The file is
+    `config`, else that of KVSTORE_CONFIG, else none. `flag_name` maps a setting's name to its flag, for errors. Raises
+    ConfigError with the setting, or the unknown section of the file, and its source.
     """
     hints = get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -124,10 +131,10 @@ def given_settings(
     config: str | None = None,
     flag_name: Callable[[str], str] = flag_name,
 ) -> dict[str, tuple[str, Any]]:
-    """The settings that anything names, each with the strongest source that does and its value there, not looked at yet.
+    """Return the settings that any source gives, each with its source of highest precedence and the raw value there.
 
-    A setting that is named with the value of its default is among them. Raises ConfigError for a file that cannot be read, and for a
-    variable that looks like a setting and is none.
+    A setting given with its default value is included. Raises ConfigError: the file cannot be read, or a variable is
+    misspelt.
     """
     environ = os.environ if environ is None else environ
     check_variables(environ, section, [field.name for field in settings_of(kind)])
@@ -149,26 +156,26 @@ def given_settings(
 
 
 def is_setting(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a field is made by `setting`. Other fields of such a class are constants, which nothing but code and tests gives."""
+    """Whether a field is made by `setting`. Other fields of such a class are set by code and tests only."""
     return "help" in field.metadata
 
 
 def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
-    """All settings, its own before those that it inherits."""
+    """Return all settings, its own before the inherited ones."""
     own = vars(kind).get("__annotations__", {})
     return sorted(filter(is_setting, dataclasses.fields(kind)), key=lambda field: field.name not in own)
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:
-    """A click decorator: one option a setting, None when not given, so that weaker sources can fill it; and --config FILE."""
+    """Click decorator: one option a setting, None when not given, so that other sources can fill it; and --config FILE."""
 
     import click
 
     def decorate(function: F) -> F:
         hints = get_type_hints(kind)
         for field in reversed(settings_of(kind)):
-            shown = show_default(field.default)
-            text = field.metadata["help"] + (f"  [default: {shown}]" if shown else "")
+            default = show_default(field.default)
+            text = field.metadata["help"] + (f"  [default: {default}]" if default else "")
             name = flag_name(field.name)
             if hints[field.name] is bool:
                 function = click.option(f"{name}/--no-{name[2:]}", field.name, default=None, help=text)(function)
@@ -180,7 +187,7 @@ def options(kind: type[Any]) -> Callable[[F], F]:
 
 
 def show_default(default: Any) -> str:
-    """A setting's default as users write it."""
+    """Return a setting's default as users write it."""
     return format_size(default) if isinstance(default, Size) else str(default)
 
 
@@ -213,19 +220,19 @@ def _section(path: str | None, document: Mapping[str, Any], section: str, known:
 
 
 def _check_sections(path: str, document: Mapping[str, Any], known: Collection[str]) -> None:
-    """One file is every program's, so that a program's own section may be missing: only by its name is a misspelt one told."""
+    """Raises ConfigError for an unknown section. All programs share the file, so a missing section is no error."""
     for name, content in document.items():
         if name in known:
             continue
         if not isinstance(content, dict | list):
-            raise ConfigError(f"{path}: {name} stands in no section: write it below the line [SECTION] of the program that it is for")
+            raise ConfigError(f"{path}: {name} is outside of any section: move it below the line [SECTION] of its program")
         meant = nearest(name, known)
         mend = f"did you mean [{meant}]?" if meant else f"there are {', '.join(f'[{one}]' for one in sorted(known))}"
         raise ConfigError(f"{path}: unknown section [{name}]: {mend}")
 
 
 def _hint(unknown: Collection[str], known: Collection[str]) -> str:
-    """Return what was probably meant, or else all that is known: masters have 70 settings."""
+    """Return the probably intended names, else all known ones: masters have 70 settings."""
     meant = [nearest(name, known) for name in unknown]
     return f"did you mean {', '.join(meant)}?" if all(meant) else f"known are {', '.join(sorted(known))}"
 

@@ -1,7 +1,7 @@
 """Settings that several programs have, each declared once: `http: str = shared_settings.HTTP()`.
 
-A program whose default differs gives it: `BLOCK_TOKENS(default=16)`. The settings of TLS are in `security/tls/config.py` and those of
-engines' plug-ins in `engines/settings.py`, which programs inherit. `variables.SHARED` has the names of all.
+A program can override the default: `BLOCK_TOKENS(default=16)`. TLS settings are in `security/tls/config.py`, those of
+engine plug-ins in `engines/settings.py`; programs inherit them. `variables.SHARED` lists all names.
 """
 
 from collections.abc import Callable
@@ -11,24 +11,26 @@ from typing import Any, Final
 from kvstore.protocol.settings import setting
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-"""Of log lines, the least severe first."""
+"""Log levels, the least severe first."""
 FORMATS: Final = ("text", "json")
-"""Of log lines."""
+"""Formats of log lines."""
 
 
 def _shared(default: Any, help: str, **bounds: Any) -> Callable[..., Any]:
-    """Return `setting` with these arguments; its own `default` is stronger."""
+    """Return `setting` with these arguments, of which a caller may override `default`."""
     return partial(setting, default=default, help=help, shared=True, **bounds)
 
 
 MASTER: Final = _shared("127.0.0.1:7440", "Addresses of the masters, HOST:PORT or unix:PATH, comma separated.")
 TENANT: Final = _shared("", "The tenant whose blocks the program reads and writes.")
 TOKEN: Final = _shared("", "The tenant's token. The commands of `kvstore` also take an operator's.")
-INSTANCE_TOKEN: Final = _shared("", "Token of the section [instances], by which an engine reports to the scheduler; default: the tenant's.")
+INSTANCE_TOKEN: Final = _shared(
+    "", "Token of the section [instances] with which an engine reports to the scheduler; default: the tenant's."
+)
 ALLOW_UNAUTHENTICATED: Final = _shared(
     False,
-    "Listen also where other hosts reach this, though no authentication is configured (docs/security.md): every host that reaches "
-    "the address reads and writes everything.",
+    "Listen on non-loopback addresses without authentication (docs/security.md): every host that reaches the address can read and "
+    "write everything.",
 )
 RUN_DIR: Final = _shared(
     "", "Folder of the Unix socket for processes of this host; default: $XDG_RUNTIME_DIR/kvstore, or a private one in /tmp."
@@ -36,73 +38,72 @@ RUN_DIR: Final = _shared(
 SOCKET_GROUP: Final = _shared(
     "",
     "Group, by name or number, whose members may connect to the Unix socket as other users of this host (docs/sharing.md); its "
-    "folder is opened for them to enter. None by default: only the user that runs this.",
+    "folder is made enterable for them. Default: only the user that runs this.",
 )
 SOCKET_MODE: Final = _shared(
-    "", "Permission bits of the Unix socket, octal; default: 0660 with a socket_group, else 0600. 0666 lets in every user of the host."
+    "", "Permission bits of the Unix socket, octal; default: 0660 with a socket_group, else 0600. 0666 admits every user of the host."
 )
 BUSY_POLL_US: Final = _shared(
     100,
-    "Longest time that a thread polls for the next message before it sleeps, where messages have come as soon as that; 0: it sleeps "
-    "at once. Not where this process has one processor only, and not `AsyncClient`.",
+    "Longest time that a thread polls for the next message before it sleeps, while recent messages arrived that soon; 0: never. Not "
+    "on a single processor, and not in `AsyncClient`.",
     minimum=0,
     maximum=10_000,
 )
 HTTP: Final = _shared(
     "127.0.0.1:0",
-    "HOST:PORT of health, metrics and diagnostics (HTTP, docs/operations.md); port 0 takes a free one, which "
-    "`kvstore status --json` names; empty: none.",
+    "HOST:PORT of health, metrics and diagnostics (HTTP, docs/operations.md); port 0 takes a free one, shown by "
+    "`kvstore status --json`; empty: none.",
 )
 HTTP_TOKEN_FILE: Final = _shared(
     "",
-    "File with tokens, one a line, read again when it changes: the HTTP port serves every host that sends one of them "
-    "(Authorization: Bearer TOKEN), and no other request; without it, this host. Health is served to all.",
+    "File with tokens, one a line, reloaded when it changes: the HTTP port serves requests of any host with one of them "
+    "(Authorization: Bearer TOKEN) and no others; without it, only this host. Health is served to all.",
 )
 HTTP_TLS_CERT: Final = _shared(
     "",
-    "PEM file of the HTTP port's certificate, and of those between it and its authority: with it the port speaks HTTPS only. Goes "
-    "with http_tls_key; read again as those of TLS are.",
+    "PEM file of the HTTP port's certificate chain: with it the port serves HTTPS only. Requires http_tls_key; reloaded when it changes.",
 )
-HTTP_TLS_KEY: Final = _shared("", "PEM file of that certificate's private key, for its owner's eyes only.")
+HTTP_TLS_KEY: Final = _shared("", "PEM file of that certificate's private key, readable by its owner only.")
 LOG_LEVEL: Final = _shared(
     "info",
-    f"Lowest level of the lines that are logged; at run time a POST to /debug/log-level changes it: {', '.join(LEVELS)}.",
+    f"Lowest level that is logged: {', '.join(LEVELS)}; a POST to /debug/log-level changes it at run time.",
     choices=LEVELS,
 )
 LOG_FORMAT: Final = _shared(
     "text",
-    "Form of log lines: text, or json, an object a line; events have the names and fields of docs/operations.md in both.",
+    "Format of log lines: text, or json, an object a line; both have the event names and fields of docs/operations.md.",
     choices=FORMATS,
 )
 MODEL: Final = _shared(
     "",
-    "Name of the model, in the names of its blocks. Router: needed. Sidecar: needed where it reads the engine's events, unless "
-    "namespace_id is given. Publisher: the name under which routers ask for it. SGLang: empty is the name or path that it was given. "
-    "vLLM: empty is the model's architecture, and the name or path that it was given where there is no fingerprint.",
+    "Name of the model, part of its blocks' namespace. Router: required. Sidecar: required if it reads the engine's events, unless "
+    "namespace_id is given. Publisher: the name that routers query. SGLang: default: the name or path given to it. vLLM: default: "
+    "the model's architecture, or the name or path given to it if there is no fingerprint.",
 )
-DTYPE: Final = _shared("bfloat16", "Element type of the cache, in the names of blocks. Not used with namespace_id.")
+DTYPE: Final = _shared("bfloat16", "Element type of the cache, part of the namespace. Not used with namespace_id.")
 BLOCK_TOKENS: Final = _shared(
     512,
-    "Tokens in a block, as the engines have it. Where the program goes by vLLM's events, the default is vLLM's.",
+    "Tokens in a block, equal to the engines'. In programs that read vLLM's events the default is vLLM's.",
     minimum=1,
     maximum=65_536,
 )
 NAMESPACE_ID: Final = _shared(
     "",
-    "Id of the blocks' namespace, in hex, as vLLM's connector logs it; the router's goes with its naming vllm. Default: blocks are "
-    "named by model and dtype.",
+    "Id of the blocks' namespace, in hex, as vLLM's connector logs it; in the router only with naming vllm. Default: the namespace "
+    "is derived from model and dtype.",
 )
 SHARE_TP: Final = _shared(
     0,
-    "Values in which the KV heads of a block or page are stored, so that engines of any tensor parallelism share it: a divisor of "
-    "the model's KV heads and a multiple of each engine's TP, equal in all these engines. 0: SGLang's `tp_lcm_size`, where that is set; "
+    "Number of values into which the KV heads of a block or page are split, so that engines of different tensor parallelism share it: "
+    "a divisor of the model's KV heads and a multiple of each engine's TP, equal in all engines. 0: SGLang's `tp_lcm_size`, if set; "
     "else one value a rank, shared by engines of equal TP.",
     minimum=0,
     maximum=1024,
 )
 LOOKUP_DEADLINE_S: Final = _shared(
     0.5,
-    "Time for a lookup; then it is a miss. vLLM's is shorter: its scheduler waits meanwhile.",
+    "Deadline of a lookup, which then is a miss. Shorter in vLLM, whose scheduler blocks meanwhile.",
     minimum=0.001,
     maximum=60,
 )

@@ -1,7 +1,7 @@
-"""What the owners of several partitions tell of one cluster, put together. Pure: messages of the control plane in, and one out.
+"""Merge of the status replies of several partition owners into one. Pure: control-plane messages in, one message out.
 
-Each of them knows all nodes, and of each the blocks of its own partition. What a master tells of its process counts once, however many
-partitions it owns.
+Each owner reports all nodes, with the blocks of its own partition. Values of a master's process count once, however
+many partitions it owns.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,13 +10,17 @@ from typing import Final
 from kvstore.protocol import control_pb2 as pb
 
 _STATES: Final = ("alive", "syncing", "stopped", "dead")
-"""Of a node, the best first: it is what it is where it is worst, for then that partition's blocks of it are out of reach."""
+"""Node states, best first. A node has its worst state of all partitions: that partition's blocks of it are unreachable.
+"""
 OF_PROCESS: Final = ("request_", "credentials_refused")
-"""What the names of counters begin with that are of a process and of no partition."""
+"""Name prefixes of counters of a process, not of a partition."""
 
 
 def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
-    """Of partitions 0 and on: the first one's, with the sums of all. That of a single one as it is."""
+    """Merge the replies of partitions 0, 1, ...: the first one with the sums of all.
+
+    A single reply is returned unchanged.
+    """
     if len(replies) == 1:
         return replies[0]
     found = pb.StatusReply()
@@ -24,8 +28,8 @@ def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
     found.blocks, found.reserved, found.pinned, found.records = (
         sum(getattr(reply, name) for reply in replies) for name in ("blocks", "reserved", "pinned", "records")
     )
-    troubles = dict.fromkeys(reply.catalog_health for reply in replies if reply.catalog_health != "ok")
-    found.catalog_health = "; ".join(troubles) or "ok"
+    problems = dict.fromkeys(reply.catalog_health for reply in replies if reply.catalog_health != "ok")
+    found.catalog_health = "; ".join(problems) or "ok"
     processes = {reply.name: reply for reply in replies}.values()
     found.rss_bytes = sum(reply.rss_bytes for reply in processes)
     found.counters.clear()
@@ -49,7 +53,7 @@ def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
 
 
 def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus], *, are_owners: bool) -> None:
-    """`are_owners`: of each partition its owner has told; who follows one knows of no nodes, nor what is left there."""
+    """`are_owners`: every partition's owner replied; a follower knows neither nodes nor remaining blocks."""
     node.blocks = sum(one.blocks for one in each)
     node.state = max((one.state for one in each), key=_STATES.index)
     drains = [one.drain for one in each if one.HasField("drain")]
@@ -60,16 +64,16 @@ def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus], *, are_owner
         pb.DrainStatus(
             to=drains[0].to,
             is_done=are_owners and len(drains) == len(each) and all(drain.is_done for drain in drains),
-            left_blocks=total("left_blocks"),
-            kept_blocks=total("kept_blocks"),
+            remaining_blocks=total("remaining_blocks"),
+            nvme_only_blocks=total("nvme_only_blocks"),
             copying_blocks=total("copying_blocks"),
-            lacks_room=any(drain.lacks_room for drain in drains),
+            lacks_space=any(drain.lacks_space for drain in drains),
         )
     )
 
 
 def _merge_grants(found: pb.StatusReply, replies: Sequence[pb.StatusReply], processes: Iterable[pb.StatusReply]) -> None:
-    """Pins and reservations are of a partition, requests and connections of a process."""
+    """Sum pins and reservations over partitions, requests and connections over processes."""
     grants: dict[str, pb.TenantGrants] = {}
     for reply in replies:
         for grant in reply.grants:

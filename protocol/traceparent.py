@@ -1,6 +1,6 @@
-"""The parent of a span as W3C Trace Context writes it: which trace a request belongs to, and which span of it asks.
+"""W3C traceparent: trace id and parent span id of a sampled request.
 
-It travels in a Trace message, as metadata of a gRPC call, and in a header of HTTP. Only of what is sampled: for all else nothing is sent.
+It travels in a Trace message, in gRPC metadata, and in an HTTP header. Requests that are not sampled have none.
 Source: W3C Trace Context, https://www.w3.org/TR/trace-context/#traceparent-header.
 """
 
@@ -16,24 +16,27 @@ _SAMPLED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """`trace_id` has 128 bits, `span_id` 64; neither is 0."""
+    """Trace (128 bits) and span (64 bits) of a request's parent; neither is 0."""
 
     trace_id: int
     span_id: int
 
     def text(self) -> str:
-        """As version 00, sampled."""
+        """Return the header value: version 00, sampled."""
         return f"{_FIRST_VERSION}-{self.trace_id:032x}-{self.span_id:016x}-{_SAMPLED:02x}"
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
-    """None for what is no traceparent, and for one that is not sampled: a bad one is worth no error to the request that it came with."""
+    """Parse a header value; None if it is malformed or not sampled.
+
+    A malformed one does not fail the request that carries it.
+    """
     match = _read(text)
     return _span(match) if match is not None and _has_sampled(match) else None
 
 
 def is_sampled(text: str) -> bool | None:
-    """Whether who wrote it has its trace recorded; None: it is no traceparent."""
+    """Whether the sender samples the trace; None for a malformed value."""
     match = _read(text)
     return _has_sampled(match) if match is not None else None
 

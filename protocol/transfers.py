@@ -1,7 +1,7 @@
-"""Messages between transfer agents over a Connection: what one side asks of the other's registered memory.
+"""Messages between transfer agents: reads and writes of the peer's registered memory.
 
-Frames as on the hot path (frames.py), each sent as parts: the header, the body if it is not empty, then the payload in parts as long as
-the request's pieces. Answers are Ok, Joined or Failure, in the order of the requests. docs/transfer.md is the byte-for-byte description.
+Frames are those of frames.py, sent as header, body unless it is empty, and payload cut at the request's pieces. Answers
+are Ok, JoinReply or Failure, in the order of the requests. docs/transfer.md is the byte-for-byte description.
 """
 
 from typing import Final
@@ -9,22 +9,26 @@ from typing import Final
 from kvstore.protocol.message import U8, U64, CountedU8s, CountedU64s, Message, Text, U64s, message
 
 ROLE_AGENT: Final = 3
-"""An agent's role in Hello, on the Unix socket of shared memory."""
+"""Role of an agent in Hello, on the Unix socket of the shared-memory transport."""
 SERVER_AGENT: Final = 3
-"""What it says in Welcome."""
+"""Server kind of an agent in Welcome."""
 MAX_PIECES: Final = 65_536
-"""Pieces of one request; agents cut larger ones."""
+"""Pieces of one request; agents split larger requests."""
 MAX_PIECE_BYTES: Final = 1 << 30
-"""One piece; agents cut larger ones."""
+"""Bytes of one piece; agents split larger ones."""
 MAX_TRANSFER_BODY_BYTES: Final = 4 << 20
-"""Room for the columns of MAX_PIECES pieces."""
+"""Enough for the columns of MAX_PIECES pieces."""
 MAX_NOTICE_BYTES: Final = 64 << 10
 
 
 @message
 class JoinEngine(Message):
-    """First message of a connection: the agent's name, and a number that names this connection among the agent's; and the secret that the
-    description of the engine that is joined has. Answer: Joined."""
+    """First message of a connection: name of the agent, number of the connection among the agent's, secret.
+
+    Answer: JoinReply.
+
+    `secret` comes from the description of the engine that is joined.
+    """
 
     TYPE = 60
     name: Text
@@ -34,7 +38,7 @@ class JoinEngine(Message):
 
 @message
 class JoinReply(Message):
-    """The name of the agent that answers."""
+    """Answer to JoinEngine: the name of the receiving agent."""
 
     TYPE = 61
     name: Text
@@ -42,7 +46,10 @@ class JoinReply(Message):
 
 @message
 class ReadRegions(Message):
-    """Send these pieces of your regions. `keys` are the regions' read or write keys. Answer: Ok, with the pieces as payload."""
+    """Read pieces of the receiver's regions.
+
+    `keys` are their read or write keys. Answer: Ok, with the pieces as payload.
+    """
 
     TYPE = 62
     regions: CountedU64s
@@ -53,9 +60,11 @@ class ReadRegions(Message):
 
 @message
 class WriteRegions(Message):
-    """Write the payload to these pieces of your regions. `keys` are the regions' write keys. Answer: Ok, once it is all written.
+    """Write the payload to pieces of the receiver's regions.
 
-    After a Failure some of it may have been written.
+    `keys` are their write keys. Answer: Ok, once all is written.
+
+    After a Failure some pieces may have been written.
     """
 
     TYPE = 63
@@ -67,7 +76,10 @@ class WriteRegions(Message):
 
 @message
 class Fence(Message):
-    """Close these connections of mine; nothing more that came by them is to be written. Answer: Ok, once that holds."""
+    """Fence these connections of the sender: close them and stop their writes.
+
+    Answer: Ok, once nothing more is written.
+    """
 
     TYPE = 64
     connections: CountedU64s
@@ -75,7 +87,7 @@ class Fence(Message):
 
 @message
 class Notice(Message):
-    """Tell your user. Answer: Ok."""
+    """Message for the user of the receiving engine. Answer: Ok."""
 
     TYPE = 65
     message: CountedU8s
@@ -83,8 +95,10 @@ class Notice(Message):
 
 @message
 class Attach(Message):
-    """Send a descriptor of the shared memory behind this region, read-only or writable; region 0 is the table of live regions, which
-    needs no key. Unix sockets only. Answer: SlabFds, of one."""
+    """Request a descriptor of the shared memory behind this region, read-only or writable. Unix sockets only.
+
+    Region 0 is the table of live regions, which needs no key. Answer: MapSlabsReply, of one.
+    """
 
     TYPE = 66
     region: U64

@@ -1,7 +1,7 @@
-"""Names of environment variables: what a setting's is, and which ones look like a setting that somebody misspelt.
+"""Names of environment variables of settings, and detection of misspelt ones.
 
-What is misspelt would otherwise do nothing, and nobody would know. A variable that begins as the program's own do is held to the program's
-settings; of others only what comes close to one of them is refused, for an environment has more users than one.
+A misspelt variable would silently have no effect. One with the program's own prefix must be a setting of the program.
+Other KVSTORE_ variables are refused only if they resemble a setting, because other programs share the environment.
 """
 
 import re
@@ -12,38 +12,42 @@ from kvstore.protocol.errors import ConfigError
 
 PREFIX: Final = "KVSTORE_"
 CONFIG: Final = f"{PREFIX}CONFIG"
-"""Names the TOML file of every program."""
+"""Variable with the path of the TOML file, for every program."""
 SHARED: Final = frozenset(
     ("allow_unauthenticated", "block_tokens", "busy_poll_us", "dtype", "fingerprint", "http", "http_tls_cert", "http_tls_key")
     + ("http_token_file", "instance_token", "load_deadline_s", "log_format", "log_level", "lookup_deadline_s", "master", "model")
     + ("namespace_id", "revision", "run_dir", "salt", "share_tp", "socket_group", "socket_mode", "tenant", "tls_ca", "tls_cert")
     + ("tls_key", "tls_require_client_cert", "tls_revoked", "token")
 )
-"""Settings that several programs have. KVSTORE_TLS_CA, or [shared] tls_ca, is for all of these that are not given their own."""
+"""Settings that several programs have. KVSTORE_TLS_CA, or [shared] tls_ca, applies to every program without its own
+value."""
 SHARED_SECTION: Final = "shared"
 SECTIONS: Final = frozenset(
     ("client", "handover", "lmcache", "master", "mooncake", "node", "publisher", "router")
     + ("sglang", "sidecar", "standin", "tracing", "transfer", "vllm")
 )
-"""Whose settings there are: a program leaves alone what begins as another's do."""
+"""Sections of programs with settings. A program ignores variables with another section's prefix."""
 CLOSE: Final = 0.75
-"""How like a setting's name a name has to be to be taken for it, as difflib measures it."""
+"""Similarity (difflib) from which on a name counts as a misspelt setting."""
 SERVICE_LINK: Final = re.compile(r"\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
-"""What Kubernetes puts into every container for a Service called, say, kvstore-master."""
+"""Variables that Kubernetes sets in every container for a Service named, say, kvstore-master."""
 
 
 def variable_name(section: str, name: str) -> str:
-    """Of a setting of a program."""
+    """Return the variable of one program's setting."""
     return f"{PREFIX}{section}_{name}".upper()
 
 
 def shared_variable_name(name: str) -> str:
-    """Of a setting for every program that has it."""
+    """Return the variable of a setting for all programs that have it."""
     return f"{PREFIX}{name}".upper()
 
 
 def check_variables(environ: Mapping[str, str], section: str, names: Collection[str]) -> None:
-    """Raises ConfigError for a variable that looks like a setting of the program whose section and settings these are, and is none."""
+    """Raises ConfigError for a variable that resembles a setting and is none.
+
+    `section`, `names`: the program's settings.
+    """
     own = {variable_name(section, name) for name in names}
     known = own | {CONFIG} | {shared_variable_name(name) for name in SHARED}
     others = tuple(variable_name(other, "") for other in SECTIONS - {section})
@@ -59,7 +63,7 @@ def check_variables(environ: Mapping[str, str], section: str, names: Collection[
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """The known name that is most like this one; "" if none is."""
+    """Return the most similar known name; "" if none is similar."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=CLOSE)), "")

@@ -1,8 +1,8 @@
-"""Reading and writing the columns of a message body: integers, arrays, strings and packed keys.
+"""Codec for message bodies: columns of integers, arrays, strings and packed keys.
 
-A body is columns, not rows: one array a field, so that a batch is a few slices however many blocks it has. The writer trusts
-its caller (this process); the reader trusts nobody: every length is checked against the bytes that are there. `Form` is the
-list of a message's columns, prepared once so that a message costs one call a column.
+A body has one array a field, so that decoding a batch takes a few slices. The writer trusts its caller; the reader
+checks every length against the bytes received. `Form` is a message's list of columns, prepared once; a message then
+costs one call a column.
 """
 
 import struct
@@ -23,15 +23,15 @@ _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _KEYS: Final = struct.Struct("<IH")
 VARIABLE: Final = 0xFFFF
-"""key_size of a key column whose keys differ in length: a u8 of lengths a key goes before the keys."""
+"""key_size of a key column whose keys differ in length: a u8 length a key precedes the keys."""
 _CHUNK: Final = 128
-"""Keys that one struct cuts out of a column; larger ones are no quicker (20 us for 1,024 keys) and would fill the cache of structs."""
+"""Keys decoded by one struct; larger ones are no faster (20 us for 1,024 keys) and would fill the cache of structs."""
 
 assert sys.byteorder == "little", "kvstore's columns are little-endian arrays of the machine"
 
 
 class Writer:
-    """Builds a body. Methods return the writer, so that a message reads as one chain."""
+    """Builder of a body. Methods return the writer, for chaining."""
 
     __slots__ = ("_parts",)
 
@@ -60,7 +60,7 @@ class Writer:
         return self.blob(value.encode())
 
     def u8s(self, values: bytes | bytearray) -> "Writer":
-        """A column of u8; its length is the batch's, written elsewhere."""
+        """A column of u8; its length is the batch's, which the caller writes."""
         self._parts.append(bytes(values))
         return self
 
@@ -73,7 +73,7 @@ class Writer:
 
 
 class Reader:
-    """Reads a body from front to back. Every method raises ProtocolError when the bytes do not hold what it is asked for."""
+    """Sequential reader of a body. Every method raises ProtocolError if the bytes do not match."""
 
     __slots__ = ("_at", "_data", "_end")
 
@@ -85,7 +85,7 @@ class Reader:
     def _take(self, size_bytes: int) -> int:
         at = self._at
         if size_bytes > self._end - at:
-            raise ProtocolError(f"a message of {self._end} bytes ends where {size_bytes} more bytes should be")
+            raise ProtocolError(f"a message of {self._end} bytes is too short: {size_bytes} more bytes should follow byte {at}")
         self._at = at + size_bytes
         return at
 
@@ -125,7 +125,10 @@ class Reader:
         return array("Q", bytes(self._data[at : at + count * 8]))
 
     def keys(self, *, allow_empty: bool = False) -> list[bytes]:
-        """A key column. Raises ProtocolError for more than MAX_BATCH keys, a key over 255 bytes, or (unless allowed) an empty one."""
+        """Read a key column.
+
+        Raises ProtocolError: more than MAX_BATCH keys, a key over 255 bytes, or (unless allowed) an empty one.
+        """
         count, size = _KEYS.unpack_from(self._data, self._take(_KEYS.size))
         if count > MAX_BATCH:
             raise ProtocolError(f"a batch of {count} keys is over the limit of {MAX_BATCH}")
@@ -152,17 +155,19 @@ class Reader:
         return keys
 
     def end(self) -> None:
-        """Raises ProtocolError if bytes are left: the peer and this side disagree about the message's form."""
+        """Raises ProtocolError if bytes are left."""
         if self._at != self._end:
             raise ProtocolError(f"a message has {self._end - self._at} bytes more than its form")
 
 
 class Form:
-    """The columns of one message: (attribute, kind) pairs in wire order, and its constructor's parameters in theirs.
+    """Encoding of one message: its columns, (attribute, kind) pairs in wire order, and its constructor's parameters in
+    order.
 
-    Kinds: u8, u32, u64 and text are one value. keys is the batch; count is a batch's length only (that of the attribute).
-    u8s, u32s, u64s, parents (keys, "" for none), labels (texts) and blobs are as long as the nearest batch before. texts has its own
-    length.
+    - u8, u32, u64, text: one value.
+    - keys: the batch. count: only the length of a batch, that of the attribute.
+    - u8s, u32s, u64s, parents (keys, "" for none), labels (texts), blobs: as long as the nearest batch before.
+    - texts: has its own length.
     """
 
     __slots__ = ("_order", "_readers", "_writers", "of_one")
@@ -182,7 +187,7 @@ class Form:
         wire = [name for name, kind in columns if kind != "count"]
         self._order = [wire.index(name) for name in parameters] if wire != list(parameters) else []
         self.of_one = BatchOfOne(columns) if BatchOfOne.suits(columns) else None
-        """For messages of one entry; None: the form has none."""
+        """Fast codec for messages of one entry; None if the form does not allow it."""
 
     def pack(self, message: object) -> bytes:
         if self.of_one is not None and (body := self.of_one.pack(message)) is not None:
@@ -190,7 +195,7 @@ class Form:
         return b"".join([pack(get(message)) for get, pack in self._writers])
 
     def unpack(self, data: bytes | bytearray | memoryview) -> list[Any]:
-        """The values in the order of `parameters`. Raises ProtocolError unless `data` has exactly this form."""
+        """Return the values in the order of `parameters`. Raises ProtocolError unless `data` has exactly this form."""
         values = self.of_one.unpack(data) if self.of_one is not None else None
         if values is None:
             body, values = _Body(data), []
@@ -201,7 +206,7 @@ class Form:
 
 
 class _Body(Reader):
-    """A reader that remembers how long the columns of the batch at hand are."""
+    """Reader that keeps the length of the current batch."""
 
     __slots__ = ("count",)
 
@@ -231,7 +236,7 @@ class _Body(Reader):
 
     def read_blobs(self) -> tuple[list[bytes]]:
         blobs: list[bytes] = []
-        if not bytes(self._data[self._at : self._at + 4 * self.count]).strip(b"\0"):  # lengths of 0: all are empty, as a rule
+        if not bytes(self._data[self._at : self._at + 4 * self.count]).strip(b"\0"):  # the usual case: all are empty
             self._take(4 * self.count)
             return ([b""] * self.count,)
         for _ in range(self.count):
@@ -264,7 +269,7 @@ def _read_all(layout: struct.Struct) -> Callable[[_Body], tuple[Any, ...]]:
 
 
 def _runs(columns: Sequence[tuple[str, str]]) -> list[tuple[list[str], list[str]]]:
-    """Adjacent scalars together: one struct packs them all."""
+    """Group adjacent scalars, for one struct."""
     runs: list[tuple[list[str], list[str]]] = []
     for name, kind in columns:
         if runs and kind in _SCALARS and runs[-1][1][0] in _SCALARS:
@@ -276,9 +281,9 @@ def _runs(columns: Sequence[tuple[str, str]]) -> list[tuple[list[str], list[str]
 
 
 def pack_keys(keys: Sequence[bytes]) -> bytes:
-    """count, key_size, then `count x key_size` bytes; keys of several lengths take VARIABLE and a column of lengths.
+    """Encode count, key_size and the keys; keys of different lengths take VARIABLE and a column of lengths.
 
-    An empty key is allowed here: it stands for "none" in a column of parents.
+    An empty key is allowed: it is "none" in a column of parents.
     """
     sizes = set(map(len, keys))
     if len(sizes) == 1:

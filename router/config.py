@@ -8,7 +8,7 @@ from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, constant, setting
 from kvstore.rpc.address import parse_address
-from kvstore.security.binding import check_binding
+from kvstore.security.listen_address import check_listen_address
 from kvstore.security.tls.config import TlsSettings
 
 SECTION: Final = "router"
@@ -68,7 +68,7 @@ def check_settings(settings: RouterSettings) -> None:
     if not settings.model:
         raise ConfigError("no model is named: give --model NAME, as the engines' blocks have it")
     address = parse_address(settings.listen)
-    check_binding(
+    check_listen_address(
         "listen",
         address.host,
         is_authenticated=False,

@@ -26,9 +26,9 @@ from kvstore.router.http_server import MAX_CONNECTIONS, serve
 from kvstore.router.metrics import RouterCounters, add_router_signals
 from kvstore.router.proxy import AsyncScheduler, StreamingProxy
 from kvstore.router.tokenizer import PromptTokenizer
-from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.rpc.daemon import announce, begin_logging, on_sighup
 from kvstore.rpc.descriptors import allow_many_descriptors
-from kvstore.security.tls.config import tls_of
+from kvstore.security.tls.config import tls_values
 from kvstore.telemetry.http.listener import host_port, listening
 from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.logs import stops, write_logs
@@ -60,7 +60,7 @@ def main(config: str | None, **flags: Any) -> None:
             namespace_id=settings.namespace_id,
         )
         allow_many_descriptors()
-        on_hangup(None)
+        on_sighup(None)
         asyncio.run(_run(settings, traces, naming))
     except KVStoreError as error:
         click.echo(f"kvstore-router: error: {error}", err=True)
@@ -73,7 +73,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
         tenant=settings.tenant,
         token=settings.token,
         deadline_s=settings.schedule_timeout_s,
-        **tls_of(settings),
+        **tls_values(settings),
     )
     connection = SchedulerClient(of_master)  # before anything is opened: it may refuse the address
     listener = listening(settings.listen)
@@ -99,7 +99,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
                     listener,
                     max_connections=max(MAX_CONNECTIONS, 2 * settings.max_requests),
                     drain_s=settings.drain_s,
-                    on_ready=lambda: say("ready", facts),
+                    on_ready=lambda: announce("ready", facts),
                     on_stop=came.append,
                 )
         finally:

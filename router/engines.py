@@ -22,7 +22,7 @@ from kvstore.router.answer_reader import SHOWN_CHARACTERS, AnswerReader, error_m
 from kvstore.router.config import RouterSettings
 from kvstore.router.openai_api import ApiRequest, decode_body, is_token, prefill_body
 from kvstore.router.tracing import step, trace_headers
-from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S, enable_keepalive
 from kvstore.rpc.tracing import TraceSpan
 
 TOKENIZE: Final = "/tokenize"
@@ -293,7 +293,7 @@ def _socket(info: tuple[Any, ...]) -> socket.socket:
     request is scheduled again."""
     family, kind, protocol, *_ = info
     made = socket.socket(family, kind, protocol)
-    notice_vanished_host(made, PEER_TIMEOUT_S, gives_up_unread=True)
+    enable_keepalive(made, PEER_TIMEOUT_S, limit_unacknowledged=True)
     return made
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from kvstore.protocol.traceparent import is_sampled, parse_traceparent
-from kvstore.rpc.tracing import TRACEPARENT, TraceSpan, asking_for
+from kvstore.rpc.tracing import TRACEPARENT, TraceSpan, within_span
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
@@ -121,7 +121,7 @@ def step(name: str, *, instance: str = "", lasts: bool = False) -> Iterator[Trac
         part.set("kvstore.instance", instance)
     passed = _PASSED.set({**_PASSED.get(), TRACEPARENT: part.place.text()})
     try:
-        with asking_for(part):
+        with within_span(part):
             yield part
     except BaseException as error:
         part.end(type(error).__name__)

@@ -1,1 +1,1 @@
-"""How daemons and clients talk: the reactor and frame sessions of daemons, the channels and pools of clients. It knows no block."""
+"""Transport of frames: the reactor and sessions of daemons, the channels and connection pools of clients."""

@@ -1,8 +1,4 @@
-"""What a daemon's process does around its reactor: logs, lines for its starter, signals, how memory is
-allocated, and a collector that leaves what stays alone.
-
-It knows neither settings nor what is served.
-"""
+"""Process setup of a daemon: logging, event lines on standard output, signals, malloc and the garbage collector."""
 
 import ctypes
 import gc
@@ -24,21 +20,27 @@ log = logging.getLogger("kvstore.transfer")
 
 
 def begin_logging() -> None:
-    """Log to standard error; standard output is for `say`."""
+    """Log to standard error; standard output is for `announce`."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
 
 
 def map_large_arrays() -> None:
-    """Have malloc map each allocation of MAPPED_BYTES or more by itself, whatever was freed before: an array that grows is then moved by
-    its pages, and leaves no hole in the heap. A node of a million blocks had 50 MB of them. Nothing where the C library has no mallopt."""
+    """Have malloc map each allocation of MAPPED_BYTES or more separately; without mallopt in the C library, do nothing.
+
+    A growing array is then moved by remapping its pages and leaves no hole in the heap: 50 MB in a node of a million
+    blocks.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = None) -> list[str]:
-    """As `end_on_signals`, of the reactor's `run`: by `ask_to_end`, called in the loop at the first signal, and at once at the second.
-    None: at once at the first."""
+    """As `end_on_signals`, for the reactor: the first signal calls `ask_to_end` in the loop, the second stops the
+    reactor.
+
+    Without `ask_to_end` the first signal stops it.
+    """
     asked = ask_to_end is None
 
     def end() -> None:
@@ -53,8 +55,10 @@ def stop_on_signals(reactor: Reactor, ask_to_end: Callable[[], None] | None = No
 
 
 def end_on_signals(end: Callable[[], None]) -> list[str]:
-    """Have SIGTERM and SIGINT call `end`, which may happen within any instruction. For the main thread. The names of those that came are in
-    the list, which is the caller's to read."""
+    """Have SIGTERM and SIGINT call `end`, between any two instructions of the main thread, which must be the caller.
+
+    Return a list to which the names of received signals are appended.
+    """
     came = list[str]()
 
     def on_signal(number: int, _frame: object) -> None:
@@ -66,28 +70,33 @@ def end_on_signals(end: Callable[[], None]) -> list[str]:
     return came
 
 
-def on_hangup(act: Callable[[], None] | None) -> None:
-    """Have SIGHUP, which would end the process, call `act` instead; None: nothing. For the main thread; a loop's `call_soon` will do."""
+def on_sighup(act: Callable[[], None] | None) -> None:
+    """Have SIGHUP, which would end the process, call `act`, or ignore it for None. For the main thread."""
     signal.signal(signal.SIGHUP, (lambda *_: act()) if act is not None else signal.SIG_IGN)
 
 
-def say(event: str, facts: dict[str, Any]) -> None:
-    """One JSON line on standard output for the starter. That it has none, that nobody listens any more, or that it cannot be written, be
-    it that the disk is full or the terminal gone, is no reason to stop: a master says a line at each take-over."""
-    if sys.stdout is None:  # closed by who started it
+def announce(event: str, facts: dict[str, Any]) -> None:
+    """Write one JSON line to standard output, for the parent process.
+
+    A failed write is logged and does not end the daemon.
+    """
+    if sys.stdout is None:  # closed by the parent process
         return
     try:
-        # Its end is in the same write: `print` makes a second one where Python does not buffer, and daemons may share the file.
+        # One write with the newline: unbuffered `print` makes two, and daemons may share the file.
         sys.stdout.write(json.dumps({"event": event, **facts}) + "\n")
         sys.stdout.flush()
     except OSError as error:
-        # The interpreter flushes standard output at its end, and would make the failure its exit code.
+        # The interpreter flushes standard output at exit, and would turn the failure into its exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        log.warning("standard output cannot be written, and nothing is said there any more: %s", error.strerror)
+        log.warning("standard output cannot be written, further events are not printed: %s", error.strerror)
 
 
 def serve(reactor: Reactor) -> None:
-    """Run the reactor until it is stopped. What is alive now stays: the collector need not walk a table of millions again and again."""
+    """Run the reactor until it is stopped.
+
+    Freezes current objects, so that the collector does not walk tables of millions.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

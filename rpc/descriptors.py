@@ -1,6 +1,4 @@
-"""Descriptors of this process: how many it may have, how many connections those are good for, and a spare one for when all are in use.
-`RefusalLog` counts the connections that are refused.
-"""
+"""File descriptors of this process: the limit, connections that fit, and a spare one to refuse a peer with a reason."""
 
 import os
 import resource
@@ -10,34 +8,37 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 INTERVAL_NS: Final = 60_000_000_000
-"""Between two lines about one reason: clients that are refused try again many times a second."""
+"""Shortest time between two log lines of one reason: refused clients retry many times a second."""
 
 
 def allow_many_descriptors() -> None:
-    """Raise this process's limit of open files to what the system allows: each connection takes one, each slab of DRAM two."""
+    """Raise this process's limit of open files to the hard limit: a connection takes one, a slab of DRAM two."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def max_open_files() -> int:
-    """The limit of open files of this process."""
+    """Return the limit of open files of this process."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def max_accepted() -> int:
-    """Connections that this process may accept: half of its descriptors, for slabs, files and its own connections take the others. A peer
-    that is refused waits for a connection of its own; one that nobody accepts waits in vain."""
+    """Return how many connections this process accepts: half of its descriptors.
+
+    The other half is for slabs, files and outgoing connections. Refusing a peer is better than leaving it in the
+    backlog.
+    """
     return max(1, max_open_files() // 2)
 
 
-def described_limit() -> str:
-    """The limit of open files and how to raise it, for a log line or an error."""
+def open_files_limit() -> str:
+    """Return the limit of open files and how to raise it, for a log line or an error."""
     return f"{max_open_files():,} open files that this process may have: raise ulimit -n, in a systemd unit LimitNOFILE="
 
 
 class SpareDescriptor:
-    """One descriptor kept open, so that a peer can be accepted and told the cause when no other is left. Not thread-safe."""
+    """A descriptor in reserve, for accepting a peer and sending it the reason of its refusal. Not thread-safe."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -45,7 +46,7 @@ class SpareDescriptor:
 
     @contextmanager
     def given_up(self) -> Iterator[None]:
-        """Inside, one descriptor more is free than before; it is the spare one again afterwards, unless another thread has taken it."""
+        """Free the descriptor inside the block, and reserve one again afterwards, unless another thread has taken it."""
         self.close()
         try:
             yield
@@ -53,7 +54,7 @@ class SpareDescriptor:
             self._take()
 
     def close(self) -> None:
-        """A second close is a no-op."""
+        """Free the descriptor. A second close is a no-op."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -64,20 +65,20 @@ class SpareDescriptor:
 
 
 class RefusalLog:
-    """Counts refusals by reason; `total` of all. Reasons are few: each is kept."""
+    """Rate-limited log of refused connections, by reason. Reasons are few; each is kept."""
 
     def __init__(self) -> None:
         self.total = 0
-        self._untold: dict[str, int] = {}
-        self._told_ns: dict[str, int] = {}
+        self._unlogged: dict[str, int] = {}
+        self._logged_ns: dict[str, int] = {}
 
     def count(self, reason: str, now_ns: int) -> str:
-        """Count one refusal. The line to log, or "" while the last one of this reason is younger than INTERVAL_NS."""
+        """Count one refusal. Return the line to log, or "" within INTERVAL_NS of the previous line of this reason."""
         self.total += 1
-        untold = self._untold[reason] = self._untold.get(reason, 0) + 1
-        told_ns = self._told_ns.get(reason)
-        if told_ns is not None and now_ns - told_ns < INTERVAL_NS:
+        count = self._unlogged[reason] = self._unlogged.get(reason, 0) + 1
+        logged_ns = self._logged_ns.get(reason)
+        if logged_ns is not None and now_ns - logged_ns < INTERVAL_NS:
             return ""
-        self._told_ns[reason], self._untold[reason] = now_ns, 0
-        since = "" if told_ns is None else f", {untold} since {(now_ns - told_ns) // 1_000_000_000} s ago"
+        self._logged_ns[reason], self._unlogged[reason] = now_ns, 0
+        since = "" if logged_ns is None else f", {count} since {(now_ns - logged_ns) // 1_000_000_000} s ago"
         return f"refusing connections{since}: {reason}"

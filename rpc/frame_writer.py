@@ -1,7 +1,7 @@
 """Send side of a session: frames to one non-blocking socket, and the requests that wait for the peer's responses.
 
-Buffers are sent in order, as vectors, without joining them. A peer that does not read is hung up on: one timer a connection, and none while
-the peer reads. The socket belongs to the session.
+Buffers are sent in order, as vectors, without copies. The connection of a peer that does not read is closed after a
+timeout; one timer a connection, and none while the peer reads. The socket belongs to the session.
 """
 
 import logging
@@ -17,27 +17,28 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolErro
 from kvstore.protocol.frames import FrameHeader, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure
-from kvstore.rpc.deadline import seconds_shown
+from kvstore.rpc.deadline import format_seconds
 from kvstore.rpc.reactor import Reactor, Timer
 
 MAX_VECTORS: Final = 512
 """Buffers in one sendmsg or recvmsg; the kernel takes at most 1,024."""
 TURN_BYTES: Final = 1 << 20
-"""Sent or received by one connection before others have their turn, some 0.2 ms: a kernel's buffers hold tens of MiB, and a peer that reads
-as fast as it is written to would never let go."""
+"""Bytes of one connection a round of the loop, about 0.2 ms. Kernel buffers hold tens of MiB, and a fast peer could
+otherwise monopolise the loop."""
 
 OnSent = Callable[[], None]
 Reply = Callable[["FrameHeader | None", "memoryview | KVStoreError"], None]
-"""Called once with a request's answer: (header, body) or (None, the error). The body is valid during the call only."""
+"""Called once with a response: (header, body) or (None, error). The body is valid during the call only."""
 
 log = logging.getLogger("kvstore.transfer")
 
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """What a peer that does not read may hold of ours, and for how long.
+    """Limits for a peer that does not read.
 
-    `queued_bytes`: unsent bytes beyond which its requests wait. `timeout_s`: the time it has to take a message; then it is hung up on.
+    `queued_bytes`: unsent bytes beyond which its requests are not read. `timeout_s`: time to take a message; then the
+    connection is closed.
     """
 
     queued_bytes: int = 64 << 20
@@ -53,8 +54,11 @@ class _QueuedFrame:
 
 
 class FrameWriter:
-    """See the module. It keeps the buffers that it sends. `on_sent` of an entry is called exactly once: when its last byte is the kernel's
-    or the connection is given up. The reactor's thread is the only caller."""
+    """Send queue of one session. Only the reactor's thread calls it.
+
+    It holds references to unsent buffers. `on_sent` of a frame is called exactly once: when the kernel has its last
+    byte, or when the connection is closed.
+    """
 
     __slots__ = ("_entries", "_hang_up", "_limits", "_on_queued", "_reactor", "_sock", "_timer", "queued_bytes", "queued_fds")
 
@@ -71,7 +75,7 @@ class FrameWriter:
         self._entries: deque[_QueuedFrame] = deque()
         self.queued_bytes = 0
         self.queued_fds = 0
-        """Descriptors that are open for the peer to take."""
+        """Descriptors that wait to be sent."""
 
     def send_message(
         self,
@@ -87,13 +91,16 @@ class FrameWriter:
         self.send(head, payload, on_sent, fds)
 
     def send(self, head: bytes, payload: Sequence[memoryview | bytes] = (), on_sent: OnSent | None = None, fds: Sequence[int] = ()) -> None:
-        """Send now what the socket takes of a frame, or of the rest of one, and queue what is left. A broken connection is hung up on."""
+        """Send what the socket takes of a frame, or of the rest of one, and queue what is left.
+
+        A broken connection is closed.
+        """
         sent, size = 0, len(head) + sum(map(len, payload))
         if not self._entries and not fds and size <= TURN_BYTES:
             try:
                 sent = self._sock.sendmsg([head, *payload[: MAX_VECTORS - 1]]) if payload else self._sock.send(head)
             except OSError:
-                sent = 0  # full or broken: flush finds out again, with the entry in the queue
+                sent = 0  # full or broken: `flush` meets the error again, with the frame in the queue
             if sent == size:
                 if on_sent is not None:
                     self._reactor.guarded(on_sent)
@@ -113,7 +120,7 @@ class FrameWriter:
             self._watch()
 
     def send_now(self, data: bytes) -> int:
-        """Send what the socket takes now and queue nothing: how many bytes it took. A broken connection takes none."""
+        """Send what the socket takes now and queue nothing. Return how many bytes; 0 on a broken connection."""
         if self._entries:
             return 0
         try:
@@ -122,7 +129,7 @@ class FrameWriter:
             return 0
 
     def flush(self) -> None:
-        """Send what the socket takes now, and no more than TURN_BYTES. Raises OSError when the connection is broken."""
+        """Send what the socket takes now, at most TURN_BYTES. Raises OSError if the connection is broken."""
         left_bytes = TURN_BYTES
         while self._entries and left_bytes:
             entry = self._entries[0]
@@ -142,7 +149,7 @@ class FrameWriter:
                     self._reactor.guarded(entry.on_sent)
 
     def close(self) -> None:
-        """The connection is gone: forget what was not sent, release its buffers, and refer to the session no more."""
+        """Drop unsent frames, calling their `on_sent`, and all references to the session."""
         if self._timer is not None:
             self._timer.cancel()
         entries, self._entries = self._entries, deque()
@@ -160,15 +167,17 @@ class FrameWriter:
     def _expire(self) -> None:
         self._timer = None
         if self._entries and self._entries[0].since_ns + int(self._limits.timeout_s * 1e9) <= self._reactor.now_ns():
-            log.warning("hanging up: a peer has not taken an answer within %g s", self._limits.timeout_s)
-            self._hang_up(f"an answer was not taken within {self._limits.timeout_s:g} s")
+            log.warning("closing a connection: the peer has not read a response within %g s", self._limits.timeout_s)
+            self._hang_up(f"a response was not read within {self._limits.timeout_s:g} s")
         else:
             self._watch()
 
 
 class PendingRequests:
-    """Requests to the peer by id, until the response arrives, the deadline passes or the connection ends. Sans-I/O. The reactor's thread is
-    the only caller."""
+    """Requests to the peer by id, until the response arrives, the deadline passes or the connection ends.
+
+    Sans-I/O. Only the reactor's thread calls it.
+    """
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
@@ -182,13 +191,16 @@ class PendingRequests:
 
         def expire() -> None:
             self._pending.pop(number, None)
-            on_reply(None, DeadlineExceeded(f"the peer did not answer within {seconds_shown(deadline_s)}"))
+            on_reply(None, DeadlineExceeded(f"the peer did not answer within {format_seconds(deadline_s)}"))
 
         self._pending[number] = (on_reply, self._reactor.call_later(deadline_s, expire))
         return number
 
     def respond(self, header: FrameHeader, body: memoryview, failure: Failure | None) -> bool:
-        """Pass the response to the request's `on_reply`. False: no such request is pending. Raises ProtocolError: it is malformed."""
+        """Pass the response to the request's `on_reply`.
+
+        False: no such request is pending. Raises ProtocolError: it is malformed.
+        """
         pending = self._pending.pop(header.request_id, None)
         if pending is None:
             return False
@@ -202,7 +214,7 @@ class PendingRequests:
         except ProtocolError:
             raise
         except Exception:
-            log.exception("the receiver of an answer of type %d failed", header.type)
+            log.exception("the callback for a response of type %d failed", header.type)
         return True
 
     def close(self, error: KVStoreError) -> None:
@@ -214,7 +226,7 @@ class PendingRequests:
 
 
 def first(buffers: deque[memoryview], limit_bytes: int) -> list[memoryview]:
-    """The vector's beginning: no more than `limit_bytes`, in no more parts than the kernel takes."""
+    """Return the beginning of a vector: at most `limit_bytes`, in at most MAX_VECTORS parts."""
     found = []
     for part in islice(buffers, MAX_VECTORS):
         found.append(part[:limit_bytes])
@@ -225,7 +237,7 @@ def first(buffers: deque[memoryview], limit_bytes: int) -> list[memoryview]:
 
 
 def advance(buffers: deque[memoryview], size: int) -> None:
-    """Drop the first `size` bytes of a vector, and empty buffers behind them."""
+    """Drop the first `size` bytes of a vector, and empty buffers after them."""
     while buffers and size >= len(buffers[0]):
         size -= len(buffers.popleft())
     if size:
@@ -233,4 +245,4 @@ def advance(buffers: deque[memoryview], size: int) -> None:
 
 
 def _is_over(*_: object) -> None:
-    """In place of the session's callbacks once the connection is gone."""
+    """Stand-in for the session's callbacks after the connection was closed."""

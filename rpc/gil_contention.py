@@ -1,17 +1,19 @@
-"""Whether another thread of this process computes in Python, so that each call that lets go of the GIL waits to get it back.
+"""Detection of GIL contention: another thread computes in Python, and calls that release the GIL wait to get it back.
 
-`send_held` and `receive_held` keep the GIL, for use beside such a thread.
+`send_held` and `receive_held` keep the GIL, for use under contention.
 
-Beside such a thread the GIL comes back after the interpreter's switch interval, 5 ms: a copy of 0.1 ms without the GIL takes 5.1 ms. A copy
-with the GIL takes 0.1 ms, and stops the other thread for as long, a fiftieth of what that takes for itself at a time. Without such a
-thread copies are better made without the GIL, since threads copy side by side then.
+Under contention a call gets the GIL back after the interpreter's switch interval, 5 ms: a copy of 0.1 ms takes 5.1 ms.
+A copy that keeps the GIL takes 0.1 ms, and stops the other thread for a fiftieth of its interval. Without contention
+copies should release the GIL, because threads then copy in parallel.
 
-So calls without the GIL are probes. One that was late by more than its own work has the next ones made with the GIL:
-- of a copy that is its time less the processor time of its thread;
-- of a wait for an answer it is all of its time, if the thread slept twice: for the answer, and then for the GIL. That is looked at once a
-  wait before it was long.
+Calls that release the GIL are the probes. If one is late, the next ones keep the GIL. Lateness is
 
-While other threads wait for answers of the same client, nothing is made with the GIL: it is they who take it, and all would wait for one.
+- for a copy, its duration less the processor time of its thread;
+- for a wait for a response, its duration, if the thread slept twice, for the response and for the GIL. The count is
+  taken only after a long wait.
+
+While other threads of the client wait for responses, no call keeps the GIL: they are the contention, and all would wait
+for one.
 """
 
 import ctypes
@@ -22,15 +24,15 @@ import struct
 from typing import Final
 
 LATE_NS: Final = 2_000_000
-"""More than a busy machine takes the processor away for, less than the switch interval."""
+"""Lateness that counts as contention: longer than a preemption on a busy machine, shorter than the switch interval."""
 FIRST_HELD: Final = 32
 MAX_HELD: Final = 512
-"""Calls with the GIL after a late one, before the next probe: from the first to the last it doubles with each late probe in a row."""
+"""Calls that keep the GIL after a late probe; doubles from the first to the last with each late probe in a row."""
 HELD_WAIT_MS: Final = 1
-"""A wait with the GIL is no longer."""
+"""Longest wait that keeps the GIL."""
 _AT_ONCE: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _POLL: Final = struct.Struct("ihh")
-"""pollfd of poll(2): descriptor, events, events that are there."""
+"""pollfd of poll(2): descriptor, requested events, returned events."""
 _libc = ctypes.PyDLL(None)
 """Calls of a PyDLL keep the GIL."""
 _send, _receive, _poll = _libc.send, _libc.recv, _libc.poll
@@ -41,43 +43,44 @@ _send.restype = _receive.restype = ctypes.c_ssize_t
 
 
 class GilContention:
-    """What the threads of a client learn from their calls. No lock: what threads overwrite of one another is a guess less."""
+    """Contention estimate shared by a client's threads. Lock-free: a lost update only makes the estimate worse."""
 
     __slots__ = ("_held", "_left", "is_suspected", "waiting")
 
     def __init__(self) -> None:
         self.is_suspected = False
-        """A wait took long, and nobody knows why: `sleeps` is to be asked before the next one, which costs more than most waits may."""
+        """Whether the last wait was long for an unknown reason: call `sleeps` before the next one. It is too slow for
+        every wait."""
         self.waiting: set[int] = set()
-        """A number for each wait under way without the GIL. A set, since a count would need a lock."""
+        """An id for each wait without the GIL. A set, because a count would need a lock."""
         self._left = 0
         self._held = FIRST_HELD
 
     @property
     def is_on(self) -> bool:
-        """Whether another thread computes, as far as is known."""
+        """Whether the GIL is contended, by the estimate."""
         return self._left > 0 and not self.waiting
 
     def holds(self) -> bool:
-        """Whether the next call is to be made with the GIL. Once for each."""
+        """Whether the next call should keep the GIL. Call once for each, because it counts."""
         if self._left <= 0 or self.waiting:
             return False
         self._left -= 1
         return True
 
     def copied(self, late_ns: int) -> None:
-        """A copy without the GIL took so much longer than its thread's processor time."""
+        """Record a copy without the GIL that took `late_ns` longer than its thread's processor time."""
         if late_ns >= LATE_NS:
             self._was_late()
 
     def waited(self, slept: int) -> None:
-        """A wait of LATE_NS or more is over. `slept`: what `sleeps` said before it, 0 if it was not asked."""
+        """Record a wait of LATE_NS or more. `slept`: `sleeps()` before it, 0 if not called."""
         self.is_suspected = not slept
         if slept and sleeps() - slept > 1:
             self._was_late()
 
     def missed(self) -> None:
-        """An answer was not there after HELD_WAIT_MS: waits are too long to be made with the GIL, before another probe says so."""
+        """Record a response that did not arrive within HELD_WAIT_MS: waits release the GIL until the next late probe."""
         self._left, self._held = 0, FIRST_HELD
 
     def _was_late(self) -> None:
@@ -85,21 +88,22 @@ class GilContention:
 
 
 def sleeps() -> int:
-    """How often this thread has slept so far: its voluntary context switches."""
+    """Return how often this thread has slept: its voluntary context switches."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def send_held(fd: int, data: bytes) -> int:
-    """How many bytes the socket takes now; 0, too, where it is broken."""
+    """Send what the socket takes now. Return how many bytes; 0 on a broken socket."""
     sent: int = _send(fd, data, len(data), _AT_ONCE)
     return max(0, sent)
 
 
-def receive_held(fd: int, room: memoryview, wait_ms: int) -> int:
-    """Sleep for `wait_ms` at most, and have bytes in the writable `room`: how many. 0: there are none, or the stream has ended.
+def receive_held(fd: int, buffer: memoryview, wait_ms: int) -> int:
+    """Wait for at most `wait_ms` and receive into `buffer`. Return how many bytes; 0: none, or the end of the stream.
 
-    No other thread of Python runs meanwhile."""
+    No other Python thread runs meanwhile.
+    """
     if _poll(_POLL.pack(fd, select.POLLIN, 0), 1, wait_ms) <= 0:
         return 0
-    got: int = _receive(fd, ctypes.addressof(ctypes.c_char.from_buffer(room)), len(room), _AT_ONCE)
+    got: int = _receive(fd, ctypes.addressof(ctypes.c_char.from_buffer(buffer)), len(buffer), _AT_ONCE)
     return max(0, got)

@@ -1,4 +1,4 @@
-"""The way back of protocol.errors.GRPC_STATUS: what a failed call of the control plane raises at who made it."""
+"""Translation of failed gRPC calls into typed errors: the inverse of protocol.errors.GRPC_STATUS."""
 
 from typing import Final
 
@@ -11,13 +11,13 @@ _ERRORS: Final[dict[str, type[KVStoreError]]] = {
     "INVALID_ARGUMENT": InvalidArgument,
     "INTERNAL": KVStoreError,  # gRPC's own
 }
-"""By gRPC status name. Others become the root."""
+"""Error by gRPC status name. Others become the root."""
 _OWN_WORDS: Final = {"Deadline Exceeded": "no answer from the master's control plane within the deadline"}
-"""In place of what gRPC says by itself."""
+"""Replacements for texts of the gRPC library."""
 
 
 def translated(error: grpc.RpcError) -> KVStoreError:
-    """The typed error of a failed call."""
+    """Return the typed error of a failed call."""
     if not isinstance(error, grpc.Call):
         return KVStoreError(str(error))
     details = error.details() or error.code().name

@@ -1,7 +1,7 @@
-"""How a connection over TCP finds out that its peer's host is gone: a host that loses power or its network says no goodbye.
+"""Detection of dead peers over TCP: a host that loses power or its network closes no connection.
 
-The kernel asks on the connection's behalf (keepalive), and gives up one whose peer does not acknowledge what was sent (user timeout). Who
-waits on the socket then finds it broken. Unix sockets need neither: their peers are of this kernel, which tells of their end.
+The kernel sends keepalive probes, and breaks a connection whose peer does not acknowledge sent data (TCP_USER_TIMEOUT).
+Unix sockets need neither: the kernel closes a dead process's end.
 """
 
 import math
@@ -9,19 +9,21 @@ import socket
 from typing import Final
 
 PEER_TIMEOUT_S: Final = 30.0
-"""The default of the settings `peer_timeout_s`."""
+"""Default of the settings `peer_timeout_s`."""
 MIN_PEER_TIMEOUT_S: Final = 1.0
-"""The kernel counts the pauses of keepalive in whole seconds."""
+"""The kernel's keepalive intervals are whole seconds."""
 MAX_PEER_TIMEOUT_S: Final = 3600.0
 PROBES: Final = 4
-"""Unanswered ones after which the peer is gone, within the second half of the timeout: one packet may be lost."""
+"""Unanswered probes, in the second half of the timeout, after which the peer is dead: single packets may be lost."""
 
 
-def notice_vanished_host(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
-    """Have the connection break when its peer's host has acknowledged nothing for about `timeout_s`. A Unix socket is left as it is.
+def enable_keepalive(sock: socket.socket, timeout_s: float, *, limit_unacknowledged: bool) -> None:
+    """Break the connection when its peer's host has acknowledged nothing for about `timeout_s`.
 
-    `gives_up_unread`: also when what was sent stays unacknowledged, or unread, for that long. For daemons, which hold memory for it; a
-    client's request may wait that long for room at its node, and has a deadline of its own.
+    No effect on a Unix socket.
+
+    `limit_unacknowledged`: also when sent data stays unacknowledged or unread for that long. For daemons, which hold
+    memory for it. Not for clients: a request may wait longer for free space at its node, and has its own deadline.
     """
     if sock.family == socket.AF_UNIX:
         return
@@ -30,18 +32,20 @@ def notice_vanished_host(sock: socket.socket, timeout_s: float, *, gives_up_unre
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, math.floor((timeout_s - idle_s) / PROBES)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-    if gives_up_unread:
+    if limit_unacknowledged:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
 
 
 def grpc_options(timeout_s: float) -> list[tuple[str, int]]:
-    """For a gRPC channel of its own: while a call is under way, its peer's host is asked whether it is there, and the call ends when it has
-    said nothing for about `timeout_s`."""
+    """Return options of a gRPC channel: calls fail when the peer's host has been silent for about `timeout_s`.
+
+    The channel shares no connection with others.
+    """
     half_ms = int(timeout_s * 500)
     return [
         ("grpc.keepalive_time_ms", half_ms),
         ("grpc.keepalive_timeout_ms", half_ms),  # for the peer's kernel to acknowledge
         ("grpc.http2.ping_timeout_ms", half_ms),  # for the peer itself; a minute where only the others are set
-        # Within a process, connections to one address are shared, and with them the pause after a failure. Not this one.
+        # Channels of a process share connections to one address, and the back-off after a failure. Not this one.
         ("grpc.use_local_subchannel_pool", 1),
     ]

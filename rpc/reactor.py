@@ -1,7 +1,7 @@
-"""One thread's event loop: descriptors by epoll, timers by monotonic time, and calls handed over by other threads.
+"""Event loop of one thread: descriptors by epoll, timers by monotonic time, and callbacks from other threads.
 
-It runs callbacks, one after another, in the thread that called `run`; state owned by that thread needs no locks. asyncio's loop
-does the same at four times the cost a request, which is most of what a small request takes (benchmarks/RESULTS.md).
+Callbacks run one after another in the thread that called `run`; state owned by that thread needs no locks. asyncio's
+loop costs four times as much a request, which is most of the time of a small one (benchmarks/RESULTS.md).
 """
 
 import heapq
@@ -18,18 +18,18 @@ from typing import Any, Final, TypeVar
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.deadline import seconds_shown
+from kvstore.rpc.deadline import format_seconds
 
 T = TypeVar("T")
 
 READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
 MIN_CANCELLED: Final = 64
-"""Cancelled timers that stay in the heap whatever their share: making it anew for fewer is not worth it."""
+"""Cancelled timers below which the heap is not rebuilt."""
 STARVED_PAUSE_S: Final = 0.01
-"""Before the next round where there was no memory for one."""
+"""Pause after a round that failed for lack of memory."""
 MAX_EVENTS: Final = 256
-"""Descriptors served before timers and handed-over calls get their turn."""
+"""Descriptors served in a round before timers and callbacks from other threads."""
 
 FAILED: Final = "a callback of the event loop failed"
 
@@ -37,7 +37,7 @@ log = logging.getLogger("kvstore.transfer")
 
 
 class Timer:
-    """A callback to come; None once it has run or was cancelled. `cancel` is O(1), amortised."""
+    """A scheduled callback; `callback` is None once it has run or was cancelled. `cancel` is O(1), amortised."""
 
     __slots__ = ("_on_cancel", "callback", "when_ns")
 
@@ -47,14 +47,14 @@ class Timer:
         self._on_cancel = on_cancel
 
     def cancel(self) -> None:
-        """The callback will not run. After it has, or a second time, this is a no-op."""
+        """Keep the callback from running. A no-op after it has run, or a second time."""
         if self.callback is not None:
             self.callback = None
             self._on_cancel()
 
 
 class _Repeated:
-    """What runs again and again. Nothing of it is taken out to run it: what fails, be it for want of memory, is due still or again."""
+    """A periodic callback. It stays in its list while it runs, so a failure, even a MemoryError, does not end it."""
 
     __slots__ = ("callback", "due_ns", "interval_ns")
 
@@ -65,21 +65,21 @@ class _Repeated:
 
 
 class Reactor:
-    """See the module. `call_soon`, `call` and `stop` are safe from any thread; everything else belongs to the loop's thread."""
+    """The event loop. `call_soon`, `call` and `stop` are thread-safe; everything else is for the loop's thread."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns, *, busy_poll: BusyPoll | None = None) -> None:
-        """`busy_poll`: it may look for events for a while before it sleeps (busy_poll.py); None or one of 0 us: it sleeps at once."""
+        """`busy_poll`: polling before a sleep (busy_poll.py); None or 0 us: none."""
         self._clock_ns = clock_ns
         self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._timers: list[tuple[int, int, Timer]] = []
-        """A heap. Cancelled timers stay in it until they are due or more than half of it: a request's deadline may be an hour away, and
-        its answer comes at once."""
+        """A heap. Cancelled timers stay until they are due or are more than half of it; most are deadlines of answered
+        requests."""
         self._cancelled = 0
         self._repeated: list[_Repeated] = []
         self._repeat_ns: int | None = None
-        """When the first of them is due; None without any."""
+        """Time of the first due one; None without any."""
         self._serial = itertools.count()
         self._handed_over: deque[Callable[[], None]] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -89,13 +89,13 @@ class Reactor:
         self._forgotten: set[int] = set()
         self._close_lock = threading.RLock()  # a signal handler may call `stop` while its own thread is inside
         self.after_events: list[Callable[[], None]] = []
-        """Called after each round of events: where a batch that formed during the round is sent on."""
+        """Called after each round of events, to flush batches that formed during it."""
 
     def now_ns(self) -> int:
         return self._clock_ns()
 
     def register(self, fd: int, callback: Callable[[int], None], events: int = READABLE) -> None:
-        """Call `callback(events)` whenever `fd` is ready. The reactor does not own the descriptor."""
+        """Call `callback(events)` whenever `fd` is ready. The caller owns the descriptor."""
         self._handlers[fd] = callback
         self._epoll.register(fd, events)
 
@@ -103,7 +103,7 @@ class Reactor:
         self._epoll.modify(fd, events)
 
     def unregister(self, fd: int) -> None:
-        """Forget `fd`, which must still be open. One not registered is ignored."""
+        """Stop watching `fd`, which must still be open. An unregistered one is ignored."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
             self._forgotten.add(fd)
@@ -124,24 +124,27 @@ class Reactor:
             self._cancelled = 0
 
     def every(self, interval_s: float, callback: Callable[[], None]) -> None:
-        """Call `callback` each `interval_s` for as long as the reactor runs; a late call does not make the next ones crowd."""
+        """Call `callback` every `interval_s` while the reactor runs; after a late call the next one is a full interval
+        later.
+        """
         interval_ns = int(interval_s * 1e9)
         due_ns = self._clock_ns() + interval_ns
         self._repeated.append(_Repeated(due_ns, interval_ns, callback))
         self._repeat_ns = due_ns if self._repeat_ns is None else min(self._repeat_ns, due_ns)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run `callback` in the loop's thread, soon. Does nothing once the reactor is closed."""
+        """Run `callback` in the loop's thread in its next round. A no-op once the reactor is closed."""
         with self._close_lock:  # the descriptor's number may be another file's once closed
             if not self._closed:
                 self._handed_over.append(callback)
                 os.eventfd_write(self._wake_fd, 1)
 
     def call(self, function: Callable[[], T], *, deadline_s: float) -> T:
-        """Run `function` in the loop's thread and return its result. For other threads only, and none that signal handlers strike: one
-        that raises within the future's own code leaves its lock taken, and the loop would wait for it.
+        """Run `function` in the loop's thread and return its result. For other threads only.
 
-        Raises Closed, DeadlineExceeded (`function` is then not run, unless it had begun), and whatever `function` raises.
+        Not for a thread whose signal handlers raise: an exception inside the future's code would leave its lock taken,
+        and block the loop. Raises Closed, DeadlineExceeded (`function` is then not run, unless it had begun), and
+        errors of `function`.
         """
         future: Future[T] = Future()
 
@@ -158,12 +161,15 @@ class Reactor:
         wait([future], deadline_s)
         if not future.done():
             future.cancel()
-            raise DeadlineExceeded(f"the event loop did not answer within {seconds_shown(deadline_s)}")
+            raise DeadlineExceeded(f"the event loop did not answer within {format_seconds(deadline_s)}")
         return future.result()
 
     def run(self) -> None:
-        """Serve until `stop`. A callback's exception is logged and does not end the loop: one bad peer must not take the rest along. Nor
-        does a want of memory in the loop itself: descriptors that were not served are ready still, and what is due is due."""
+        """Serve until `stop`.
+
+        A callback's exception is logged and does not end the loop, and neither does a MemoryError of the loop itself:
+        unserved descriptors stay ready, and timers stay due.
+        """
         while not self._stopping:
             try:
                 self.run_once(self._wait_s())
@@ -171,14 +177,14 @@ class Reactor:
                 time.sleep(STARVED_PAUSE_S)
 
     def run_once(self, timeout_s: float) -> None:
-        """One round: events, handed-over calls, due timers, then `after_events`."""
+        """Run one round: events, callbacks of other threads, due timers, then `after_events`."""
         handlers, forgotten = self._handlers, self._forgotten
         forgotten.clear()
         for fd, events in self._epoll.poll(timeout_s, MAX_EVENTS) if self._busy_poll is None else self._poll(self._busy_poll, timeout_s):
             if fd == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
-            elif fd not in forgotten:  # else closed earlier in this round; its number may already be another connection's
-                try:  # as `guarded`, without its call: the caches are cold after a sleep
+            elif fd not in forgotten:  # else closed earlier in this round; its number may be another connection's now
+                try:  # `guarded`, inlined: the caches are cold after a sleep
                     handlers[fd](events)
                 except Exception:
                     log.exception(FAILED)
@@ -192,7 +198,7 @@ class Reactor:
                 log.exception(FAILED)
 
     def _poll(self, busy: BusyPoll, timeout_s: float) -> list[tuple[int, int]]:
-        """The events that there are, or the first to come within the time."""
+        """Return the pending events, or the first within the time."""
         poll, clock_ns = self._epoll.poll, time.monotonic_ns
         began_ns = clock_ns()
         if busy.is_on:
@@ -241,7 +247,7 @@ class Reactor:
         self._repeat_ns = min(repeated.due_ns for repeated in self._repeated)
 
     def guarded(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call `callback(*args)`; its exception is logged and goes no further."""
+        """Call `callback(*args)` and log its exception."""
         try:
             callback(*args)
         except Exception:
@@ -253,7 +259,7 @@ class Reactor:
         self.call_soon(lambda: None)
 
     def close(self) -> None:
-        """Release the reactor's own descriptors. Registered ones belong to others. A second close is a no-op."""
+        """Close the reactor's own descriptors, not the registered ones. A second close is a no-op."""
         with self._close_lock:
             if self._closed:
                 return

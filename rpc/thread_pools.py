@@ -1,8 +1,8 @@
-"""Pools of threads where the system may have no thread left to give (pids.max of a container, memory).
+"""Thread pools that are safe when the system cannot start a thread (pids.max of a container, memory).
 
-A pool of Python's starts its threads as work comes, after it has queued that. Where it cannot start one, `submit` raises and the work is
-done all the same, by whichever thread is free next, behind the back of who has been refused: into memory that is another's by then, say. So
-either all threads are there before there is any work (`started`), or work that was refused is taken back (`submit_once`).
+ThreadPoolExecutor queues work before it starts a thread for it. If the start fails, `submit` raises, but the work stays
+queued and may run later, for example into memory that was reused. So either start all threads before any work
+(`started`), or cancel work whose submit failed (`submit_once`).
 """
 
 import threading
@@ -13,7 +13,7 @@ from kvstore.protocol.errors import ConfigError
 
 
 def started(threads: int, name: str) -> ThreadPoolExecutor:
-    """A pool of so many threads, which are there. Raises ConfigError: the system does not give them."""
+    """Return a pool whose threads are all running. Raises ConfigError: the system cannot start them."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     all_there = threading.Barrier(threads)
     try:
@@ -22,29 +22,31 @@ def started(threads: int, name: str) -> ThreadPoolExecutor:
     except (RuntimeError, MemoryError) as error:
         all_there.abort()
         pool.shutdown(cancel_futures=True)
-        raise not_given(threads, name, error) from error
+        raise start_error(threads, name, error) from error
     return pool
 
 
-def not_given(threads: int, name: str, error: Exception) -> ConfigError:
-    """What comes of `error`, of the start of one of so many threads."""
-    return ConfigError(f"{threads} threads ({name}) cannot be had: {error}; raise the limit of processes, pids.max of a container")
+def start_error(threads: int, name: str, error: Exception) -> ConfigError:
+    """Return the error of a failed start of one of these threads."""
+    return ConfigError(f"cannot start {threads} threads ({name}): {error}; raise the limit of processes (pids.max of a container)")
 
 
 def submit_once(pool: Executor, work: Callable[[], object]) -> "Future[None] | None":
-    """Have a thread of the pool do `work` in its turn; what that raises is lost. None: the pool is closed, or has no thread, and does
-    not do it later either. `cancel` of what is returned takes it back, unless it has begun."""
-    turn: Future[None] = Future()
-    held = [work]
+    """Submit `work` to the pool; its exception is lost. None: the pool is closed or has no thread, and never runs it.
+
+    Cancelling the returned future withdraws the work unless it has begun.
+    """
+    future: Future[None] = Future()
+    pending = [work]
 
     def run() -> None:
-        if turn.set_running_or_notify_cancel():
-            held.pop()()
+        if future.set_running_or_notify_cancel():
+            pending.pop()()
 
     try:
         pool.submit(run)
     except RuntimeError:
-        if turn.cancel():
-            held.clear()  # the pool keeps `run` until it has a thread
+        if future.cancel():
+            pending.clear()  # the pool keeps `run` until it has a thread
             return None
-    return turn
+    return future

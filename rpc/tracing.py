@@ -1,15 +1,12 @@
-"""Durations and traces of requests.
+"""Durations and trace propagation of requests.
 
-A session has a Stopwatch, which reports to an Observer how long each request takes. As a rule a request is answered before the next one is
-looked at, which costs two looks at the clock; those that wait for something are kept by their ids meanwhile.
-
-How a trace goes from whoever asks to whoever answers: a Trace message ahead of a request that is sampled, to peers that take it; an
-entry of the metadata of gRPC calls.
-
-A client's call that is sampled is a `SampledCall`, and so is what a daemon asks another one for the sake of traced
-requests; whoever asks on its
-behalf finds it by CALL. A daemon's session has a TracedStopwatch, which begins a span for each request that was announced so: below the
-span that the first Trace ahead of it names, linked to those of the others. Who makes spans is a `Tracer`: this file knows none.
+- A session's Stopwatch reports each request's duration to an Observer. Usually a request is answered before the next
+  one is read, which costs two clock reads; requests that wait are kept by id.
+- A trace propagates by a Trace message ahead of a sampled request, to peers that accept it, and by gRPC metadata.
+- A sampled call of a client is a `SampledCall`, as are a daemon's own requests on behalf of traced ones; CALL has the
+  current one.
+- A daemon's session has a TracedStopwatch, which begins a span for each traced request: child of the first Trace's
+  span, linked to the others'. Spans come from a `Tracer` (telemetry/tracing).
 """
 
 from collections import defaultdict
@@ -27,45 +24,45 @@ from kvstore.protocol.traceparent import TraceParent, parse_traceparent
 T = TypeVar("T")
 
 TRACEPARENT: Final = "traceparent"
-"""In metadata, as in HTTP."""
+"""Metadata key, as in HTTP."""
 BROKEN: Final = "the connection broke"
 MAX_UNANSWERED: Final = 4096
-"""Requests of one peer that are observed while they wait for their answer."""
+"""Waiting requests of one peer that are observed."""
 MAX_LINKS: Final = 63
-"""Traced requests that one message is for, beside the first: those beyond are not named."""
+"""Links of one message to further traced requests; the others are dropped."""
 
 
 class Observer(Protocol):
-    """Is told what became of requests, in the reactor's thread."""
+    """Receiver of request durations and errors, in the reactor's thread."""
 
     @property
     def answered(self) -> Mapping[int, Callable[[int], None]]:
-        """By the type of a request's message: to be called with the ns from there to its answer. Each request of a daemon pays for it."""
+        """Callbacks by message type, called with the ns until the response. On the hot path of every request."""
 
     @property
     def slow_ns(self) -> int:
-        """Requests that took at least so long are reported to `slow`, too. Each request of a daemon pays for the look."""
+        """Duration from which on a request is also reported to `slow`. On the hot path of every request."""
 
     def slow(self, peer: "ObservedPeer", kind: int, elapsed_ns: int) -> None:
-        """A request of that type took so long."""
+        """Record a slow request of message type `kind`."""
 
     def refused(self, error: KVStoreError) -> None:
-        """The answer was that error."""
+        """Record a request that failed with `error`."""
 
 
 class ObservedPeer(Protocol):
-    """As much of a Session as an observer of its slow requests needs."""
+    """Part of a Session that an observer of slow requests uses."""
 
     @property
     def context(self) -> Any:
-        """The handler's own state for the connection."""
+        """The handler's state for the connection."""
 
     def peer(self) -> str:
-        """Its address."""
+        """Return the peer's address."""
 
 
 class Stopwatch:
-    """Of one session. The reactor's thread is the only caller."""
+    """Measures request durations of one session. Only the reactor's thread calls it."""
 
     __slots__ = ("_answered", "_begun", "_unanswered", "observer")
 
@@ -73,18 +70,18 @@ class Stopwatch:
         self.observer = observer
         self._answered = observer.answered
         self._begun: tuple[int, int, int] | None = None
-        """Of the request that is being served: its id, its type, and since when."""
+        """The request that is being served: id, type, start in ns."""
         self._unanswered: dict[int, tuple[int, int, int]] = {}
 
     def begin(self, request_id: int, kind: int) -> None:
-        """A request is there. The one before, if it has no answer yet, gets it later; one without an id never does."""
+        """Start a request. A previous one without a response is kept as waiting; one without an id is not timed."""
         begun = self._begun
         if begun is not None and len(self._unanswered) < MAX_UNANSWERED:
             self._unanswered[begun[0]] = begun
         self._begun = (request_id, kind, monotonic_ns()) if request_id else None
 
     def answered(self, request_id: int) -> tuple[int, int] | None:
-        """The request has its answer. Its type and duration in ns, if it was slow."""
+        """End a request. Return its type and duration in ns if it was slow."""
         begun = self._begun
         if begun is not None and begun[0] == request_id:
             self._begun = None
@@ -98,53 +95,53 @@ class Stopwatch:
 
 
 class TraceSpan(Protocol):
-    """A part of a request's time. For one thread at a time."""
+    """Span of a trace. For one thread at a time."""
 
     @property
     def place(self) -> TraceParent:
-        """Where it stands: the parent of what is asked for its sake."""
+        """Its traceparent: the parent of requests on its behalf."""
 
     def begin(self, name: str) -> "TraceSpan":
-        """A part of this part."""
+        """Begin a child span."""
 
     def follow(self, name: str) -> "TraceSpan":
-        """What it brought about, and does not wait for: below it, but with an end of its own."""
+        """Begin a child span that may outlive this one."""
 
     def set(self, name: str, value: int | str) -> None:
-        """An attribute: never a key, a value or a credential."""
+        """Set an attribute: never a key, a value or a credential."""
 
     def end(self, error: str = "") -> None:
-        """It is over, and with it those of its parts that are not; `error` names the kind of what went wrong. A second end is a no-op."""
+        """End the span and its open children. `error`: kind of the error, if any. A second end is a no-op."""
 
 
 class Tracer(Protocol):
-    """Makes spans of requests."""
+    """Factory of spans for requests."""
 
     def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> TraceSpan:
-        """Of a request whose message has that type, asked for by that span, and for the sake of `links`, too."""
+        """Begin the span of a request of message type `kind`, child of `parent`, linked to `links`."""
 
 
 class SampledCall:
-    """A sampled call of a client, or what a daemon asks for: under way, and what it has taken so far."""
+    """A sampled call of a client, or of a daemon on behalf of a traced request, with counts of its requests."""
 
     __slots__ = ("frame", "is_moved_by_engine", "parent", "requests")
 
     def __init__(self, parent: TraceParent, links: Sequence[TraceParent] = ()) -> None:
-        """`parent`: the span that the requests of this call are parts of; `links`: those that they are for beside it."""
+        """`parent`: parent span of the call's requests; `links`: further spans on whose behalf they are sent."""
         self.parent = parent
         self.frame: Final = b"".join(map(_announcement, (parent, *links[:MAX_LINKS])))
-        """What goes ahead of each request."""
+        """Trace frames to send ahead of each request."""
         self.requests = 0
         self.is_moved_by_engine = False
 
 
 CALL: Final[ContextVar[SampledCall | None]] = ContextVar("kvstore_call", default=None)
-"""The call of this thread, or of this task, if it is sampled; of a loop, what it asks for at the moment."""
+"""The sampled call of the current thread or task, or of the current callback of a loop; None: not sampled."""
 
 
 @contextmanager
-def asking_for(span: TraceSpan) -> Iterator[None]:
-    """What this thread, or this task, asks within is below that span."""
+def within_span(span: TraceSpan) -> Iterator[None]:
+    """Context manager: requests of this thread or task inside the block are children of `span`."""
     token = CALL.set(SampledCall(span.place))
     try:
         yield
@@ -152,9 +149,8 @@ def asking_for(span: TraceSpan) -> Iterator[None]:
         CALL.reset(token)
 
 
-def on_behalf(spans: Sequence[TraceSpan], ask: Callable[..., T], *arguments: Any) -> T:
-    """Call `ask` with these, for the sake of the spans: what it asks for is below the first of them, and linked to the others. Where there
-    are none, it is just called."""
+def call_within_spans(spans: Sequence[TraceSpan], ask: Callable[..., T], *arguments: Any) -> T:
+    """Call `ask`: its requests are children of the first span and linked to the others. Without spans, just call it."""
     if not spans:
         return ask(*arguments)
     parent, *links = [span.place for span in spans]
@@ -166,25 +162,25 @@ def on_behalf(spans: Sequence[TraceSpan], ask: Callable[..., T], *arguments: Any
 
 
 def _announcement(span: TraceParent) -> bytes:
-    """The frame that says for whom the next request is."""
+    """Return the Trace frame of a span."""
     body = Trace(span.text()).pack()
     return pack_header(Trace.TYPE, 0, len(body)) + body
 
 
 def trace_metadata() -> tuple[tuple[str, str], ...]:
-    """For the `metadata` of a gRPC call: nothing where the call that asks is not sampled."""
+    """Return the `metadata` of a gRPC call; empty if the current call is not sampled."""
     call = CALL.get()
     return ((TRACEPARENT, call.parent.text()),) if call is not None else ()
 
 
 def parent_in(metadata: Iterable[Any]) -> TraceParent | None:
-    """Whom the metadata of a gRPC call names; None: nobody, or what cannot be read."""
+    """Return the parent span in a gRPC call's metadata; None: absent or malformed."""
     found = [value for key, value in metadata if key == TRACEPARENT and isinstance(value, str)]
     return parse_traceparent(found[0]) if found else None
 
 
 class Unobserved:
-    """An observer for whoever only traces."""
+    """Observer that ignores everything, for sessions that only trace."""
 
     slow_ns: Final = 1 << 63
 
@@ -199,12 +195,14 @@ class Unobserved:
 
 
 def _not_observed(_elapsed_ns: int) -> None:
-    """Nobody wants to know."""
+    """Ignore a duration."""
 
 
 class TracedStopwatch(Stopwatch):
-    """Of one session, whose requests may be announced by a Trace. At most MAX_UNANSWERED spans of it are open. The reactor's thread is the
-    only caller."""
+    """Stopwatch that also keeps spans of requests with a Trace, at most MAX_UNANSWERED.
+
+    Only the reactor's thread calls it.
+    """
 
     __slots__ = ("_announced", "_spans", "_tracer")
 
@@ -215,8 +213,10 @@ class TracedStopwatch(Stopwatch):
         self._spans: dict[int, TraceSpan] = {}
 
     def announced(self, body: memoryview) -> None:
-        """The next request belongs to the trace that the Trace message with this body names; one that cannot be read is as none, and so is
-        one after the first MAX_LINKS + 1."""
+        """Take the body of a Trace message for the next request.
+
+        Malformed ones, and those after MAX_LINKS + 1, are ignored.
+        """
         try:
             parent = parse_traceparent(Trace.unpack(body).traceparent)
         except ProtocolError:
@@ -232,7 +232,7 @@ class TracedStopwatch(Stopwatch):
                 self._spans[request_id] = self._tracer.begin(kind, parent, links)
 
     def span(self, request_id: int) -> TraceSpan | None:
-        """Of a request that has no answer yet; None: it is not traced."""
+        """Return the span of a waiting request; None: it is not traced."""
         return self._spans.get(request_id)
 
     def answered(self, request_id: int) -> tuple[int, int] | None:
@@ -242,11 +242,11 @@ class TracedStopwatch(Stopwatch):
         return slow
 
     def failed(self, request_id: int, error: KVStoreError) -> None:
-        """The request is about to be answered with that error."""
+        """End the request's span with `error`."""
         if (span := self._spans.pop(request_id, None)) is not None:
             span.end(type(error).__name__)
 
     def close(self) -> None:
-        """The connection is gone; what was asked over it has no answer."""
+        """End all spans, after the connection ended."""
         while self._spans:
             self._spans.popitem()[1].end(BROKEN)

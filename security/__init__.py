@@ -1,1 +1,1 @@
-"""Who is there, and who may say what. It knows no connection, no block and no daemon."""
+"""Authentication and authorization: identities, credentials, permissions, tickets, quotas, TLS."""

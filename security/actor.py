@@ -1,4 +1,4 @@
-"""Author of a change: an identity, the address it came from and the interface it used. The audit trail names it."""
+"""Author of a change in the audit trail: identity, address and interface."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -9,7 +9,7 @@ CONTROL: Final = "control"
 """The control plane: the command line, and programs that call it."""
 CONSOLE: Final = "console"
 CLIENT: Final = "client"
-"""Frames of the client library and of commands that use it."""
+"""Frames of the client library, and of commands that use it."""
 HTTP: Final = "http"
 FILE: Final = "file"
 """A settings file that changed on the master's disk."""
@@ -19,8 +19,11 @@ MASTER: Final = "master"
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """`kind` is the identity's, `name` that of its token or certificate, `credential` the id of its token, `peer` its address without a
-    port, `via` one of the constants above. "" where there is none."""
+    """Author of a change; a field is "" if unknown.
+
+    `kind`: of the identity. `name`: of its token or certificate. `credential`: id of its token. `peer`: address without
+    a port. `via`: one of the constants above.
+    """
 
     kind: str
     name: str = ""
@@ -33,14 +36,14 @@ class Actor:
         return cls(kind_of(identity), identity.name, identity.credential, peer, via)
 
     @classmethod
-    def read(cls, told: Any) -> "Actor":
-        """From `asdict`, after JSON. Raises ValueError for anything else."""
-        if not isinstance(told, dict) or set(told) != set(cls.__slots__) or not all(isinstance(text, str) for text in told.values()):
+    def from_dict(cls, fields: Any) -> "Actor":
+        """Inverse of `to_dict`. Raises ValueError for anything else."""
+        if not isinstance(fields, dict) or set(fields) != set(cls.__slots__) or not all(isinstance(text, str) for text in fields.values()):
             raise ValueError("not an actor")
-        return cls(**told)
+        return cls(**fields)
 
-    def told(self) -> dict[str, str]:
-        """For JSON; `read` is its inverse."""
+    def to_dict(self) -> dict[str, str]:
+        """Return the fields, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -49,22 +52,24 @@ class Actor:
 
 
 THIS_MASTER: Final = Actor("master", via=MASTER)
-"""The master acts by itself."""
+"""Actor of changes that the master makes without a request."""
 
 
 def kind_of(identity: Identity) -> str:
-    """One word: operator, tenant, node, instance, master, anybody, unauthenticated."""
-    if identity.kind is IdentityKind.STRANGER:
+    """Return one word: operator, tenant, node, instance, master, anonymous, unauthenticated."""
+    if identity.kind is IdentityKind.UNAUTHENTICATED:
         return "unauthenticated"
     return (
-        "operator" if identity.kind is IdentityKind.TENANT and not identity.name and identity.operates else identity.kind.value.split()[-1]
+        "operator" if identity.kind is IdentityKind.TENANT and not identity.name and identity.is_admin else identity.kind.value.split()[-1]
     )
 
 
 def host_of(address: str) -> str:
-    """Host of gRPC's name of a peer (`ipv4:10.0.0.7:5`, `ipv6:%5B::1%5D:5`), or of HOST:PORT; `unix:uid 1000` of `unix:uid 1000 pid 7`."""
+    """Return the host of a gRPC peer (`ipv4:10.0.0.7:5`, `ipv6:%5B::1%5D:5`) or of HOST:PORT; `unix:uid 1000` of
+    `unix:uid 1000 pid 7`.
+    """
     family, _, rest = address.partition(":")
     if family == "unix":
         return address.partition(" pid")[0]
-    place = rest if family in ("ipv4", "ipv6") else address
-    return place.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    hostport = rest if family in ("ipv4", "ipv6") else address
+    return hostport.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,6 +1,6 @@
-"""Who comes to a master: the credentials that are in force now, read again when their file has changed.
+"""Authenticator of a master: the current credentials, reloaded when their file changes.
 
-A new file takes the place of the old one whole, or not at all. Threads may ask; the loop alone has it read again.
+A new file replaces the old one entirely, or not at all if it is invalid. Thread-safe, but only the loop reloads.
 """
 
 import hmac
@@ -13,38 +13,39 @@ from typing import Final
 from kvstore.protocol.errors import Denied, KVStoreError, Unauthorized
 from kvstore.security.config_file import signature
 from kvstore.security.credentials import read_credentials
-from kvstore.security.identity import FELLOW, Identity, IdentityKind
+from kvstore.security.identity import PEER_MASTER, Identity, IdentityKind
 
 MASTER_KEY_BYTES: Final = 32
-"""At random."""
+"""Random bytes of a master's key."""
 
 
 class Authenticator:
-    """See the module."""
+    """Verifies tokens, join tokens and keys of other masters; counts refusals."""
 
     def __init__(self, path: str, *, nodes_have_certificates: bool = False, wall_s: Callable[[], float] = time.time) -> None:
-        """Of the tokens file at `path`; "": everybody is let in. Raises ConfigError."""
+        """Read the tokens file at `path`; "": authentication is off. Raises ConfigError."""
         self._path = path
         self._nodes_have_certificates = nodes_have_certificates
         self._wall_s = wall_s
         self._seen = signature(path)
         self._credentials = read_credentials(path, nodes_have_certificates=nodes_have_certificates)
         self.master_key = secrets.token_hex(MASTER_KEY_BYTES)
-        """By which other masters of the cluster are let in: told in the catalog, which they alone read, and over with this process."""
+        """Key for other masters of the cluster: random, of this process, published in the catalog, which only masters
+        read."""
         self._lock = threading.Lock()
         self._refused = 0
 
     @property
-    def lets_everybody_in(self) -> bool:
-        return self._credentials.lets_everybody_in
+    def allows_anonymous(self) -> bool:
+        return self._credentials.allows_anonymous
 
     @property
     def refused(self) -> int:
-        """Wrong and expired credentials so far."""
+        """Number of wrong and expired credentials so far."""
         return self._refused
 
     def identify(self, tenant: str, token: str, certificate: Identity | None = None) -> Identity:
-        """As Credentials.identify, now."""
+        """Credentials.identify at the current time; counts failures."""
         try:
             return self._credentials.identify(tenant, token, now_s=self._wall_s(), certificate=certificate)
         except KVStoreError:
@@ -52,52 +53,54 @@ class Authenticator:
             raise
 
     def identify_node(self, name: str, token: str, certificate: Identity | None = None) -> Identity:
-        """A node that says that it is the one of this name. Raises Unauthorized: it shows no join token, or another node's."""
+        """Identify a node by name and join token or certificate. Raises Unauthorized: none, or another node's."""
         try:
             found = self._credentials.identify("", token, now_s=self._wall_s(), certificate=certificate)
-            if found.kind not in (IdentityKind.NODE, IdentityKind.EVERYBODY) or not found.goes_by(name):
+            if found.kind not in (IdentityKind.NODE, IdentityKind.ANONYMOUS) or not found.may_use_name(name):
                 raise Denied(f"{found} is not node {name!r}")
         except KVStoreError:
             self._count()
             raise Unauthorized(
-                f"node {name!r} may not join, its join token is missing or wrong: give it, in join_token or join_token_file, one that the "
-                "master's tokens file has in [nodes], by this name or by *"
+                f"node {name!r} may not join, its join token is missing or wrong: set join_token or join_token_file to one of [nodes] in "
+                "the master's tokens file, by this name or by *"
             ) from None
         return found
 
     def identify_master(self, key: str) -> Identity:
-        """Another master of the cluster, by this one's `master_key`. Raises Unauthorized."""
+        """Identify another master of the cluster by this one's `master_key`. Raises Unauthorized."""
         if not hmac.compare_digest(key.encode(errors="replace"), self.master_key.encode()):
             self._count()
-            raise Unauthorized("a master's key that is not this one's: who asks must have read it in the catalog since this master started")
-        return FELLOW
+            raise Unauthorized("the master key is not this master's: read it from the catalog again, it changes when this master starts")
+        return PEER_MASTER
 
     def owner(self, token: str) -> Identity | None:
-        """As Credentials.owner, now."""
+        """Credentials.owner of the current file."""
         return self._credentials.owner(token)
 
     def holds(self, identity: Identity) -> bool:
-        """Would whoever was identified so be identified so again?"""
+        """Whether the identity's credential is still valid."""
         return self._credentials.holds(identity, now_s=self._wall_s())
 
     def reread(self) -> list[Identity]:
-        """Read the file again: who is known no more, or not as the same. Raises ConfigError for a file that is no good; then nothing has
-        changed."""
+        """Reload the file.
+
+        Return the identities that are revoked or changed. Raises ConfigError for an invalid file, without a change.
+        """
         self._seen = signature(self._path)
         former, credentials = self._credentials, read_credentials(self._path, nodes_have_certificates=self._nodes_have_certificates)
         self._credentials = credentials
-        return credentials.gone_since(former)
+        return credentials.revoked_since(former)
 
     def identities(self) -> frozenset[Identity]:
-        """Of all tokens that are in force."""
+        """Return the identities of all tokens."""
         return self._credentials.identities()
 
-    def first_to_end(self) -> tuple[Identity, ...]:
-        """See Credentials.first_to_end."""
-        return self._credentials.first_to_end
+    def next_to_expire(self) -> tuple[Identity, ...]:
+        """Credentials.next_to_expire of the current file."""
+        return self._credentials.next_to_expire
 
     def has_changed(self) -> bool:
-        """Is the file another one, or another's, than when it was last read?"""
+        """Whether the file has changed since it was last read."""
         return signature(self._path) != self._seen
 
     def _count(self) -> None:

@@ -1,4 +1,4 @@
-"""Files of an operator: TOML, read whole, and whether a file has changed since."""
+"""Operators' TOML files: reading, and detection of changes."""
 
 import os
 import tomllib
@@ -10,7 +10,7 @@ from kvstore.protocol.settings import format_size
 
 
 def signature(path: str) -> tuple[int, ...]:
-    """Differs after a file was written or replaced; () for none."""
+    """Return a value that differs after the file was written or replaced; () for a missing one."""
     try:
         found = os.stat(path)
     except OSError:
@@ -19,7 +19,7 @@ def signature(path: str) -> tuple[int, ...]:
 
 
 def read_toml(path: str, what: str, *, max_bytes: int) -> dict[str, Any]:
-    """What is in the file, which is called `what` to whoever wrote it. Raises ConfigError."""
+    """Return the content of the file, `what` in errors. Raises ConfigError."""
     try:
         data = Path(path).read_bytes()
         if len(data) > max_bytes:

@@ -1,9 +1,9 @@
-"""The tokens that open a cluster: one TOML file at the master, read whole, and who somebody is by the token that he shows.
+"""Tokens of a cluster: one TOML file at the master, and identification of a peer by its token.
 
-    [tenants]                       # a token of role write, as short as that
+    [tenants]                       # a token of role write
     red = "TOKEN"
 
-    [[tenants.blue]]                # or several of one tenant, each with a role, a digest in place of the token, an end
+    [[tenants.blue]]                # several of one tenant, each with a role, a digest in place of the token, an expiry
     sha256 = "HEX"
     role = "read"                   # read, write (the default) or admin
     expires = 2027-01-01T00:00:00Z
@@ -12,10 +12,9 @@
     "*" = { sha256 = "HEX" }
 
     [instances]                     # of engines that report to the scheduler, by name or "*"
-    [admins]                        # of operators, who belong to no tenant and get at no blocks
+    [admins]                        # of operators, who belong to no tenant and cannot access blocks
 
-Only digests are kept. They stay with the master: nodes and clients never see one. Whoever is refused learns nothing from how long it took:
-what is looked up is the digest of what he has shown.
+Only digests are kept, and only at the master. Look-ups are by the digest of the token sent, so timing reveals nothing.
 """
 
 import hashlib
@@ -29,10 +28,10 @@ from typing import Any, Final
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.config_file import read_toml
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 
 MAX_FILE_BYTES: Final = 4 << 20
-"""Some 30,000 tokens: a file beyond that is another file."""
+"""Enough for 30,000 tokens; a larger file is a mistake."""
 SECTIONS: Final = {
     "tenants": IdentityKind.TENANT,
     "nodes": IdentityKind.NODE,
@@ -41,46 +40,46 @@ SECTIONS: Final = {
 }
 ANY_NAME: Final = "*"
 MAX_ENDING: Final = 20
-"""Tokens whose ends operators are told."""
-NO_TENANT: Final = "the token is not an operator's, and no tenant is named (--tenant, KVSTORE_CLIENT_TENANT)"
+"""Tokens in `next_to_expire`."""
+NO_TENANT: Final = "the token is not an operator's, and no tenant is given: set --tenant or KVSTORE_CLIENT_TENANT"
 NODES_LINE: Final = '[nodes]\n"*" = "A JOIN TOKEN"   # `kvstore token new --node` makes one; each node is started with it as join_token'
 
 
 def digest_of(token: str) -> bytes:
-    """SHA-256 of the token's UTF-8."""
+    """Return the SHA-256 of the token's UTF-8."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def credential_id(digest: bytes) -> str:
-    """A token's name in logs and among daemons, 16 hexadecimal digits: a keyed hash, from which its digest is not to be had."""
+    """Return a token's id for logs and daemons, 16 hexadecimal digits: a keyed hash that does not reveal the digest."""
     return hmac.new(digest, b"kvstore credential id", hashlib.sha256).hexdigest()[:16]
 
 
 class Credentials:
-    """What one file says; never changed. Threads may share it."""
+    """Tokens of one file, immutable. Threads may share it."""
 
     def __init__(self, identities: dict[tuple[bytes, str | None], Identity] | None = None) -> None:
-        """By digest, and tenant or None for what belongs to no tenant. Without any, everybody is let in."""
+        """`identities`: by digest, and tenant or None. Without any, authentication is off."""
         self._identities = identities or {}
         self._ids = {identity.credential: identity for identity in self._identities.values()}
         self._owners = {digest: identity for (digest, _tenant), identity in self._identities.items()}
         ending = (identity for identity in self._ids.values() if identity.expires_s != math.inf)
-        self.first_to_end: Final = tuple(heapq.nsmallest(MAX_ENDING, ending, key=lambda identity: identity.expires_s))
-        """Of the MAX_ENDING tokens that end first, in that order."""
+        self.next_to_expire: Final = tuple(heapq.nsmallest(MAX_ENDING, ending, key=lambda identity: identity.expires_s))
+        """Identities of the MAX_ENDING tokens that expire first, in order."""
 
     @property
-    def lets_everybody_in(self) -> bool:
+    def allows_anonymous(self) -> bool:
         return not self._identities
 
     def identify(self, tenant: str, token: str, *, now_s: float, certificate: Identity | None = None) -> Identity:
-        """Who shows this token, and says that he is of this tenant ("" for who is of none); `certificate` is whom his verified certificate
-        names, which does alone where no token is shown.
+        """Return the identity of this token and tenant ("" for none).
 
-        Raises Unauthorized, with one text for an unknown tenant and a wrong token, so that asking tells nobody who exists; Denied for a
-        token and a certificate of different tenants.
+        `certificate`: identity of the peer's verified certificate, which suffices without a token. Raises Unauthorized,
+        with one text for an unknown tenant and a wrong token, so as not to reveal tenants; Denied if token and
+        certificate are of different tenants.
         """
-        if self.lets_everybody_in:
-            return EVERYBODY
+        if self.allows_anonymous:
+            return ANONYMOUS
         if certificate is not None and not token:
             return certificate
         digest = digest_of(token)
@@ -88,31 +87,37 @@ class Credentials:
         if found is None:
             raise Unauthorized(f"unknown tenant {tenant!r} or wrong token" if tenant else NO_TENANT)
         if found.expires_s <= now_s:
-            raise Unauthorized(f"the token of {found} has expired: ask for a new one")
+            raise Unauthorized(f"the token of {found} has expired: get a new one from the operator")
         if certificate is not None and not _agree(found, certificate):
-            raise Denied(f"the certificate is of {certificate}, the token of {found}")
+            raise Denied(f"the certificate is of {certificate}, the token of {found}: use two of the same tenant")
         return replace(found, certificate=certificate.certificate) if certificate is not None else found
 
     def owner(self, token: str) -> Identity | None:
-        """Return whose token this is, expired or not; of several tenants' token one of them. None for an unknown token."""
+        """Return the token's identity, even if expired, one of them if several tenants share it.
+
+        None for an unknown token.
+        """
         return self._owners.get(digest_of(token))
 
     def holds(self, identity: Identity, *, now_s: float) -> bool:
-        """Is the token by which this one was identified still good, for the same? One without a token (a certificate) is."""
-        if self.lets_everybody_in or not identity.credential:
-            return self.lets_everybody_in is (identity.kind is IdentityKind.EVERYBODY)
+        """Whether the identity's token is still valid and unchanged.
+
+        True for an identity without a token (by certificate).
+        """
+        if self.allows_anonymous or not identity.credential:
+            return self.allows_anonymous is (identity.kind is IdentityKind.ANONYMOUS)
         return self._ids.get(identity.credential) == replace(identity, certificate=b"") and identity.expires_s > now_s
 
-    def gone_since(self, former: "Credentials") -> list[Identity]:
-        """What `former` had and this has not, or not for the same any more."""
+    def revoked_since(self, former: "Credentials") -> list[Identity]:
+        """Return the identities of `former` that are missing or changed here."""
         return [identity for credential, identity in former._ids.items() if self._ids.get(credential) != identity]
 
     def identities(self) -> frozenset[Identity]:
-        """Of all tokens."""
+        """Return the identities of all tokens."""
         return frozenset(self._ids.values())
 
     def has(self, kind: IdentityKind) -> bool:
-        """Is there a token of this kind?"""
+        """Whether there is a token of this kind."""
         return any(identity.kind is kind for identity in self._identities.values())
 
     def __len__(self) -> int:
@@ -120,15 +125,18 @@ class Credentials:
 
 
 def _agree(token: Identity, certificate: Identity) -> bool:
-    """Whether one peer may show both. An operator's certificate stands for each tenant that is named: an operator's token goes with it."""
+    """Whether a peer may use both. An operator's certificate matches every tenant, and an operator's token."""
     if certificate.kind is not IdentityKind.TENANT or (token.kind is IdentityKind.OPERATOR and certificate.role is Role.ADMIN):
         return True
     return (token.kind, token.name) == (certificate.kind, certificate.name)
 
 
 def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Credentials:
-    """Of the file, or of none (""): then everybody is let in. Raises ConfigError, which names the section and key that is wrong; also for
-    a file without a way for nodes to join, unless they show certificates."""
+    """Read the file; "": none, authentication is off.
+
+    Raises ConfigError with the wrong section and key; also for a file without join tokens, unless nodes have
+    certificates.
+    """
     if not path:
         return Credentials()
     table = read_toml(path, "the tokens file", max_bytes=MAX_FILE_BYTES)
@@ -140,7 +148,9 @@ def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Cre
     for section, kind in SECTIONS.items():
         for entry in _entries(path, section, table.get(section, {})):
             if entry.key(kind) in found:
-                raise ConfigError(f"the tokens file {path}, {entry.place}: this token is in the file twice; each stands for one thing")
+                raise ConfigError(
+                    f"the tokens file {path}, {entry.place}: this token is in the file twice; use a different one for each entry"
+                )
             found[entry.key(kind)] = entry.identity(kind)
     if not table.get("tenants"):
         raise ConfigError(f'the tokens file {path} needs a section [tenants] with lines NAME = "TOKEN"')
@@ -153,7 +163,7 @@ def read_credentials(path: str, *, nodes_have_certificates: bool = False) -> Cre
 @dataclass(frozen=True, slots=True)
 class _CredentialEntry:
     place: str
-    """Where in the file it stands, for messages."""
+    """Section and key, for errors."""
     name: str
     digest: bytes
     role: Role

@@ -1,7 +1,7 @@
-"""Who somebody is, once he has shown it: of which kind, whose name he goes by, and what he may do at most.
+"""Identity of an authenticated peer: kind, name and role.
 
-A daemon makes an Identity of what a peer shows (credentials.py), keeps it with the peer's session, and asks permissions.py about it from
-then on.
+A daemon makes it from the peer's credential (credentials.py), keeps it with the session, and checks it by
+permissions.py.
 """
 
 import enum
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Role(enum.IntEnum):
-    """What a tenant's credential allows; each role includes those before it."""
+    """Role of a tenant's credential; each includes those before it."""
 
     NONE = 0
     READ = 1
@@ -25,20 +25,26 @@ class Role(enum.IntEnum):
 
 
 class IdentityKind(enum.Enum):
-    STRANGER = "a stranger"
+    """Kind of a peer; values are words for error texts."""
+
+    UNAUTHENTICATED = "an unauthenticated peer"
     TENANT = "a tenant"
     OPERATOR = "an operator"
     NODE = "a node"
     INSTANCE = "an engine's instance"
     MASTER = "the master"
-    EVERYBODY = "anybody"
+    ANONYMOUS = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`name` is the tenant's, node's, instance's or operator's; of a node or an instance "" stands for any. `credential` names the token
-    that was shown without telling it, for revoking it; `expires_s` is when that token ends, in seconds of Unix time. `certificate` is the
-    fingerprint (tls/revoked.py) of the certificate that was shown, b"" of none: what is issued upon it ends when that is revoked."""
+    """Kind, name and role of a peer.
+
+    - `name`: of the tenant, node, instance or operator; "" of a node or instance: any.
+    - `credential`: id of the token, for revocation. `expires_s`: its expiry, Unix time.
+    - `certificate`: fingerprint (tls/pem_files.py) of the certificate, b"" without one. Tickets issued for it end with
+      its revocation.
+    """
 
     kind: IdentityKind
     role: Role = Role.NONE
@@ -47,31 +53,31 @@ class Identity:
     expires_s: float = math.inf
     certificate: bytes = field(default=b"", repr=False)
 
-    def goes_by(self, name: str) -> bool:
-        """May this node or instance say that it is the one of this name?"""
-        return self.kind is IdentityKind.EVERYBODY or self.name in ("", name)
+    def may_use_name(self, name: str) -> bool:
+        """Whether this node or instance may use the name."""
+        return self.kind is IdentityKind.ANONYMOUS or self.name in ("", name)
 
     def is_tenant(self, name: str) -> bool:
-        """May this one act as the tenant of this name?"""
-        return self.kind is IdentityKind.EVERYBODY or (self.kind is IdentityKind.TENANT and self.name == name)
+        """Whether this identity may act as the tenant."""
+        return self.kind is IdentityKind.ANONYMOUS or (self.kind is IdentityKind.TENANT and self.name == name)
 
     @property
-    def operates(self) -> bool:
-        """May this one see, and change, what belongs to no tenant?"""
+    def is_admin(self) -> bool:
+        """Whether this identity may see and change the cluster."""
         return self.role is Role.ADMIN
 
     def __str__(self) -> str:
-        """As messages tell of it: `tenant 'red' with role read`, `node 'n1'`, `a stranger`."""
+        """`tenant 'red' with role read`, `node 'n1'`, `an unauthenticated peer`."""
         if self.kind is IdentityKind.TENANT:
             return f"tenant {self.name!r} with role {self.role.name.lower()}"
         return f"{self.kind.value.split()[-1]} {self.name!r}" if self.name else self.kind.value
 
 
-STRANGER: Final = Identity(IdentityKind.STRANGER)
-"""Who has not shown who he is."""
+UNAUTHENTICATED: Final = Identity(IdentityKind.UNAUTHENTICATED)
+"""A peer without credentials yet."""
 MASTER: Final = Identity(IdentityKind.MASTER)
-"""The master that a node has registered with, over the connection that the node made."""
-FELLOW: Final = Identity(IdentityKind.MASTER, Role.ADMIN)
-"""Another master of the same cluster, for a master: it asks on behalf of operators whom it has let in."""
-EVERYBODY: Final = Identity(IdentityKind.EVERYBODY, Role.ADMIN)
-"""Whoever comes, where no credentials are configured."""
+"""For a node: the master of its registration, over the node's own connection."""
+PEER_MASTER: Final = Identity(IdentityKind.MASTER, Role.ADMIN)
+"""For a master: another master of the cluster, which calls on behalf of operators that it has authenticated."""
+ANONYMOUS: Final = Identity(IdentityKind.ANONYMOUS, Role.ADMIN)
+"""Every peer, if authentication is off."""

@@ -1,8 +1,9 @@
-"""Who may say what: one rule for every frame type of a master and of a node, and for every RPC.
+"""Permission table: one rule for every frame type of a master and of a node, and for every RPC.
 
-A daemon checks with `check_complete`, when it is made, that all it serves has a rule here: what has none cannot be served. Then it asks
-`allowed` once for each session, and looks for each frame's type in the answer. It does not know which keys, nodes or names a message is
-about: that an identity is the tenant or the node that it speaks of is for whoever serves it to see to."""
+At start a daemon verifies with `check_complete` that everything it serves has a rule. For each session it gets the
+permitted frame types once, from `allowed_frames`. Rules do not look into messages: the handler checks that keys, nodes
+and names in a message belong to the identity.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,19 +24,19 @@ ACTIONS: Final = {
     "Exists": "look blocks up",
     "MatchPrefix": "look blocks up",
     "Nodes": "look nodes up",
-    "Read": "read blocks",
-    "Slabs": "read blocks in shared memory",
-    "Slabs for writing": "put blocks",
+    "ReadBlocks": "read blocks",
+    "MapSlabs": "read blocks in shared memory",
+    "MapSlabs for writing": "put blocks",
     "OpenIndex": "read blocks in shared memory",
     "HoldBlocks": "hold blocks",
-    "Events": "record what happens to blocks",
+    "FetchEvents": "record what happens to blocks",
     "Reserve": "put blocks",
     "Put": "put blocks",
-    "PutAhead": "put blocks",
-    "Open": "put blocks",
-    "OpenAhead": "put blocks",
-    "Commit": "put blocks",
-    "Flush": "put blocks",
+    "PutFromSlot": "put blocks",
+    "OpenSlots": "put blocks",
+    "OpenSlotAhead": "put blocks",
+    "CommitPuts": "put blocks",
+    "WaitCommitted": "put blocks",
     "Remove": "remove blocks",
     "RemoveMatching": "remove blocks by namespace or pattern",
     "Pin": "pin blocks",
@@ -60,25 +61,25 @@ ACTIONS: Final = {
     "Schedule": "have requests scheduled",
     "Instances": "list instances",
 }
-"""By the name of the message or call. Messages between daemons have none: their names are shown."""
+"""Phrases for errors, by name of the message or call. Messages between daemons have none; their names are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Those of `kinds`, tenants from `role` on. `text` says whom it wants, for who is not one."""
+    """Rule that permits identities of `kinds`, tenants from `role` on. `text`: the required credential, for errors."""
 
     text: str
     kinds: frozenset[IdentityKind]
     role: Role = Role.NONE
 
     def allows(self, identity: Identity) -> bool:
-        if identity.kind is IdentityKind.EVERYBODY:
+        if identity.kind is IdentityKind.ANONYMOUS:
             return self not in (COMMANDS, MASTERS)
         return identity.kind in self.kinds and (identity.kind is not IdentityKind.TENANT or identity.role >= self.role)
 
 
-OPEN: Final = Permission("anybody", frozenset(IdentityKind))
-KNOWN: Final = Permission("any valid credential", frozenset(IdentityKind) - {IdentityKind.STRANGER}, Role.READ)
+OPEN: Final = Permission("any peer", frozenset(IdentityKind))
+KNOWN: Final = Permission("any valid credential", frozenset(IdentityKind) - {IdentityKind.UNAUTHENTICATED}, Role.READ)
 READS: Final = Permission("a tenant's token with role read, write or admin", frozenset({IdentityKind.TENANT}), Role.READ)
 WRITES: Final = Permission("a tenant's token with role write or admin", frozenset({IdentityKind.TENANT}), Role.WRITE)
 MANAGES: Final = Permission(
@@ -89,7 +90,7 @@ LISTS: Final = Permission("a token of the tenant or of [admins]", frozenset({Ide
 OPERATES: Final = Permission(
     "a token of [admins], or a tenant's with role admin", frozenset({IdentityKind.TENANT, IdentityKind.OPERATOR}), Role.ADMIN
 )
-# What the console of another master asks and does for operators whom that master has let in.
+# For consoles of other masters, on behalf of operators that those masters have authenticated.
 SHOWS: Final = Permission(LISTS.text, LISTS.kinds | {IdentityKind.MASTER}, LISTS.role)
 SERVES: Final = Permission(OPERATES.text, OPERATES.kinds | {IdentityKind.MASTER}, OPERATES.role)
 JOINS: Final = Permission(
@@ -188,13 +189,13 @@ RPCS: Final[Mapping[str, Permission]] = MappingProxyType(
 
 
 def check_complete(rules: Mapping[Any, Permission], served: Iterable[Any]) -> None:
-    """Raises InvalidArgument, naming them, for what is served without a rule."""
+    """Raises InvalidArgument, with the names, if anything is served without a rule."""
     if lacking := [str(what) for what in served if what not in rules]:
-        raise InvalidArgument(f"no rule in security/permissions.py says who may say {', '.join(lacking)}")
+        raise InvalidArgument(f"no rule in security/permissions.py for {', '.join(lacking)}: add one")
 
 
-def allowed(frames: Mapping[int, Permission], identity: Identity) -> frozenset[int]:
-    """The frame types of a table above that this identity may say."""
+def allowed_frames(frames: Mapping[int, Permission], identity: Identity) -> frozenset[int]:
+    """Return the frame types of a table above that this identity may send."""
     return _allowed(frames is MASTER_FRAMES, identity.kind, identity.role)
 
 
@@ -204,24 +205,24 @@ def _allowed(is_master: bool, kind: IdentityKind, role: Role) -> frozenset[int]:
     return frozenset(number for number, rule in frames.items() if rule.allows(Identity(kind, role)))
 
 
-def refusal(rule: Permission, identity: Identity, what: str) -> KVStoreError:
-    """What somebody is told whom the rule does not allow to say `what`: Unauthorized for a stranger, Denied for one who is known."""
-    if identity.kind is IdentityKind.STRANGER:
-        return Unauthorized(wanted(rule, what))
-    return Denied(f"{identity} may not {action(what)}: it needs {rule.text}")
+def denial(rule: Permission, identity: Identity, what: str) -> KVStoreError:
+    """Return the error of a refused message or call `what`: Unauthorized before authentication, else Denied."""
+    if identity.kind is IdentityKind.UNAUTHENTICATED:
+        return Unauthorized(requirement(rule, what))
+    return Denied(f"{identity} may not {action_text(what)}: it needs {rule.text}")
 
 
-def wanted(rule: Permission, what: str) -> str:
-    """What a caller must show to say `what`."""
-    return f"{rule.text} is needed to {action(what)}"
+def requirement(rule: Permission, what: str) -> str:
+    """Return the text of the credential that `what` requires."""
+    return f"{rule.text} is needed to {action_text(what)}"
 
 
 def check(rule: Permission, identity: Identity, what: str) -> None:
-    """Raises Unauthorized or Denied, by `refusal`."""
+    """Raises Unauthorized or Denied unless the rule permits the identity."""
     if not rule.allows(identity):
-        raise refusal(rule, identity, what)
+        raise denial(rule, identity, what)
 
 
-def action(name: str) -> str:
-    """As in "may not ..."."""
+def action_text(name: str) -> str:
+    """Return the phrase after "may not"."""
     return ACTIONS.get(name, f"send {name}")

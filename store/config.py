@@ -7,7 +7,7 @@ from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, constant, parse_size, setting
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S
-from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_STRANGERS
+from kvstore.rpc.server.server import HELLO_TIMEOUT_S, MAX_UNAUTHENTICATED
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY, POLICY_NAMES
 
@@ -133,7 +133,7 @@ class NodeSettings(ServerTlsSettings):
     """Time for which a refused first registration is retried: the name of a dead node is free after `node_ttl_s`."""
     hello_timeout_s: float = constant(HELLO_TIMEOUT_S)
     """A connection without a Hello after this time is closed."""
-    max_strangers: int = constant(MAX_STRANGERS)
+    max_unauthenticated: int = constant(MAX_UNAUTHENTICATED)
     """Unauthenticated connections; beyond this the oldest is closed."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
     """A TCP connection whose peer acknowledges or reads nothing for about this long is closed."""

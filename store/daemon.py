@@ -19,7 +19,7 @@ import click
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, map_large_arrays, on_hangup, say, serve, stop_on_signals
+from kvstore.rpc.daemon import announce, begin_logging, map_large_arrays, on_sighup, serve, stop_on_signals
 from kvstore.rpc.descriptors import allow_many_descriptors
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
@@ -50,7 +50,7 @@ def main(config: str | None, **flags: Any) -> None:
         for event, needed in (("ready", {"master"}), ("warm", {"master", "memory"})):
             if needed <= done and event not in told:
                 told.add(event)
-                say(event, facts)
+                announce(event, facts)
 
     try:
         allow_many_descriptors()
@@ -70,7 +70,7 @@ def main(config: str | None, **flags: Any) -> None:
         sys.exit(2)
     addresses = node.start()
     signals = stop_on_signals(node.reactor, node.end)
-    on_hangup(node.reread_certificates)
+    on_sighup(node.reread_certificates)
     facts = {
         "name": addresses.name,
         "listen": addresses.tcp,
@@ -79,7 +79,7 @@ def main(config: str | None, **flags: Any) -> None:
         "pid": os.getpid(),
         "stop_s": settings.drain_s + SHUTDOWN_TIMEOUT_S,
     }
-    say("serving", facts)
+    announce("serving", facts)
     node.prefault(lambda: is_done("memory"))
     try:
         serve(node.reactor)

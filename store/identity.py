@@ -46,7 +46,7 @@ class NodeIdentity:
     tcp: str
     instance: int
     http: str = ""
-    takes_traces: bool = False
+    accepts_traces: bool = False
     """The node accepts Trace messages of its master."""
 
 

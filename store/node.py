@@ -21,7 +21,7 @@ from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import ConnectionLimits, NullHandler, Server, default_run_dir
 from kvstore.rpc.unix_socket import SocketAccess
-from kvstore.security.binding import check_binding, is_loopback
+from kvstore.security.listen_address import check_listen_address, is_loopback
 from kvstore.security.quotas.limits import from_message
 from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
@@ -116,7 +116,7 @@ class Node:
     def _listen(self, opened: ExitStack) -> None:
         """Bind the addresses, and choose the name."""
         settings, listen = self._settings, parse_address(self._settings.listen)
-        check_binding(
+        check_listen_address(
             "listen",
             listen.host,
             is_authenticated=bool(join_token(settings)) or self._asks_for_certificates(),
@@ -129,7 +129,7 @@ class Node:
             ConnectionLimits(
                 max_connections=settings.max_connections,
                 hello_timeout_s=settings.hello_timeout_s,
-                max_strangers=settings.max_strangers,
+                max_unauthenticated=settings.max_unauthenticated,
                 peer_timeout_s=settings.peer_timeout_s,
             ),
             send_limits=SendLimits(settings.peer_bytes, SEND_TIMEOUT_S),
@@ -233,7 +233,7 @@ class Node:
         if told.HasField("quotas"):
             quotas = from_message(told.quotas)
             self._storage.table.quotas.set(quotas)
-            self._service.loads.hold_to(quotas)
+            self._service.loads.set_quotas(quotas)
         if told.HasField("retired"):
             self._storage.table.retired.set({one.tenant: frozenset(one.namespaces) for one in told.retired.tenants})
         self._storage.waiting.retry()

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.protocol.catalog_messages import (
-    DRAIN_NOT,
+    DRAIN_OFF,
     CopyBlocks,
     DeleteBlocks,
     PrefetchBlocks,
@@ -45,8 +45,8 @@ from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Fla
 from kvstore.rpc.server.lingering_peer import LingeringPeer
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.server.tenant_loads import TenantLoads
-from kvstore.security.identity import MASTER, STRANGER
-from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed, check, check_complete, refusal
+from kvstore.security.identity import MASTER, UNAUTHENTICATED
+from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed_frames, check, check_complete, denial
 from kvstore.store.block_table.block import Block
 from kvstore.store.identity import NodeIdentity
 from kvstore.store.master_requests import request_master
@@ -58,8 +58,8 @@ from kvstore.store.writes.commit_batcher import CommitBatcher
 
 MAX_TENANT_BYTES = 128
 """Limit of the master. Events with a longer name would be refused forever."""
-_UNAUTHENTICATED_FRAMES = allowed(NODE_FRAMES, STRANGER)
-_MASTER_FRAMES = allowed(NODE_FRAMES, MASTER)
+_UNAUTHENTICATED_FRAMES = allowed_frames(NODE_FRAMES, UNAUTHENTICATED)
+_MASTER_FRAMES = allowed_frames(NODE_FRAMES, MASTER)
 
 
 class NodeService:
@@ -146,7 +146,7 @@ class NodeService:
         return _MASTER_FRAMES if session in self.links.values() else _UNAUTHENTICATED_FRAMES
 
     def _refuse(self, session: Session, kind: type[Message]) -> None:
-        identity = session.context.identity if isinstance(session.context, Caller) else STRANGER
+        identity = session.context.identity if isinstance(session.context, Caller) else UNAUTHENTICATED
         raise refusal(NODE_FRAMES[kind.TYPE], identity, kind.__name__)
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
@@ -224,7 +224,7 @@ class NodeService:
             self._table.forget_owner(session)
             self._waiting.retry()
 
-        peer = LingeringPeer(session.reactor, session.keep_socket(), gone)
+        peer = LingeringPeer(session.reactor, session.detach_socket(), gone)
         if peer.is_awaited:
             self._lingering.add(peer)
 
@@ -240,12 +240,12 @@ class NodeService:
         caller = self._authenticator.admit(session, message)
         if not caller.is_node:
             try:
-                session.belongs_to(self.loads.enter(session, caller.tenant))
+                session.set_tenant_load(self.loads.enter(session, caller.tenant))
             except KVStoreError:
                 self._authenticator.forget(session)
                 raise
         session.context = caller
-        session.at_once = partial(self._put_inline, caller.tenant) if Put.TYPE in caller.allowed else None
+        session.fast_path = partial(self._put_inline, caller.tenant) if Put.TYPE in caller.allowed else None
         own = self._identity
         welcome = Welcome(SERVER_NODE, own.name, self._authenticator.node_id, own.instance, own.host_id, own.unix)
         session.welcome(header.request_id, welcome)
@@ -275,7 +275,7 @@ class NodeService:
     def _map_slabs(self, session: Session, header: FrameHeader, message: MapSlabs) -> None:
         peer = peer_of(session)
         if message.writable:
-            check(WRITES, peer.identity, "Slabs for writing")
+            check(WRITES, peer.identity, "MapSlabs for writing")
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"MapSlabs needs a Unix socket and at most {MAX_SLABS} slabs; got {len(message.slabs)}")
         if len(message.held) > MAX_BATCH:
@@ -326,7 +326,7 @@ class NodeService:
         """Accept commands of the partition's master over `link`, under this registration epoch."""
         self.links[partition], self._epochs[partition] = link, epoch
         self._unconfirmed_pins[partition] = {name for name in self._pinned if self._partition_map.of(name[1]) == partition}
-        self._drainer.drain(DRAIN_NOT, partition)  # a former master's drain ends; this one repeats its own
+        self._drainer.drain(DRAIN_OFF, partition)  # a former master's drain ends; this one repeats its own
 
     def synced(self, partition: int = 0) -> None:
         """Unpin what the partition's master did not confirm. It has the inventory and has sent its pins before, so

@@ -18,8 +18,8 @@ from kvstore.protocol.errors import Denied, InvalidTicket, StaleEpoch, Unauthori
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.session_messages import ROLE_NODE, Hello
 from kvstore.rpc.server.session import Session
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
-from kvstore.security.permissions import NODE_FRAMES, allowed
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
+from kvstore.security.permissions import NODE_FRAMES, allowed_frames
 from kvstore.security.tickets.ticket import PASS, Keyring, fingerprint
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.free_slots import Page
@@ -88,7 +88,7 @@ class Caller:
     """Frame types that it may send."""
 
     def __post_init__(self) -> None:
-        self.allowed = allowed(NODE_FRAMES, self.identity)
+        self.allowed = allowed_frames(NODE_FRAMES, self.identity)
 
     def forget_freed(self, has_slab: Callable[[int], bool]) -> None:
         """Drop slabs that were freed. Slab numbers are unique, and a connection may last for months. Called when it
@@ -207,7 +207,7 @@ class SessionAuthenticator:
         if self.needs_tickets:
             caller = self._by_ticket(session, hello)
         else:
-            caller = Caller(hello.tenant, Identity(IdentityKind.NODE, name=hello.name) if hello.role == ROLE_NODE else EVERYBODY)
+            caller = Caller(hello.tenant, Identity(IdentityKind.NODE, name=hello.name) if hello.role == ROLE_NODE else ANONYMOUS)
         self._sessions[session] = caller
         return caller
 

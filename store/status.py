@@ -86,7 +86,7 @@ class NodeStatus:
                     metadata_bytes=encoded.stored_bytes - encoded.payload_bytes,
                     elements=encoded.elements,
                     huge_bytes=storage.pages.huge_bytes if index == DRAM else 0,
-                    why_not_huge=storage.pages.why_not if index == DRAM else "",
+                    not_huge_reason=storage.pages.why_not if index == DRAM else "",
                 )
             )
         counters = {
@@ -137,9 +137,9 @@ def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.Li
 def _hot_blocks(found: Iterable[BlockReads]) -> list[pb.HotBlocks]:
     """Group blocks and their read rates by tenant."""
     by_tenant: dict[str, pb.HotBlocks] = {}
-    for block, reads_per_s, far_reads_per_s in found:
+    for block, reads_per_s, remote_reads_per_s in found:
         one = by_tenant.setdefault(block.tenant, pb.HotBlocks(tenant=block.tenant))
         one.keys.append(block.key)
         one.reads_per_s.append(reads_per_s)
-        one.far_reads_per_s.append(far_reads_per_s)
+        one.remote_reads_per_s.append(remote_reads_per_s)
     return list(by_tenant.values())

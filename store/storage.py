@@ -15,7 +15,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.unix_socket import SocketAccess
-from kvstore.security.binding import is_loopback
+from kvstore.security.listen_address import is_loopback
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.event_log import BlockEventLog

@@ -30,7 +30,7 @@ from kvstore.cli.tools.launch import end_with
 from tests.entering import enter
 
 MODULES: Final = ("tests.tuned_daemon", "kvstore.master.daemon", "kvstore.store.daemon")
-LATER: Final = ("kvstore.telemetry.http.aiohttp_server", "kvstore.telemetry.routes", "kvstore.console.web")
+DEFERRED: Final = ("kvstore.telemetry.http.aiohttp_server", "kvstore.telemetry.routes", "kvstore.console.web")
 """What they load when somebody asks them over HTTP: here once for all of them."""
 FORKABLE: Final = (*MODULES, "tests.faults.daemon", "tests.faults.client")
 """What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
@@ -254,7 +254,7 @@ def _become(request: Request, descriptors: Sequence[int]) -> None:
 
 
 def main() -> None:
-    for module in (*MODULES, *LATER):
+    for module in (*MODULES, *DEFERRED):
         import_module(module)
     gc.collect()
     gc.freeze()

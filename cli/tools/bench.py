@@ -75,7 +75,7 @@ def measure(client: Client, control: Control) -> Iterator[BenchRow]:
 def huge_pages(status: pb.StatusReply) -> BenchRow:
     """What the hosts give the nodes: rows of fresh memory depend on it."""
     tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
-    reasons = sorted({tier.why_not_huge for tier in tiers if tier.why_not_huge})
+    reasons = sorted({tier.not_huge_reason for tier in tiers if tier.not_huge_reason})
     share = sum(tier.huge_bytes for tier in tiers) / max(sum(tier.capacity_bytes for tier in tiers), 1)
     return BenchRow(f"DRAM in huge pages{''.join(f', {reason}' for reason in reasons)}", 100 * share, "%")
 

@@ -26,7 +26,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import cluster_status
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.http.listener import url_of
 
@@ -234,7 +234,7 @@ def sockets(status: pb.StatusReply) -> Check:
     found, is_open = [], False
     for node in status.nodes:
         path = Path(node.unix)
-        if node.unix and node.state not in AWAY and path.is_socket():
+        if node.unix and node.state not in NOT_RUNNING and path.is_socket():
             mode, group = S_IMODE(path.stat().st_mode), path.stat().st_gid
             is_open |= bool(mode & 0o006)
             whom = "every user" if mode & 0o006 else f"group {_group(group)}" if mode & 0o060 else "their owner only"

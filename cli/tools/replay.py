@@ -22,7 +22,7 @@ from kvstore.client.sync import Client
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Retry
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.settings import format_size
 
 NAMESPACE: Final = "replay"
@@ -226,7 +226,7 @@ def settled_status(
     while True:
         found = control.status()
         waited = clock() - begin
-        live = [node for node in found.nodes if node.state not in AWAY]
+        live = [node for node in found.nodes if node.state not in NOT_RUNNING]
         if waited > SETTLE_DEADLINE_S or all(node.heartbeat_age_s < waited and not node.counters["moving"] for node in live):
             return found
         sleep(POLL_INTERVAL_S)

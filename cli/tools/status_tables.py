@@ -11,7 +11,7 @@ from rich.text import Text
 from kvstore.cli.tools.tables import bar, duration, names_shown, new_table, percent
 from kvstore.console.model import shares
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.node_states import AWAY
+from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.settings import format_size
 from kvstore.telemetry.http.listener import url_of
 
@@ -107,7 +107,7 @@ def huge_pages_line(status: pb.StatusReply) -> str:
     """How much of the DRAM of all nodes is in huge pages, and why the rest is not where there are none to be had."""
     tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
     sizes = (format_size(sum(tier.huge_bytes for tier in tiers)), format_size(sum(tier.capacity_bytes for tier in tiers)))
-    reasons = sorted(Counter(tier.why_not_huge for tier in tiers if tier.why_not_huge).items())
+    reasons = sorted(Counter(tier.not_huge_reason for tier in tiers if tier.not_huge_reason).items())
     told = ", ".join(f"{reason} ({count} node{'s' * (count > 1)})" for reason, count in reasons)
     return f"{sizes[0]} of {sizes[1]} of DRAM" + (f"; {told}: see kvstore doctor there" if told else "")
 
@@ -147,7 +147,7 @@ def nodes_table(status: pb.StatusReply) -> RenderableType:
 def _state(node: pb.NodeStatus) -> str:
     if not node.HasField("drain"):
         return node.state
-    return f"{node.state}, drained" if node.drain.is_done else f"{node.state}, draining: {node.drain.left_blocks:,} left"
+    return f"{node.state}, drained" if node.drain.is_done else f"{node.state}, draining: {node.drain.remaining_blocks:,} left"
 
 
 def _heartbeat(node: pb.NodeStatus) -> str:
@@ -188,7 +188,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
                 percent(tier.hits, reads),
                 f"{tier.evictions:,}",
             )
-        if node.state in AWAY:
+        if node.state in NOT_RUNNING:
             absent.append(f"{node.name} is {node.state}; its tiers are as it last said")
         elif not any(tier.name == "hbm" for tier in node.tiers):
             absent.append(f"{node.name} has no HBM tier")

@@ -30,7 +30,7 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.master_messages import CancelReservations, Exists, Lookup, MatchPrefix, Nodes, NodeTable, Reserve
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Hello, Welcome
-from kvstore.rpc.client.owners import OwnerSearchRound, is_awaited, looks, pauses
+from kvstore.rpc.client.owners import OwnerSearchRound, backoff_delays, is_owner_expected, probe_delays
 from kvstore.rpc.deadline import Deadline
 
 M = TypeVar("M", bound=Message)
@@ -173,7 +173,7 @@ class ClusterConnections:
         """How many parts the cluster's key space has, as a master said when it was met. Raises as `ask_master`."""
         if not self._partitions:
             loan, _none = yield from self._reach(None, Nodes, deadline, self.masters)
-            loan.give_back()
+            loan.release()
         return self._partitions
 
     def _met(self, count: int) -> None:
@@ -212,15 +212,15 @@ class ClusterConnections:
             self.nodes.heard_from(loan.channel.welcome.epoch)
         elif isinstance(message, Reserve):
             masters.served_epoch = loan.channel.welcome.epoch
-        self.nodes.spreads_reads = loan.channel.spreads_reads
-        loan.give_back()
+        self.nodes.makes_hot_copies = loan.channel.makes_hot_copies
+        loan.release()
         return reply
 
     def _reach(
         self, message: Message | None, answer: type[M], deadline: Deadline, masters: MasterRoutes
     ) -> Operation[tuple[AnyLoan, M | None]]:
         """The channel to the owner, and what it answered; None where it was not asked anything. See `ask_master`."""
-        waits = pauses(self._retry_s)
+        waits = backoff_delays(self._retry_s)
         while True:
             asking = OwnerSearchRound(masters.known)
             try:
@@ -229,7 +229,7 @@ class ClusterConnections:
                     return begun
                 if not (yield from self._find_owner(masters, asking, deadline)):
                     pause_s = next(waits)
-                    if not is_awaited(masters.known, asking.error()) or deadline.up_to_s(pause_s) < pause_s:
+                    if not is_owner_expected(masters.known, asking.error()) or deadline.up_to_s(pause_s) < pause_s:
                         raise asking.error()
                     yield SleepEffect(pause_s)
             finally:
@@ -242,7 +242,7 @@ class ClusterConnections:
         been told; or it kept a call waiting to its end, so that the others are to be asked first."""
         while True:
             route, known = masters.to_owner(), masters.known
-            if known.are_several and known.silences(route.primary):
+            if known.has_several and known.timeouts(route.primary):
                 return None
             try:
                 try:
@@ -273,11 +273,11 @@ class ClusterConnections:
         catalog by now."""
         channel, known = loan.channel, masters.known
         try:
-            if not known.are_several or not isinstance(message, ASKED_AGAIN):
+            if not known.has_several or not isinstance(message, ASKED_AGAIN):
                 reply: M | None = yield RequestEffect(channel, message, answer, deadline)
                 return reply
             yield SendEffect(channel, message, deadline)
-            for wait_s in looks(self._patience_s, is_doubted=masters.is_doubted):
+            for wait_s in probe_delays(self._patience_s, is_doubted=masters.is_doubted):
                 reply = yield ReceiveEffect(channel, answer, deadline.part(min(wait_s, deadline.left_s())))
                 if reply is not None:
                     masters.is_doubted = False
@@ -289,7 +289,7 @@ class ClusterConnections:
         except BaseException as error:
             if _gives_back_stale(loan, error):
                 return None
-            if known.are_several and self._is_passing(masters, error, message, channel.welcome):
+            if known.has_several and self._is_passing(masters, error, message, channel.welcome):
                 raise Unreachable(f"{route.primary}: {error}") from None
             raise
 
@@ -322,7 +322,7 @@ class ClusterConnections:
                 continue
             if asking.is_owner(address, loan.channel.welcome):
                 masters.is_doubted = False
-                loan.give_back()
+                loan.release()
                 return True
             loan.discard()
         return False
@@ -359,7 +359,7 @@ def _gives_back_stale(loan: AnyLoan, error: BaseException) -> bool:
     """Give back a channel over which nothing was answered, but `error` raised: whether it was idle, and its peer has gone since. Raises
     Unreachable for one that was not, and broke."""
     broke = isinstance(error, Unavailable) and not loan.channel.is_open
-    loan.give_back(error)
+    loan.release(error)
     if broke and not loan.reused:
         raise Unreachable(str(error)) from None
     return broke

@@ -15,8 +15,8 @@ from kvstore.client.connections.slabs import SlabMapping
 from kvstore.client.connections.uncommitted_puts import UncommittedPuts
 from kvstore.client.stats import ClientCounters
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
-from kvstore.rpc.address import ELSEWHERE, why_not_here
-from kvstore.security.tls.config import names_tls
+from kvstore.rpc.address import NOT_LOCAL, local_socket_problem
+from kvstore.security.tls.config import has_tls
 from kvstore.transfer.config import AUTO, TransferSettings
 from kvstore.transfer.memory.memcpy import MemcpyPool
 
@@ -32,7 +32,7 @@ class ClientResources:
         self.settings = settings
         self.tls = certificates(settings)
         maps = maps_memory(transfer)
-        unshared = ShmDiagnostics(why_not_here if maps else lambda unix, host_id: ELSEWHERE)  # one that is not to has nothing to tell
+        unshared = ShmDiagnostics(local_socket_problem if maps else lambda unix, host_id: NOT_LOCAL)
         self.daemons = ClusterConnections(
             settings,
             is_here=is_here if maps else nowhere,
@@ -59,7 +59,7 @@ class ClientResources:
 
 def certificates(settings: ClientSettings) -> "Certificates | None":
     """As Certificates.of; `ssl` is loaded where the settings name TLS."""
-    if not names_tls(settings):
+    if not has_tls(settings):
         return None
     from kvstore.security.tls.certificates import Certificates
 

@@ -16,7 +16,7 @@ import xxhash
 
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.rpc.address import ELSEWHERE, Address, parse_address
+from kvstore.rpc.address import NOT_LOCAL, Address, parse_address
 from kvstore.rpc.client.owners import Masters
 
 WhyNotHere = Callable[[str, str], str]
@@ -48,7 +48,7 @@ class ShmDiagnostics:
     def refused(self, node: str, unix: str, host_id: str) -> None:
         """The node named with this socket is not here: nothing to tell of one on another host."""
         reason = self._why_not_here(unix, host_id)
-        if reason and reason != ELSEWHERE:
+        if reason and reason != NOT_LOCAL:
             self.note(node, reason)
 
     def shared(self, node: str) -> None:
@@ -212,7 +212,7 @@ class KnownNodes:
         self._spread = spread
         self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
-        self.spreads_reads = False
+        self.makes_hot_copies = False
         """The master has blocks copied to further nodes when they are read much, as it said last."""
         self.local_id = 0
         """The node of this host to be preferred for writing, 0 if there is none."""
@@ -243,7 +243,7 @@ class KnownNodes:
     @property
     def may_come_nearer(self) -> bool:
         """A block of another host may be at a better place after a while: on this host, or where fewer ask for it."""
-        return bool(self.local_id) or self.spreads_reads
+        return bool(self.local_id) or self.makes_hot_copies
 
     def turn(self, node_id: int) -> int:
         """Of nodes that are as good the one with the least is to be asked: another one for each client, and for all keys of a client the

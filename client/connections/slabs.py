@@ -237,7 +237,7 @@ class SlabMapping:
         held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
         if held:
             answer, _ = yield RequestFdsEffect(channel, MapSlabs([], 0, held), deadline)
-            self.slabs.drop(node_id, epoch, answer.gone)
+            self.slabs.drop(node_id, epoch, answer.freed)
             yield from self._unmap_dropped()
 
     def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
@@ -274,7 +274,7 @@ class SlabMapping:
         node_id, epoch = keys[0].node_id, keys[0].epoch
         held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
         answer, fds = yield RequestFdsEffect(channel, MapSlabs([key.slab for key in keys], int(keys[0].writable), held), deadline)
-        self.slabs.drop(node_id, epoch, answer.gone)
+        self.slabs.drop(node_id, epoch, answer.freed)
         there = [(key, size) for key, size in zip(keys, answer.sizes, strict=False) if size]
         return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]
 

@@ -167,7 +167,7 @@ class UncommittedPuts:
             early.node = node  # another master has named it since, by a route of its own: the former one's ticket is renewed no more
             loan, _flags = yield from self._daemons.begin(node.route, WaitCommitted(), Flags, deadline)
         instance = loan.channel.welcome.epoch
-        loan.give_back()
+        loan.release()
         if early.instance not in (0, instance):
             self._end(who, early, is_lost=True)
         else:

@@ -20,7 +20,7 @@ from kvstore.client.control import control_of_owner, hello, known_masters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import Closed, InvalidArgument, KVStoreError, Unavailable
-from kvstore.rpc.client.owners import find_owner, looks, pauses
+from kvstore.rpc.client.owners import backoff_delays, find_owner, probe_delays
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.grpc_errors import translated
 from kvstore.rpc.keepalive import grpc_options
@@ -219,7 +219,7 @@ class SchedulerClient:
         known."""
         deadline = deadline or Deadline(self.settings.deadline_s)
         deadline.left_s()  # of a call that waited for its turn too long the master hears nothing
-        waits, is_first = pauses(self.settings.owner_retry_s), True
+        waits, is_first = backoff_delays(self.settings.owner_retry_s), True
         while True:
             link = self._linked(deadline)
             try:
@@ -229,7 +229,7 @@ class SchedulerClient:
                 return reply
             except Unavailable:
                 pause_s = 0.0 if is_first else next(waits)
-                if not is_first and (not self._masters.are_several or deadline.up_to_s(pause_s) < pause_s):
+                if not is_first and (not self._masters.has_several or deadline.up_to_s(pause_s) < pause_s):
                     raise
             self._give_up(link)
             time.sleep(pause_s)
@@ -245,11 +245,11 @@ class SchedulerClient:
     def _ask(self, method: Any, request: Any, deadline: Deadline, shown: tuple[tuple[str, bytes | str], ...]) -> Any:
         """One question to one master. Raises Unavailable, too, when it has not answered and another one owns the catalog."""
         try:
-            if not self._masters.are_several:
+            if not self._masters.has_several:
                 return method(request, timeout=deadline.left_s(), metadata=shown)
             call = method.future(request, timeout=deadline.left_s(), metadata=shown)
             try:
-                for wait_s in looks(self.settings.owner_patience_s):
+                for wait_s in probe_delays(self.settings.owner_patience_s):
                     with contextlib.suppress(grpc.FutureTimeoutError):
                         return call.result(timeout=wait_s)
                     if self._has_other_owner(deadline):

@@ -23,7 +23,7 @@ from kvstore.client.jobs.job_table import NEVER_NS, JobSide, JobTable
 from kvstore.client.jobs.stats import JobStats
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Forked
-from kvstore.rpc.thread_pools import not_given
+from kvstore.rpc.thread_pools import start_error
 from kvstore.transfer.memory.signal_safety import Shield
 
 
@@ -148,7 +148,7 @@ class JobExecutor:
                 for _ in range(side.workers):
                     self._begin_thread("kvstore-jobs-worker", partial(self._worker, side))
         except (RuntimeError, MemoryError) as error:
-            raise not_given(1 + sum(side.workers for side in sides), "kvstore-jobs", error) from error
+            raise start_error(1 + sum(side.workers for side in sides), "kvstore-jobs", error) from error
 
     def _begin_clerk(self) -> None:
         self._begin_thread("kvstore-jobs-clerk", self._clerk)

@@ -37,9 +37,9 @@ from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.protocol.node_messages import (
     ACK_CLUSTER,
     ACK_NODE,
-    ACK_NODE_NOW,
-    ASK_AGAIN,
-    KEPT_ACKS,
+    ACK_NODE_NO_WAIT,
+    NODE_ACKS,
+    RETRY_LATER,
     STORED,
     OpenSlotAhead,
     Put,
@@ -228,32 +228,32 @@ class LocalPuts:
         is_small = len(source) <= self._max_bytes
         node = self._nodes.open_local()
         if node is None and told == ACK_NODE and is_small:
-            node, told = self._nodes.get(self._targets.node_id(len(source))), ACK_NODE_NOW
+            node, told = self._nodes.get(self._targets.node_id(len(source))), ACK_NODE_NO_WAIT
         if node is None:
             return None
         put = OnePut(told, namespace, key, len(source), xxhash.xxh3_64_intdigest(source) if is_small else 0, parent)
         address = node.route.address()
-        lent = self._pool.borrow(address) if address.unix or told == ACK_NODE_NOW else None
+        lent = self._pool.borrow(address) if address.unix or told == ACK_NODE_NO_WAIT else None
         if lent is None:
             return None
         turn, channel = lent
         send = self._send if is_small else self._slots.send
         try:
-            flag = send(node, channel, put, source, deadline) if node.route.is_meant(address, channel.welcome) else ASK_AGAIN
+            flag = send(node, channel, put, source, deadline) if node.route.is_meant(address, channel.welcome) else RETRY_LATER
         except BaseException as error:
-            self._pool.lent(turn, channel).give_back(error)
+            self._pool.lent(turn, channel).release(error)
             self._targets.forget(node.node_id)
             if isinstance(error, Draining):
                 self._nodes.closed.add(node.node_id)
             if isinstance(error, Draining) or (isinstance(error, Unavailable) and not channel.is_open):
                 return None  # it takes no new blocks; or it hung up, and may have begun anew
-            if told == ACK_NODE_NOW and isinstance(error, REFUSALS):
+            if told == ACK_NODE_NO_WAIT and isinstance(error, REFUSALS):
                 return None
             raise
-        self._pool.give_back(turn, channel)
-        if flag == ASK_AGAIN and told == ACK_NODE_NOW:
+        self._pool.release(turn, channel)
+        if flag == RETRY_LATER and told == ACK_NODE_NO_WAIT:
             self._targets.forget(node.node_id)
-        elif flag == ASK_AGAIN:
+        elif flag == RETRY_LATER:
             self._resources.daemons.doubt_owners(deadline)
         return self._told(node, key, put.size_bytes, told, flag)
 
@@ -273,10 +273,10 @@ class LocalPuts:
         body = self._form.pack(*put)
         if body is None:
             return None
-        if put.ack in KEPT_ACKS:
+        if put.ack in NODE_ACKS:
             self._early.begin(node)
         flag = channel.call_for_flag(Put.TYPE, body, source, deadline)
-        if put.ack in KEPT_ACKS:
+        if put.ack in NODE_ACKS:
             self._early.answered(node, channel.welcome.epoch)
         return flag
 
@@ -289,9 +289,9 @@ class LocalPuts:
             resources.hints.learn_one(key, hint)
             resources.counters.put_one(size_bytes)
             return True
-        if flag is None or flag == ASK_AGAIN:
+        if flag is None or flag == RETRY_LATER:
             return None
-        if ack in KEPT_ACKS:
+        if ack in NODE_ACKS:
             self._early.had_some()
         resources.counters.add(requests=1, already_present=1)
         return False

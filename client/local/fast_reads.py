@@ -96,18 +96,18 @@ class FastReads:
         node = self._nodes.get(hint.node_id)
         if node is None or (address := node.route.address()).unix:
             return False
-        loan = self._pool.take_idle(address)
+        loan = self._pool.acquire_idle(address)
         if loan is None:
             return False
         try:
             is_read = node.route.is_meant(address, loan.channel.welcome) and self._ask(loan, key, hint, room, deadline)
         except KVStoreError as error:
-            loan.give_back(error)
+            loan.release(error)
             return False
         except BaseException:
             loan.discard()
             raise
-        loan.give_back()
+        loan.release()
         return is_read
 
     def _ask(self, loan: ConnectionLease[Channel], key: bytes, hint: CachedLocation, room: memoryview, deadline: Deadline) -> bool:

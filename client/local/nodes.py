@@ -64,7 +64,7 @@ class LocalNode:
             return True
         if self._is_lost or age_ns == FOREVER_NS or self.desk.is_over:
             return False
-        self._is_lost = self.loan.channel.has_hung_up()
+        self._is_lost = self.loan.channel.is_closed_by_peer()
         return not self._is_lost and age_ns < STALE_NS
 
     @property

@@ -14,25 +14,25 @@ from kvstore.client.local.shared_index import FoundBatch, Place, SharedIndexRead
 from kvstore.protocol.errors import Broken, InvalidArgument, LeaseExpired
 from kvstore.protocol.shared_index import (
     ACCESSES,
-    AT_ACCESSES,
-    AT_DESK_MAGIC,
-    AT_DESK_OVER,
+    AT_ACCESSES_LOST,
+    AT_ACCESSES_READ,
+    AT_ACCESSES_WRITTEN,
     AT_HAZARDS,
     AT_HAZARDS_USED,
     AT_HOLDS,
-    AT_HOLDS_TAKEN,
+    AT_HOLDS_MISSED,
+    AT_HOLDS_READ,
     AT_HOLDS_WRITTEN,
-    AT_LOST,
+    AT_READER_CLOSED,
+    AT_READER_MAGIC,
     AT_RING,
-    AT_TAKEN,
-    AT_UNHELD,
-    DESK_BYTES,
+    HAZARD_SERIAL_SHIFT,
+    HAZARD_SERIALS,
     HAZARDS,
     HOLD_HEADER_WORDS,
     HOLD_WORDS,
-    LOOK_NUMBERS,
-    LOOK_SHIFT,
     MAGIC,
+    READER_SLOTS_BYTES,
     Words,
 )
 from kvstore.transfer.memory.mapping import map_slab
@@ -71,15 +71,15 @@ class LocalReaderSlots:
         """Takes no ownership of `fd`. Raises Broken: it is no desk, or not one of this release."""
         memory = map_slab(os.dup(fd), size_bytes, writable=True).memory
         self._words = memory.cast("Q")
-        if size_bytes != DESK_BYTES or self._words[AT_DESK_MAGIC] != MAGIC:
+        if size_bytes != READER_SLOTS_BYTES or self._words[AT_READER_MAGIC] != MAGIC:
             raise Broken("a node of this host has desks in a form that this release does not know")
         self._ring: Words = np.frombuffer(memory, np.uint64)[AT_RING : AT_RING + ACCESSES]
         self._holds: Words = np.frombuffer(memory, np.uint64)[AT_HOLDS : AT_HOLDS + HOLD_WORDS]
         self._lock = threading.Lock()
         self._process = ForkGeneration.number
-        self._begun = self._written = self._words[AT_ACCESSES]
-        self._lost_before = self._words[AT_LOST]
-        self._unheld_before = self._words[AT_UNHELD]
+        self._begun = self._written = self._words[AT_ACCESSES_WRITTEN]
+        self._lost_before = self._words[AT_ACCESSES_LOST]
+        self._unheld_before = self._words[AT_HOLDS_MISSED]
         self._room_until = 0
         """The node had taken what stood before this, less ACCESSES, when it was last looked at."""
         self._free: list[Hazard] = []
@@ -92,17 +92,17 @@ class LocalReaderSlots:
     @property
     def hits(self) -> int:
         """Blocks read here."""
-        return self._written - self._begun + self._words[AT_LOST] - self._lost_before
+        return self._written - self._begun + self._words[AT_ACCESSES_LOST] - self._lost_before
 
     @property
     def unheld(self) -> int:
         """Blocks that the node did not hold, of those that `hold` had room for."""
-        return self._words[AT_UNHELD] - self._unheld_before
+        return self._words[AT_HOLDS_MISSED] - self._unheld_before
 
     @property
     def is_over(self) -> bool:
         """The node has ended the connection: nothing is kept for its views any more."""
-        return bool(self._words[AT_DESK_OVER])
+        return bool(self._words[AT_READER_CLOSED])
 
     def read_one(self, index: SharedIndexReader, at: int, sequence: int, size_bytes: int, calls: int = 1) -> None:
         """A block was read, by a call of its own unless `calls` is 0."""
@@ -112,14 +112,14 @@ class LocalReaderSlots:
             self.bytes_in += size_bytes
             written = self._written
             if written >= self._room_until and not self._room():
-                words[AT_LOST] += 1
+                words[AT_ACCESSES_LOST] += 1
                 return
             words[AT_RING + written % ACCESSES] = (at - index.entries) // index.entry_words | (sequence & 0xFFFF_FFFF) << 32
-            self._written = words[AT_ACCESSES] = written + 1
+            self._written = words[AT_ACCESSES_WRITTEN] = written + 1
 
     def _room(self) -> int:
         """For how many accesses the ring has room now."""
-        self._room_until = self._words[AT_TAKEN] + ACCESSES
+        self._room_until = self._words[AT_ACCESSES_READ] + ACCESSES
         return max(0, self._room_until - self._written)
 
     def asked(self) -> None:
@@ -133,14 +133,14 @@ class LocalReaderSlots:
         with self._lock:
             self.bytes_in += int(found.sizes.sum())
             room = self._room()
-            self._words[AT_LOST] += max(0, len(words) - room)
+            self._words[AT_ACCESSES_LOST] += max(0, len(words) - room)
             words = words[:room]
             begin = self._written % ACCESSES
             first = words[: ACCESSES - begin]
             self._ring[begin : begin + len(first)] = first
             self._ring[: len(words) - len(first)] = words[len(first) :]
             self._written += len(words)
-            self._words[AT_ACCESSES] = self._written
+            self._words[AT_ACCESSES_WRITTEN] = self._written
 
     def look(self, index: SharedIndexReader, place: Place) -> Hazard | None:
         """Keep the node from reusing what was found, until `look_away` or the end of the hazard, whatever is raised meanwhile.
@@ -154,10 +154,10 @@ class LocalReaderSlots:
             return None
         with self._lock:
             words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)
-            self._looks = (self._looks + 1) % LOOK_NUMBERS
+            self._looks = (self._looks + 1) % HAZARD_SERIALS
             hazard.is_lent = True
-            words[hazard.at] = place[-1] + 1 | self._looks << LOOK_SHIFT
-        if index.words[place[0]] != place[1] or words[AT_DESK_OVER]:
+            words[hazard.at] = place[-1] + 1 | self._looks << HAZARD_SERIAL_SHIFT
+        if index.words[place[0]] != place[1] or words[AT_READER_CLOSED]:
             self.look_away(hazard)
             return None
         return hazard
@@ -196,7 +196,7 @@ class LocalReaderSlots:
             return False
         with self._lock:
             written = words[AT_HOLDS_WRITTEN]
-            if written + size - words[AT_HOLDS_TAKEN] > HOLD_WORDS or words[AT_DESK_OVER]:
+            if written + size - words[AT_HOLDS_READ] > HOLD_WORDS or words[AT_READER_CLOSED]:
                 return False
             begin = written % HOLD_WORDS
             first = record[: HOLD_WORDS - begin]

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from kvstore.protocol.errors import Broken
 from kvstore.protocol.shared_index import (
     AT_HEARTBEAT,
-    AT_IS_OVER,
+    AT_INDEX_CLOSED,
     AT_KEY_WORDS,
     AT_MAGIC,
     AT_SETS,
-    AT_SLABS_GONE,
+    AT_SLABS_FREED,
     CHECK,
     CHECKSUM,
     ENTRIES,
@@ -227,14 +227,14 @@ class SharedIndexReader:
     def age_ns(self, now_ns: int) -> int:
         """How long ago the node said that it lives, by CLOCK_MONOTONIC; FOREVER_NS once the index is over."""
         words = self.words
-        return FOREVER_NS if words[AT_IS_OVER] else now_ns - words[AT_HEARTBEAT]
+        return FOREVER_NS if words[AT_INDEX_CLOSED] else now_ns - words[AT_HEARTBEAT]
 
     @property
     def is_over(self) -> bool:
         """Another one has taken its place, or the node stops."""
-        return bool(self.words[AT_IS_OVER])
+        return bool(self.words[AT_INDEX_CLOSED])
 
     @property
     def slabs_gone(self) -> int:
         """Slabs that the node has given up since it began."""
-        return self.words[AT_SLABS_GONE]
+        return self.words[AT_SLABS_FREED]

@@ -19,7 +19,7 @@ from kvstore.client.reads.replica_lookup import ReplicaLookup, Wanted
 from kvstore.client.reads.sinks import FreshBytes, Sink
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.frames import MAX_BATCH, MAX_VALUE_BYTES
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, ReadBlocks, ReadBlocksReply
+from kvstore.protocol.node_messages import DEFERRED, INLINE, MAPPED, MISS, ReadBlocks, ReadBlocksReply
 from kvstore.rpc.deadline import Deadline
 
 R = TypeVar("R")
@@ -176,10 +176,10 @@ class BatchGet(Generic[R]):
             loan.discard()  # with it go the lease and what is left of the payload
             raise
         if not keep:
-            loan.give_back()
+            loan.release()
         if MISS in blocks.statuses:
             progress.retry_stale(answer.items(answer.places(MISS)))
-        return answer.items(answer.places(LATER)) if LATER in blocks.statuses else []
+        return answer.items(answer.places(DEFERRED)) if DEFERRED in blocks.statuses else []
 
     def _goes_by_engine(self, node: KnownNode, wanted: list[Wanted]) -> bool:
         """Large batches from other hosts do, unless the node's engine cannot be had."""

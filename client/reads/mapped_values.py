@@ -129,7 +129,7 @@ def close_view(view: OpenView, clock_ns: Callable[[], int]) -> Operation[None]:
         except BaseException:
             view.loan.discard()  # with it goes the lease, whether the node has been told or not
             raise
-        view.loan.give_back()
+        view.loan.release()
     if not in_time:
         raise LeaseExpired("the view was open for longer than its lease, or the connection to its node broke: throw away what was read")
     if still_used:

@@ -18,7 +18,7 @@ from kvstore.protocol.errors import Denied, Draining, KVStoreError, TooManyConne
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.master_messages import Reserve, ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, Put
+from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NO_WAIT, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 
@@ -304,12 +304,12 @@ class BatchPut:
         sources = [self._batch.sources[i] for i in indices]
         sums = yield from work(lambda: [checksum(parts) for parts in sources], self._batch.sources.bytes_of(indices))
         is_kept = self._is_kept(indices)
-        ack = ACK_CLUSTER if not is_kept else ACK_NODE if node.route.is_local else ACK_NODE_NOW
+        ack = ACK_CLUSTER if not is_kept else ACK_NODE if node.route.is_local else ACK_NODE_NO_WAIT
         message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)
         payload = list(chain.from_iterable(sources))
         loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, payload)
         instance = loan.channel.welcome.epoch
-        loan.give_back()
+        loan.release()
         if is_kept:
             self._resources.early_puts.answered(node, instance)
         there, again = self._batch.written(node, indices, reply)

@@ -54,7 +54,7 @@ class EnginePut:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
         if filling.failure is None:
-            loan.give_back()
+            loan.release()
         else:
             loan.discard()
             yield from resources.engine_copies.failed(node, filling.failure, self._deadline)

@@ -12,7 +12,7 @@ from kvstore.client.core.effects import Operation
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.master_messages import CancelReservations, ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED
+from kvstore.protocol.node_messages import RETRY_LATER, STORED
 from kvstore.protocol.session_messages import Flags
 
 UNRESERVED: Final = 0
@@ -121,7 +121,7 @@ class PutBatch:
                 self._hints.learn_all([keys[i] for i in indices], hint)
                 return there, again
         for i, flag in zip(indices, reply.flags, strict=True):
-            if flag == ASK_AGAIN:
+            if flag == RETRY_LATER:
                 again.append(i)
             elif flag == STORED:
                 self.stored[i] = True

@@ -63,7 +63,7 @@ class SlotPut:
         except BaseException:
             loan.discard()  # the node forgets the puts of a connection that ends
             raise
-        loan.give_back()
+        loan.release()
         if opened.statuses.count(GRANTED) < len(indices):
             there += [i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
             again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
@@ -94,8 +94,8 @@ class SlotPut:
             put_ids, written = [opened.put_ids[place] for place in places], [indices[place] for place in places]
         wanted = list(set(slabs))
         mapped = yield from resources.mapping.map_slabs(channel, node.node_id, wanted, self._deadline, writable=True)
-        if opened.ahead:  # then, so that it goes on beside the copies: one process maps one thing at a time
-            yield from resources.mapping.map_ahead(channel, node.node_id, opened.ahead, self._deadline)
+        if opened.slabs_ahead:  # then, so that it goes on beside the copies: one process maps one thing at a time
+            yield from resources.mapping.map_ahead(channel, node.node_id, opened.slabs_ahead, self._deadline)
         if written:
             parts = {number: slab.part for number, slab in zip(wanted, mapped, strict=True)}
             sources = self._batch.sources

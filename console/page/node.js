@@ -52,7 +52,7 @@ export function updateNode({ cluster, access }) {
     bar.style.width = `${100 * full}%`;
     return h("div", { className: "row" }, h("h3", {}, swatch(tier), TIERS[tier]), h("span", {}, `${percent(full)} of ${size(node[`${tier}_capacity_bytes`])}`), h("div", { className: "bar", role: "img", ariaLabel: `${TIERS[tier]} ${percent(full)} full` }, bar));
   }));
-  const key = `${node.standing} ${node.left_blocks} ${node.drain} ${access}`;
+  const key = `${node.standing} ${node.remaining_blocks} ${node.drain} ${access}`;
   if (key === shown.key) return;
   shown.key = key;
   shown.head.replaceChildren(node.name, pill(node));

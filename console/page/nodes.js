@@ -10,7 +10,7 @@ const COLUMNS = [
   ["out_bytes_per_s", "Out", true], ["in_bytes_per_s", "In", true], ["evictions_per_s", "Evicted", true], ["heartbeat_age_s", "Heard of", true],
 ];
 
-export const pill = (node) => h("span", { className: `pill ${node.standing}`, title: node.health }, node.standing === "draining" ? `draining, ${count(node.left_blocks)} left` : STANDINGS[node.standing]);
+export const pill = (node) => h("span", { className: `pill ${node.standing}`, title: node.health }, node.standing === "draining" ? `draining, ${count(node.remaining_blocks)} left` : STANDINGS[node.standing]);
 
 /** A bar for each of the node's tiers, the fullest first. */
 export function fillBars(node) {

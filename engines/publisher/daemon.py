@@ -23,8 +23,8 @@ from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
-from kvstore.security.tls.config import tls_of
+from kvstore.rpc.daemon import announce, begin_logging, end_on_signals, on_sighup
+from kvstore.security.tls.config import tls_values
 from kvstore.telemetry.http.server import HttpServer, open_http
 from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.metrics.metric import PUBLISHER, Readings
@@ -103,7 +103,7 @@ def _run(settings: PublisherSettings) -> None:
     from kvstore.engines.publisher.index import EngineBlockIndex, StoreMedia
     from kvstore.engines.publisher.sockets import EventPublisher, PublishingSockets
 
-    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_of(settings))
+    of_master = ClientSettings(master=settings.master, tenant=settings.tenant, token=settings.token, **tls_values(settings))
     with ExitStack() as opened:
         sockets = PublishingSockets(settings.events, settings.events_replay, topic=topic_of(settings), kept_batches=KEPT_BATCHES)
         opened.callback(sockets.close)
@@ -126,12 +126,12 @@ def _run(settings: PublisherSettings) -> None:
         form = EventForm(settings.form, index.tokens_of)
         publishing = EventPublisher(recorder, sockets, form, interval_s=POLL_INTERVAL_S)
         came = end_on_signals(publishing.stop)
-        on_hangup(None)
+        on_sighup(None)
         if http is not None:
             add_publisher_signals(http, publishing, index)
             http.start()
         address = http.told() if http is not None else ""
-        say("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
+        announce("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
         with stops(log, "publisher", came):
             publishing.run()
 

@@ -22,8 +22,8 @@ from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options
-from kvstore.rpc.daemon import begin_logging, end_on_signals, on_hangup, say
-from kvstore.security.tls.config import tls_of
+from kvstore.rpc.daemon import announce, begin_logging, end_on_signals, on_sighup
+from kvstore.security.tls.config import tls_values
 from kvstore.telemetry.http.server import HttpServer, open_http
 from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.metrics.metric import SIDECAR, Readings
@@ -100,7 +100,7 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
         token=settings.token,
         instance_token=settings.instance_token,
         deadline_s=settings.deadline_s,
-        **tls_of(settings),
+        **tls_values(settings),
     )
     with ExitStack() as open_parts:
         tracing = open_tracing(traces, role="sidecar", instance=settings.name or settings.engine)
@@ -121,13 +121,15 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        telling = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
+        telling = reporter.InstanceReporting(
+            settings, client, blocks, subscriber, on_first=lambda: announce("ready", facts), tracing=tracing
+        )
         if http is not None:
             open_parts.callback(http.close)
             add_sidecar_signals(http, telling, tracing)
             http.start()
         came = end_on_signals(telling.stop)
-        on_hangup(None)
+        on_sighup(None)
         with stops(log, "sidecar", came):
             telling.run()
 

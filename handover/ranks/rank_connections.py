@@ -26,8 +26,8 @@ from kvstore.protocol.handover_messages import (
 )
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Ok
-from kvstore.rpc.address import Found, resolve
-from kvstore.rpc.keepalive import notice_vanished_host
+from kvstore.rpc.address import ResolvedAddresses, resolve
+from kvstore.rpc.keepalive import enable_keepalive
 from kvstore.rpc.reactor import WRITABLE, Reactor, Timer
 from kvstore.rpc.server.server import Server
 from kvstore.rpc.server.session import Session
@@ -114,7 +114,7 @@ class RankConnections:
         link.timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(link, f"no answer within {timeout_s:g} s"))
         resolve(self._reactor, link.info.control, lambda found: self._found(link, found))
 
-    def _found(self, link: _PendingConnection, found: Found | OSError) -> None:
+    def _found(self, link: _PendingConnection, found: ResolvedAddresses | OSError) -> None:
         if not self._is_pending(link):
             return
         try:
@@ -154,7 +154,7 @@ class RankConnections:
         link.stop_timer()
         self._sockets.discard(sock)
         self._reactor.unregister(sock.fileno())
-        notice_vanished_host(sock, self._settings.peer_timeout_s, gives_up_unread=True)
+        enable_keepalive(sock, self._settings.peer_timeout_s, limit_unacknowledged=True)
         if self._tls is not None:
             try:
                 sock = self._tls.begin_to_subject(sock, str(link.info.control), self._check)

@@ -98,7 +98,7 @@ class PartReceiver:
         way = self._way
         if way is not None:
             window = self.window or (pool if self.is_pool_written else None)
-            ask.way, ask.part_bytes, ask.slots = way.way, way.part_bytes, self._resources.settings.staging_slots
+            ask.mode, ask.part_bytes, ask.slots = way.way, way.part_bytes, self._resources.settings.staging_slots
             ask.regions = window.descriptions if window is not None else []
             ask.blocks = self._blocks.astype(np.uint64).tolist() if self.is_pool_written else []
         return ask

@@ -42,29 +42,29 @@ class PartSender:
     @property
     def reads_pool(self) -> bool:
         """The receiver reads straight from the pool."""
-        return self._ask.way == PULL and not self._plan.is_staged
+        return self._ask.mode == PULL and not self._plan.is_staged
 
     def open(self) -> None:
         """Make ready what the way needs. Raises InvalidArgument, Full, or what the engine does."""
         resources, ask = self._resources, self._ask
         if self._plan.is_staged:
             self._staging = resources.staging.take(self._plan.slot_bytes * ask.slots)
-        if ask.way == PUSH:
+        if ask.mode == PUSH:
             peer = resources.connect(self.info)
             self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
-        elif ask.way != PULL:
-            raise InvalidArgument(f"way {ask.way} is unknown here: run the same release on both")
+        elif ask.mode != PULL:
+            raise InvalidArgument(f"mode {ask.mode} is unknown here: run the same release on both")
         elif self._staging is not None:
             self.window = LayerWindow(resources.engine, [self._staging], writable=False)
 
     @property
     def confirms(self) -> bool:
         """The receiver reads, and waits for the word that what it read was the request's."""
-        return self._ask.way == PULL
+        return self._ask.mode == PULL
 
     def show(self) -> ExportRegions | None:
         """What a receiver that reads has to know."""
-        if self._ask.way != PULL:
+        if self._ask.mode != PULL:
             return None
         window = self.window or self._resources.readable_pool()
         return ExportRegions(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])
@@ -85,7 +85,7 @@ class PartSender:
             if not self._plan.is_staged:
                 return self._copies(part)
             staging = self._gathered(part, at, size_bytes)
-            return [(Span(staging, at), Span(self._targets[0], at), size_bytes)] if self._ask.way == PUSH else []
+            return [(Span(staging, at), Span(self._targets[0], at), size_bytes)] if self._ask.mode == PUSH else []
 
         return MoveOperation(resources.reactor, resources.worker, resources.engine, prepare, deadline_s=resources.left_s(self.deadline_ns))
 

@@ -77,7 +77,7 @@ def relieve(server: ServingModel, strategy: Strategy, load: UserLoad, rng: Rando
 
 
 def _outcome(strategy: Strategy, load: UserLoad, ended: Sequence[Generation], work: ServerWork) -> LoadOutcome:
-    endings = Counter(request.ending for request in ended)
+    expirations = Counter(request.ending for request in ended)
     done = [request for request in ended if request.ending is FinishReason.COMPLETED]
     duration_s = max((request.ended_s for request in ended), default=0.0)
     return LoadOutcome(
@@ -85,8 +85,8 @@ def _outcome(strategy: Strategy, load: UserLoad, ended: Sequence[Generation], wo
         users=load.users,
         requests=len(ended),
         completed=len(done),
-        rejected=endings[FinishReason.REJECTED],
-        evicted=endings[FinishReason.EVICTED],
+        rejected=expirations[FinishReason.REJECTED],
+        evicted=expirations[FinishReason.EVICTED],
         wait=MeanAndTail.of(request.wait_s for request in done),
         ttft=MeanAndTail.of(request.ttft_s for request in done),
         latency=MeanAndTail.of(request.ended_s - request.arrival_s for request in done),

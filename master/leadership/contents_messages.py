@@ -86,7 +86,7 @@ def contents(
             pb.PrefixSegment(
                 parent=one.parent,
                 key=key,
-                held=_held(one.held),
+                stored=_stored(one.held),
                 subtree_bytes=one.subtree_bytes,
                 branches=one.branches,
                 reads_per_s=one.reads_per_s,
@@ -196,7 +196,7 @@ def _namespaces(
     """Return the namespaces with blocks, then those without that engines use, with reports of engines and nodes.
     Beside each its canonical form, b"" if none was reported."""
     table = directory.weights
-    found = [pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, held=_held(one.held), pinned=one.pinned) for one in used]
+    found = [pb.NamespaceUsage(tenant=one.tenant, namespace=one.namespace, stored=_stored(one.held), pinned=one.pinned) for one in used]
     there = {(one.tenant, one.namespace) for one in used}
     for key, row in table.of(tenant):
         ids = sorted(row.namespaces) if row.users else []
@@ -224,6 +224,6 @@ def _explain(one: pb.NamespaceUsage, known: KnownNamespace | None, table: Weight
         one.is_used, one.is_retired = bool(row.users), table.is_retired(key)
 
 
-def _held(held: TierUsage) -> pb.Held:
+def _stored(held: TierUsage) -> pb.StorageUsage:
     hbm, dram, nvme, _unknown = held.tiers
-    return pb.Held(blocks=held.blocks, bytes=held.size_bytes, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=nvme)
+    return pb.StorageUsage(blocks=held.blocks, bytes=held.size_bytes, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=nvme)

@@ -35,7 +35,7 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, U
 from kvstore.protocol.partitions import partition_of
 from kvstore.security.actor import Actor
 from kvstore.security.quotas.limits import NamedLimits, as_message
-from kvstore.security.quotas.quota import limits_shown
+from kvstore.security.quotas.quota import format_limits
 from kvstore.telemetry.logs import named
 
 MAX_ABSENT_NODES: Final = 1024
@@ -154,7 +154,7 @@ class LeaderRole:
         self.frames = FramesService(
             master, reachable, self.directory, self._committer, self._recovery_barrier, master_epoch=epoch, newer=self.newer
         )
-        self.frames.loads.hold_to(quotas.now)
+        self.frames.loads.set_quotas(quotas.now)
         self.scheduling = ClusterScheduler(
             settings,
             self.directory,
@@ -201,7 +201,7 @@ class LeaderRole:
                 self._settings.instance_ttl_s,
                 extra=named("instance_died", instance=name),
             )
-        self.frames.loads.hold_to(self._quotas.now)
+        self.frames.loads.set_quotas(self._quotas.now)
         self.frames.run_due(now_ns)
         self.frames.clients.expire_pins(now_ns)
         changes = [*self.directory.delete_unheld(SCAN_ROWS), *self.directory.grants_ahead()]
@@ -268,7 +268,7 @@ class LeaderRole:
                 self.directory.disconnected(known.node_id, known.epoch, now_ns)
             self._forget(known.info.name, lambda: None)
 
-    def newer(self, quotas_version: int, retired_version: int) -> tuple[pb.Quotas | None, pb.Retired | None]:
+    def newer(self, quotas_version: int, retired_version: int) -> tuple[pb.Quotas | None, pb.RetiredNamespaces | None]:
         """See heartbeats.Newer."""
         if not self._is_first:
             return None, None
@@ -348,7 +348,7 @@ class LeaderRole:
             self._committer.commit(ops, lambda: then(None))
 
         def shown() -> str:
-            return limits_shown(self._quotas.now.of(tenant), names)
+            return format_limits(self._quotas.now.of(tenant), names)
 
         change = replace(change, target=f"tenant {tenant or '(none)'}", old=shown())
         return self._audited(begin, change, lambda _result: replace(change, new=shown()))

@@ -65,9 +65,9 @@ PART_ROWS: Final = 256
 """Rows of a message: 2 MiB with the longest texts."""
 
 
-def retired_message(retired: RetiredNamespaces) -> pb.Retired:
-    tenants = [pb.RetiredOfTenant(tenant=tenant, namespaces=found) for tenant, found in retired.namespaces.items()]
-    return pb.Retired(version=retired.version, tenants=tenants)
+def retired_message(retired: RetiredNamespaces) -> pb.RetiredNamespaces:
+    tenants = [pb.TenantRetiredNamespaces(tenant=tenant, namespaces=found) for tenant, found in retired.namespaces.items()]
+    return pb.RetiredNamespaces(version=retired.version, tenants=tenants)
 
 
 def table_messages(table: WeightsTable, tenant: str | None, now_ns: int) -> list[pb.WeightsTable]:
@@ -102,7 +102,7 @@ def table_messages(table: WeightsTable, tenant: str | None, now_ns: int) -> list
 def as_seen_by(identity: Identity, status: pb.StatusReply) -> pb.StatusReply:
     """Return `status`, for other callers than operators without other tenants' activity: sizes, block counts,
     counters, rates, the catalog."""
-    if identity.operates:
+    if identity.is_admin:
         return status
     return pb.StatusReply(
         version=status.version,

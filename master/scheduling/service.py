@@ -81,7 +81,7 @@ class SchedulerService(SchedulerServicer):
     def _check_name(self, context: grpc.ServicerContext, request: "pb.ReportRequest | pb.LeaveRequest") -> None:
         """Raises Denied unless this identity may act as the instance of this name."""
         identity = self._callers.identify(context)
-        if identity.kind is IdentityKind.INSTANCE and not identity.goes_by(request.name):
+        if identity.kind is IdentityKind.INSTANCE and not identity.may_use_name(request.name):
             raise Denied(f"{identity} may not report as instance {request.name!r}: use a token with that instance's name")
 
     def _in_loop(self, context: grpc.ServicerContext, function: Callable[[], T]) -> T:

@@ -36,7 +36,7 @@ from kvstore.protocol.master_messages import (
 )
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import TraceSpan, on_behalf
+from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity, IdentityKind
 
@@ -259,7 +259,7 @@ class ClientFrames:
     def _audit_keys(self, session: Session, action: str, flags: bytes) -> None:
         """Record an operator's change of single blocks. Engines' changes of their own blocks are not recorded."""
         identity = _client(session).identity
-        if identity.operates and identity.kind is not IdentityKind.EVERYBODY:
+        if identity.is_admin and identity.kind is not IdentityKind.ANONYMOUS:
             self._audit(session, action, f"keys of tenant {_tenant(session) or '(none)'}", f"{flags.count(1):,} of {len(flags):,} keys")
 
     def _audit(self, session: Session, action: str, target: str, detail: str) -> None:
@@ -303,7 +303,7 @@ class ClientFrames:
 
     def _command(self, span: TraceSpan | None, commands: NodeCommands, then: Callable[[Answers], None]) -> None:
         """Send commands on behalf of a request, traced if that is."""
-        on_behalf((span,) if span is not None else (), self._connections.command, commands, then)
+        call_within_spans((span,) if span is not None else (), self._connections.command, commands, then)
 
     def _remove(
         self, tenant: str, keys: Sequence[bytes], force: bool, then: Callable[[bytes], None], span: TraceSpan | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.server.node_frames import NodeFrames
 from kvstore.master.server.owner_parts import OwnerParts
-from kvstore.protocol.catalog_messages import DRAIN_NOT, SetDraining
+from kvstore.protocol.catalog_messages import DRAIN_OFF, SetDraining
 from kvstore.protocol.session_messages import Ok
 from kvstore.telemetry.logs import named
 
@@ -36,7 +36,7 @@ class DrainCommands:
             return
         self._unacknowledged = {asked: which for asked, which in self._unacknowledged.items() if asked[0] != node.node_id}
         if not to:
-            self._connections.notify(node.node_id, SetDraining(self._master_epoch, DRAIN_NOT), Ok, lambda _is_done: None)
+            self._connections.notify(node.node_id, SetDraining(self._master_epoch, DRAIN_OFF), Ok, lambda _is_done: None)
 
     def run_due(self, now_ns: int) -> None:
         """Called ten times a second."""
@@ -51,7 +51,7 @@ class DrainCommands:
         """Log the end of each drain, and again after new blocks."""
         going = {node.node_id: node for node in self._directory.members.live() if node.drain}
         over = {
-            node_id: progress.kept_blocks
+            node_id: progress.nvme_only_blocks
             for node_id, node in going.items()
             if (progress := self._directory.drains.progress(node)) is not None and progress.is_done
         }

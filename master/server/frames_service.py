@@ -46,15 +46,15 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Hello, Ok, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import on_behalf
-from kvstore.security.identity import STRANGER
-from kvstore.security.permissions import MASTER_FRAMES, allowed, check_complete, refusal, wanted
-from kvstore.security.tls.subjects import of_client, of_node
+from kvstore.rpc.tracing import call_within_spans
+from kvstore.security.identity import UNAUTHENTICATED
+from kvstore.security.permissions import MASTER_FRAMES, allowed_frames, check_complete, denial, requirement
+from kvstore.security.tls.subjects import client_identity, node_identity
 
 NO_CREDENTIAL: Final = (
     "no token was sent, and a Unix socket has no certificate: use the master's HOST:PORT with a certificate, or set a token"
 )
-UNAUTHENTICATED_FRAMES: Final = allowed(MASTER_FRAMES, STRANGER)
+UNAUTHENTICATED_FRAMES: Final = allowed_frames(MASTER_FRAMES, UNAUTHENTICATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class FramesService:
         self.connections = NodeConnections(self.counters, command_timeout_s=settings.command_timeout_s)
         self.tickets: TicketService | None = None
         """None while authentication is off."""
-        if not authenticator.lets_everybody_in:
+        if not authenticator.allows_anonymous:
             self.tickets = TicketService(
                 self.connections,
                 master_epoch=master_epoch,
@@ -180,7 +180,7 @@ class FramesService:
         """Order missing replicas; see ReplicaTargets.step."""
         for tenant, keys, node_id, source_node_id in self._directory.targets.step(now_ns, is_periodic=is_periodic):
             order = partial(self.nodes.replicate, tenant, keys, node_id=node_id, source_node_id=source_node_id)
-            on_behalf(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
+            call_within_spans(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
     def prefetch(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         """Have node `node_id` request copies of these blocks from the owners of their partitions. Fire and forget,
@@ -208,17 +208,17 @@ class FramesService:
     def _hello(self, session: Session, header: FrameHeader, message: Hello) -> None:
         _check_same(session.context, message)
         if message.role == ROLE_NODE:
-            identity = self._authenticator.identify_node(message.name, message.token, of_node(session.certified, message.name))
+            identity = self._authenticator.identify_node(message.name, message.token, node_identity(session.certified, message.name))
             node_id = self.nodes.enter_session(session, message, identity)
         elif message.role == ROLE_CLIENT:
             node_id = 0
-            if session.is_local and not (message.token or self._authenticator.lets_everybody_in):
+            if session.is_local and not (message.token or self._authenticator.allows_anonymous):
                 raise Unauthorized(NO_CREDENTIAL)
             identity = self._authenticator.identify(
-                message.tenant, message.token, of_client(session.certified, message.tenant, message.token)
+                message.tenant, message.token, client_identity(session.certified, message.tenant, message.token)
             )
-            session.belongs_to(self.loads.enter(session, message.tenant))
-            known, peer = session.context, ClientPeer(message.tenant, identity, allowed(MASTER_FRAMES, identity))
+            session.set_tenant_load(self.loads.enter(session, message.tenant))
+            known, peer = session.context, ClientPeer(message.tenant, identity, allowed_frames(MASTER_FRAMES, identity))
             if isinstance(known, ClientPeer):
                 peer.reserved = known.reserved
             session.context = peer
@@ -230,7 +230,7 @@ class FramesService:
             Welcome(
                 SERVER_MASTER, at.name, node_id, self._master_epoch, at.host_id, at.unix, at.control(session), partitions=at.partitions
             ),
-            spreads_reads=self._directory.hot_copies.is_on,
+            makes_hot_copies=self._directory.hot_copies.is_on,
         )
 
 

@@ -9,7 +9,7 @@ from kvstore.master.server.owner_parts import OwnerParts
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError, ProtocolError, Unavailable
 
-Newer = Callable[[int, int], tuple[pb.Quotas | None, pb.Retired | None]]
+Newer = Callable[[int, int], tuple[pb.Quotas | None, pb.RetiredNamespaces | None]]
 """Returns the quotas and retired namespaces for a node that has these versions; None for current ones, and in other
 partitions than partition 0, which sends them."""
 

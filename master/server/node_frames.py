@@ -36,7 +36,7 @@ from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.server.session import Session
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity
-from kvstore.security.permissions import MASTER_FRAMES, allowed
+from kvstore.security.permissions import MASTER_FRAMES, allowed_frames
 from kvstore.telemetry.logs import named
 
 log = logging.getLogger("kvstore.master")
@@ -78,8 +78,8 @@ class NodeFrames:
         node = self._directory.members.named(message.name)
         if node is None or node.epoch != message.epoch or not node.is_live:
             raise StaleEpoch(f"node {message.name!r} sent a Hello of registration {message.epoch}, which is over: it must register again")
-        session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed(MASTER_FRAMES, identity))
-        session.met(takes_traces=node.info.takes_traces)
+        session.context = NodePeer(node.info.name, node.node_id, node.epoch, identity, allowed_frames(MASTER_FRAMES, identity))
+        session.mark_authenticated(accepts_traces=node.info.accepts_traces)
         self._connections.enter(node.node_id, session)
         return node.node_id
 
@@ -157,7 +157,7 @@ class NodeFrames:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
             return 0
         for order in orders:
-            order.guests = int(as_guests)
+            order.spilled = int(as_guests)
         if self._tickets is not None:
             self._tickets.stamp(orders, session.reactor.now_ns())
         ordered = sum(len(order.keys) for order in orders)

@@ -15,7 +15,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MAS
 from kvstore.rpc.server.server import Server
 from kvstore.rpc.server.session import Handler, Session
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.tls.subjects import of_client, of_node
+from kvstore.security.tls.subjects import client_identity, node_identity
 
 NO_OWNER: Final = "no master owns the catalog now"
 
@@ -39,9 +39,9 @@ class StandbyFrames:
             raise ProtocolError(f"a master takes no message of type {header.type}") if message is None else refusal(self._owner())
         hello = Hello.unpack(body)
         if hello.role == ROLE_CLIENT:
-            self._authenticator.identify(hello.tenant, hello.token, of_client(session.certified, hello.tenant, hello.token))
+            self._authenticator.identify(hello.tenant, hello.token, client_identity(session.certified, hello.tenant, hello.token))
         elif hello.role == ROLE_NODE:
-            self._authenticator.identify_node(hello.name, hello.token, of_node(session.certified, hello.name))
+            self._authenticator.identify_node(hello.name, hello.token, node_identity(session.certified, hello.name))
         else:
             raise InvalidArgument(f"unknown role {hello.role} in Hello")
         owner = self._owner()

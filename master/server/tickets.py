@@ -59,17 +59,17 @@ class TicketService:
     def of_nodes(self, node_ids: Sequence[int], bearer: Identity, now_ns: int) -> tuple[list[bytes], int]:
         """Return a ticket for each of these nodes, and for how many milliseconds they are valid."""
         left_s = bearer.expires_s - self._wall_s()
-        tickets = [self._issuer.ticket(node_id, bearer, left_s=left_s, now_ns=now_ns) for node_id in node_ids]
+        tickets = [self._issuer.issue_ticket(node_id, bearer, left_s=left_s, now_ns=now_ns) for node_id in node_ids]
         return tickets, max(1, min(self._issuer.usable_ms, int(min(left_s, 1e6) * 1000)))
 
     def stamp(self, orders: Sequence[CopyBlocks], now_ns: int) -> None:
         """Set each order's pass for its source."""
         for order in orders:
-            order.shown = self._issuer.pass_for(order.source, order.tenant, order.keys, order.generations, now_ns)
+            order.ticket = self._issuer.issue_pass(order.source, order.tenant, order.keys, order.generations, now_ns)
 
     def run_due(self, now_ns: int) -> None:
         """Send nodes their next keys, and revocations."""
-        for node_id, key in self._issuer.due(now_ns):
+        for node_id, key in self._issuer.due_keys(now_ns):
             self._send_key(node_id, key, now_ns)
         gone = (bearer for bearer in self._issuer.bearers() if not self._holds(bearer))
         for bearer in islice(gone, max(1, MAX_REVOCATIONS // max(1, len(self._connections.node_ids())))):
@@ -77,7 +77,7 @@ class TicketService:
 
     def _send_key(self, node_id: int, key: NodeKey, now_ns: int) -> None:
         message = TicketKey(self._master_epoch, key.key_id, key.age_ms(now_ns), key.secret)
-        self._connections.notify(node_id, message, Ok, lambda has_it: self._issuer.told(node_id, key, has_it=has_it))
+        self._connections.notify(node_id, message, Ok, lambda has_it: self._issuer.confirm_key(node_id, key, has_it=has_it))
 
     def _revoke(self, bearer: Identity, now_ns: int) -> None:
         number = self._issuer.revoke(bearer, now_ns)
@@ -91,7 +91,7 @@ class TicketService:
 
         def on_reply(is_done: bool) -> None:
             if is_done:
-                self._issuer.knows(node_id, tenant, credentials)
+                self._issuer.confirm_revoked(node_id, tenant, credentials)
             else:
                 self._connections.disconnect(node_id, "it did not acknowledge a revocation")
 

@@ -13,7 +13,7 @@ from kvstore.client.connections.routes import KnownNodes, ShmDiagnostics
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Corrupt
 from kvstore.protocol.master_messages import NodeTable
-from kvstore.rpc.address import is_here
+from kvstore.rpc.address import is_local_socket
 
 BATCH_BLOCKS: Final = 256
 """Blocks that are read or made at once: a limit on memory."""
@@ -33,7 +33,7 @@ class PinnedNodeClient(AsyncClient):
 
 class _PinnedNode(KnownNodes):
     def __init__(self, name: str, unshared: ShmDiagnostics) -> None:
-        super().__init__(is_here, 0, unshared)
+        super().__init__(is_local_socket, 0, unshared)
         self._name = name
 
     def replace(self, table: NodeTable) -> None:

@@ -25,9 +25,9 @@ from kvstore.router.fake_engine.blocks import BlockStore, PinnedNodeClient
 from kvstore.router.fake_engine.compute import DecodeEngine, PrefillEngine
 from kvstore.router.fake_engine.config import PREFILL, SECTION, FakeEngineSettings
 from kvstore.router.http_server import serve
-from kvstore.rpc.daemon import begin_logging, on_hangup, say
+from kvstore.rpc.daemon import announce, begin_logging, on_sighup
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
-from kvstore.security.tls.config import tls_of
+from kvstore.security.tls.config import tls_values
 from kvstore.telemetry.http.listener import host_port, listening
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ SCHEDULER_DEADLINE_S: Final = 2.0
 def main(config: str | None, **flags: Any) -> None:
     """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
     begin_logging()
-    on_hangup(None)
+    on_sighup(None)
     try:
         asyncio.run(FakeEngine(load_settings(FakeEngineSettings, SECTION, flags=flags, config=config)).run())
     except KVStoreError as error:
@@ -85,7 +85,7 @@ class FakeEngine:
             token=settings.token,
             instance_token=settings.instance_token,
             deadline_s=SCHEDULER_DEADLINE_S,
-            **tls_of(settings),
+            **tls_values(settings),
         )
         facts = {"listen": listen, "name": name, "pid": os.getpid()}
         async with PinnedNodeClient(
@@ -99,7 +99,7 @@ class FakeEngine:
                         app,
                         listener,
                         drain_s=DRAIN_S,
-                        on_ready=lambda: say("ready", facts),
+                        on_ready=lambda: announce("ready", facts),
                         on_stop=lambda _name: reporter.close(),
                     )
 

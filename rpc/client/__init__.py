@@ -1,1 +1,1 @@
-"""Client side of the frame protocol: channels, connection pools, search for owners."""
+"""Client side of the frame protocol: channels, connection pools, owner search."""

@@ -1,7 +1,8 @@
-"""The asyncio twin of channel.py: one request in flight, deadlines on every step, values read where they belong.
+"""asyncio counterpart of channel.py: one request in flight, a deadline on every step, values read into the caller's
+buffers.
 
-Every step first tries the socket and only waits for the event loop when the kernel has nothing: an answer that is already there
-costs no turn of the loop. A cancelled step closes the channel, as every other break does.
+Every step tries the socket first and waits for the event loop only if the kernel has nothing. A cancelled step closes
+the channel, as any other failure within a call.
 """
 
 import asyncio
@@ -19,13 +20,13 @@ from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import MapSlabsReply
 from kvstore.protocol.session_messages import Hello, Welcome
-from kvstore.rpc.address import Address, not_a_name, not_connected, share_s
+from kvstore.rpc.address import Address, connect_error, invalid_host_name, share_s
 from kvstore.rpc.client.blocking_socket import MAX_FDS
 from kvstore.rpc.client.channel import POST_TIMEOUT_S
-from kvstore.rpc.client.client_protocol import BaseChannel, has_hung_up, notice, refusal, take_descriptors
+from kvstore.rpc.client.client_protocol import BaseChannel, is_closed_by_peer, one_way_frame, read_refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import MAX_VECTORS, advance
-from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S, enable_keepalive
 from kvstore.security.tls.certificates import SERVERS, Certificates
 from kvstore.security.tls.subjects import check_welcome
 from kvstore.security.tls.tls_socket import WRITE, TlsSocket
@@ -34,7 +35,7 @@ M = TypeVar("M", bound=Message)
 
 
 class AsyncChannel(BaseChannel):
-    """See the module. Owns its socket; `welcome` says who answered. One task at a time."""
+    """Connection of an asyncio client to one daemon. Owns its socket. For one task at a time."""
 
     def __init__(self, address: Address, sock: socket.socket) -> None:
         super().__init__(address)
@@ -50,9 +51,9 @@ class AsyncChannel(BaseChannel):
         peer_timeout_s: float = PEER_TIMEOUT_S,
         tls: Certificates | None = None,
     ) -> "AsyncChannel":
-        """Connect and introduce, as `Channel.open`.
+        """Connect and send Hello, as `Channel.open`.
 
-        Raises Unavailable, DeadlineExceeded, Untrusted, or the peer's refusal (Unauthorized, ProtocolError).
+        Raises Unavailable, DeadlineExceeded, Untrusted, or the peer's error (Unauthorized, ProtocolError).
         """
         try:
             sock = await _connect(address, deadline.left_s())
@@ -63,14 +64,14 @@ class AsyncChannel(BaseChannel):
         except TimeoutError:
             raise deadline.exceeded() from None
         except OSError as error:
-            raise not_connected(address, error) from None
-        notice_vanished_host(sock, peer_timeout_s, gives_up_unread=False)
+            raise connect_error(address, error) from None
+        enable_keepalive(sock, peer_timeout_s, limit_unacknowledged=False)
         channel = cls(address, sock)
         try:
             if isinstance(sock, TlsSocket):
                 await channel._shake_hands(sock, deadline)
-            said = hello if not address.partition else replace(hello, partition=address.partition)
-            channel.welcome = await channel.call(said, Welcome, deadline)
+            sent = hello if not address.partition else replace(hello, partition=address.partition)
+            channel.welcome = await channel.call(sent, Welcome, deadline)
             check_welcome(sock.certified if isinstance(sock, TlsSocket) else None, channel.welcome)
         except BaseException:
             channel.close()
@@ -78,15 +79,16 @@ class AsyncChannel(BaseChannel):
         return channel
 
     async def call(self, message: Message, answer: type[M], deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> M:
-        """Ask and return the answer. If it has a payload, read it with `read_into` before the next call.
+        """Send a request and return the response. If it has a payload, call `read_into` before the next call.
 
-        Raises the peer's typed error (the channel stays usable), Unavailable, DeadlineExceeded or ProtocolError (it is closed).
+        Raises the peer's typed error (the channel stays usable), Unavailable, DeadlineExceeded or ProtocolError (it is
+        closed).
         """
         await self._send(message, deadline, payload)
         return await self._receive(answer, deadline)
 
     async def call_for_fds(self, message: Message, deadline: Deadline) -> tuple[MapSlabsReply, list[int]]:
-        """Ask for slabs and return the answer with its descriptors, which are the caller's to close."""
+        """Request slabs; return the response and its descriptors, which the caller must close."""
         await self._send(message, deadline)
         fds = array("i")
         try:
@@ -100,10 +102,10 @@ class AsyncChannel(BaseChannel):
         return slabs, list(fds)
 
     async def post(self, message: Message) -> None:
-        """Send a message that has no answer. A broken connection is found by the next call."""
+        """Send a one-way message. The next call reports a broken connection."""
         self._is_midway = True
         try:
-            await self._write(notice(message), Deadline(POST_TIMEOUT_S))
+            await self._write(one_way_frame(message), Deadline(POST_TIMEOUT_S))
         except OSError:
             self.close()
         except BaseException:
@@ -112,9 +114,9 @@ class AsyncChannel(BaseChannel):
         self._is_midway = False
 
     async def read_into(self, destinations: Sequence[memoryview], deadline: Deadline) -> None:
-        """Read the answer's payload, or its next part, into writable byte views, in order.
+        """Read the response's payload, or its next part, into writable byte views, in order.
 
-        Raises Unavailable, DeadlineExceeded or ProtocolError; the channel is closed then, and when this is cancelled.
+        Raises Unavailable, DeadlineExceeded or ProtocolError; the channel is then closed, as after cancellation.
         """
         protocol = self._protocol
         try:
@@ -128,11 +130,11 @@ class AsyncChannel(BaseChannel):
             raise self._broken(error) from None
 
     async def ask(self, message: Message, deadline: Deadline) -> None:
-        """Send the request; `await_answer` follows. Raises as `call`."""
+        """Send a request; `await_answer` must follow. Raises as `call`."""
         await self._send(message, deadline)
 
     async def await_answer(self, answer: type[M], until: Deadline) -> M | None:
-        """The answer to `ask`; None if not all of it has come by then, and it can be awaited further. Raises as `call`."""
+        """Return the response to `ask`; None if it is incomplete at `until`; call again to go on. Raises as `call`."""
         try:
             frame = await self._next_frame(until)
         except DeadlineExceeded:
@@ -141,7 +143,7 @@ class AsyncChannel(BaseChannel):
             raise self._broken(error) from None
         return self._answered(frame, answer)
 
-    # --- one request and its answer ---
+    # --- one request and its response ---
 
     async def _send(self, message: Message, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> None:
         try:
@@ -149,12 +151,12 @@ class AsyncChannel(BaseChannel):
             self._is_midway = True
             await self._write(request, deadline)
         except OSError as error:
-            raise self._broken(refusal(self._sock, self._reader) or error) from None
+            raise self._broken(read_refusal(self._sock, self._reader) or error) from None
         except BaseException as error:
             raise self._broken(error) from None
 
     async def _receive(self, answer: type[M], deadline: Deadline, fds: "array[int] | None" = None) -> M:
-        """The answer; descriptors that come with it are appended to `fds`."""
+        """Return the response; descriptors sent with it are appended to `fds`."""
         try:
             frame = await self._next_frame(deadline, fds)
         except BaseException as error:
@@ -164,8 +166,8 @@ class AsyncChannel(BaseChannel):
     async def _next_frame(self, deadline: Deadline, fds: "array[int] | None" = None) -> tuple[FrameHeader, memoryview]:
         reader = self._reader
         while (frame := reader.next_frame()) is None:
-            room = reader.recv_buffer()
-            reader.received(await (self._receive_some((room,), deadline) if fds is None else self._receive_fds(room, fds, deadline)))
+            buffer = reader.recv_buffer()
+            reader.received(await (self._receive_some((buffer,), deadline) if fds is None else self._receive_fds(buffer, fds, deadline)))
         return frame
 
     # --- the socket ---
@@ -179,7 +181,7 @@ class AsyncChannel(BaseChannel):
             raise self._broken(error) from None
 
     async def _receive_some(self, views: Sequence[memoryview], deadline: Deadline) -> int:
-        """At least one byte into `views`. Raises OSError, DeadlineExceeded among them."""
+        """Receive at least one byte into `views`. Raises OSError, DeadlineExceeded."""
         while True:
             try:
                 got = self._sock.recv_into(views[0]) if len(views) == 1 else self._sock.recvmsg_into(views)[0]
@@ -190,12 +192,12 @@ class AsyncChannel(BaseChannel):
                 raise self._protocol.peer_closed()
             return got
 
-    async def _receive_fds(self, room: memoryview, fds: "array[int]", deadline: Deadline) -> int:
-        """At least one byte into `room`, and the descriptors that come with it, appended to `fds`. Raises as _receive_some."""
+    async def _receive_fds(self, buffer: memoryview, fds: "array[int]", deadline: Deadline) -> int:
+        """Receive at least one byte into `buffer`; descriptors are appended to `fds`. Raises as _receive_some."""
         space = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
         while True:
             try:
-                got, ancillary, _, _ = self._sock.recvmsg_into([room], space, socket.MSG_CMSG_CLOEXEC)
+                got, ancillary, _, _ = self._sock.recvmsg_into([buffer], space, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await self._ready(deadline)
                 continue
@@ -205,7 +207,7 @@ class AsyncChannel(BaseChannel):
             return got
 
     async def _write(self, pending: deque[memoryview], deadline: Deadline) -> None:
-        """Send all, and leave none of it in `pending`. Raises OSError, DeadlineExceeded among them."""
+        """Send all of `pending`, which is empty afterwards. Raises OSError, DeadlineExceeded."""
         while pending:
             try:
                 sent = self._sock.sendmsg(list(islice(pending, MAX_VECTORS)))
@@ -215,7 +217,7 @@ class AsyncChannel(BaseChannel):
                 advance(pending, sent)
 
     async def _ready(self, deadline: Deadline, *, to_write: bool = False) -> None:
-        """Wait until the socket can be read (or written). Raises DeadlineExceeded."""
+        """Wait until the socket is readable (or writable). Raises DeadlineExceeded."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         fd = self._sock.fileno()
@@ -228,18 +230,18 @@ class AsyncChannel(BaseChannel):
             remove(fd)
             timer.cancel()
 
-    def has_hung_up(self) -> bool:
-        """Whether the connection is over, as far as the kernel knows. Reads nothing: it may be asked during a call."""
-        return not self.is_open or has_hung_up(self._sock)
+    def is_closed_by_peer(self) -> bool:
+        """Whether the kernel knows that the connection ended. Reads nothing, so a call may be under way."""
+        return not self.is_open or is_closed_by_peer(self._sock)
 
     def close(self) -> None:
-        """Hang up. A second close is a no-op."""
+        """Close the connection. A second close is a no-op."""
         self.is_open = False
         self._sock.close()
 
 
 async def _connect(address: Address, timeout_s: float) -> socket.socket:
-    """A connected non-blocking socket. Raises OSError (TimeoutError among them)."""
+    """Return a connected non-blocking socket. Raises OSError, TimeoutError."""
     if address.unix:
         return await _connect_one(socket.AF_UNIX, address.unix, timeout_s)
     loop = asyncio.get_running_loop()
@@ -248,7 +250,7 @@ async def _connect(address: Address, timeout_s: float) -> socket.socket:
         async with asyncio.timeout(timeout_s):
             found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
-        raise not_a_name(error) from None
+        raise invalid_host_name(error) from None
     for number, (family, _, _, _, name) in enumerate(found):
         try:
             sock = await _connect_one(family, name, share_s(end_s - loop.time(), len(found) - number))

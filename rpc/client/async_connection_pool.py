@@ -1,4 +1,4 @@
-"""Connection pool of one event loop, which lends channels to its tasks. The bookkeeping is pool_state.py's."""
+"""Connection pool for the tasks of one event loop. pool_state.py has the bookkeeping."""
 
 import asyncio
 import time
@@ -10,14 +10,17 @@ from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.async_channel import AsyncChannel
 from kvstore.rpc.client.connection_pool import ConnectionLease, PoolSettings, connect_deadline, connect_failed
-from kvstore.rpc.client.pool_state import ChannelTurn, PoolState, Waiter
+from kvstore.rpc.client.pool_state import ChannelPermit, PoolState, Waiter
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.descriptors import max_open_files
 from kvstore.security.tls.certificates import Certificates
 
 
 class AsyncPool:
-    """Asynchronous channels for the tasks of one event loop, the only caller. A connection says `hello`, or what `take` is told."""
+    """Pool of asynchronous channels, for the tasks of one event loop.
+
+    New connections send `hello`, or that of `take`.
+    """
 
     def __init__(
         self,
@@ -29,46 +32,45 @@ class AsyncPool:
     ) -> None:
         self._hello = hello
         self._tls = tls
-        self._shelf: PoolState[AsyncChannel] = PoolState(
+        self._state: PoolState[AsyncChannel] = PoolState(
             max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
         )
         self._settings = settings
         self._clock_ns = clock_ns
 
     async def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> ConnectionLease[AsyncChannel]:
-        """Lend a channel to `address`, opening one if none is idle; waits in turn while no more may be open. A new one says `hello`, where
-        that is given.
+        """Lease a channel to `address`, opening one if none is idle; waits in a queue while the limit is reached.
 
-        Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
+        A new channel sends `hello` if it is given. Raises Unavailable, DeadlineExceeded, Closed, or the peer's error.
         """
         while True:
-            turn, channel = self._shelf.lend(address)
-            if turn is None:
-                turn, channel = await self._wait(address, deadline)
+            permit, channel = self._state.acquire(address)
+            if permit is None:
+                permit, channel = await self._wait(address, deadline)
             if channel is not None:
-                return ConnectionLease(channel, partial(self._give_back, turn), reused=True)
+                return ConnectionLease(channel, partial(self._release, permit), reused=True)
             try:
                 opened = await self._open(address, deadline, hello or self._hello)
-                self._shelf.opened(opened, turn)
+                self._state.opened(opened, permit)
             except TooManyConnections:
-                if not self._shelf.exhausted(address, turn, self._clock_ns()):
+                if not self._state.open_refused(address, permit, self._clock_ns()):
                     raise
             except BaseException:
-                self._shelf.not_opened(address, turn)
+                self._state.not_opened(address, permit)
                 raise
             else:
-                return ConnectionLease(opened, partial(self._give_back, turn), reused=False)
+                return ConnectionLease(opened, partial(self._release, permit), reused=False)
 
-    async def _wait(self, address: Address, deadline: Deadline) -> tuple[ChannelTurn, AsyncChannel | None]:
+    async def _wait(self, address: Address, deadline: Deadline) -> tuple[ChannelPermit, AsyncChannel | None]:
         waiter = _TaskWaiter()
         try:
             while True:
-                turn, channel = self._shelf.lend_or_queue(address, waiter)
-                if turn is not None:
-                    return turn, channel
+                permit, channel = self._state.acquire_or_queue(address, waiter)
+                if permit is not None:
+                    return permit, channel
                 await waiter.wait(deadline.left_s())
         finally:
-            self._shelf.leave(address, waiter, self._clock_ns())
+            self._state.leave(address, waiter, self._clock_ns())
 
     async def _open(self, address: Address, deadline: Deadline, hello: Hello) -> AsyncChannel:
         try:
@@ -77,20 +79,20 @@ class AsyncPool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def _give_back(self, turn: ChannelTurn, channel: AsyncChannel) -> None:
-        self._shelf.give_back(channel, turn, self._clock_ns())
+    def _release(self, permit: ChannelPermit, channel: AsyncChannel) -> None:
+        self._state.release(channel, permit, self._clock_ns())
 
     def counts(self, address: Address) -> tuple[int, int]:
-        """(lent, idle) channels to `address`."""
-        return self._shelf.counts(address)
+        """Return the number of leased and of idle channels to `address`."""
+        return self._state.counts(address)
 
     def close(self) -> None:
-        """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
-        self._shelf.close()
+        """Close idle channels now and leased ones on release; `take` then raises Closed. A second close is a no-op."""
+        self._state.close()
 
 
 class _TaskWaiter(Waiter[AsyncChannel]):
-    """A task that waits."""
+    """A waiting task."""
 
     __slots__ = ("_is_woken",)
 
@@ -102,7 +104,7 @@ class _TaskWaiter(Waiter[AsyncChannel]):
         self._is_woken.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until it is woken, `timeout_s` at most."""
+        """Wait for `wake`, at most `timeout_s`."""
         timer = asyncio.get_running_loop().call_later(timeout_s, self._is_woken.set)
         try:
             await self._is_woken.wait()

@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolError, Unavailable, from_code
 from kvstore.protocol.frames import (
+    ACCEPTS_TRACES,
     HEADER,
     MAGIC,
+    MAKES_HOT_COPIES,
     MAX_DEADLINE_MS,
-    SPREADS_READS,
-    TAKES_TRACES,
     VERSION,
     FrameHeader,
     pack_header,
@@ -33,30 +33,33 @@ from kvstore.rpc.tracing import CALL
 M = TypeVar("M", bound=Message)
 MAX_REQUEST_ID = 0xFFFFFFFF
 _ONE_FLAG: Final = struct.Struct(HEADER.format + "IB")
-"""A whole answer Flags of one flag: header, count, flag."""
+"""A whole Flags response with one flag: header, count, flag."""
 _ONE_FLAG_BODY: Final = struct.calcsize("<IB")
 
 
 class ClientProtocol:
-    """See the module. Not thread-safe. After any error that it raises, but DeadlineExceeded of `request`, the stream may be anywhere."""
+    """State of one connection: request ids, unread payload, features of the peer. Not thread-safe.
 
-    __slots__ = ("_address", "_request_id", "payload_left", "spreads_reads", "takes_traces")
+    After any error but DeadlineExceeded of `request`, the position in the stream is unknown: close the connection.
+    """
+
+    __slots__ = ("_address", "_request_id", "accepts_traces", "makes_hot_copies", "payload_left")
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self.takes_traces = self.spreads_reads = False
-        """The peer has said so in its Welcome."""
+        self.accepts_traces = self.makes_hot_copies = False
+        """Features in the peer's Welcome."""
         self._request_id = 0
         self.payload_left = 0
-        """Bytes of the last answer's payload that have not been read; whoever reads some counts them off."""
+        """Unread bytes of the last response's payload; the reader of the payload decreases it."""
 
     def request(self, message: Packable, deadline: Deadline, payload: Sequence[memoryview | bytes] = ()) -> deque[memoryview]:
-        """The next request, as the buffers to send in order.
+        """Return the buffers of the next request, to be sent in order.
 
-        Raises ProtocolError: values of the previous answer lie in the way. DeadlineExceeded: it is over, and nothing needs to be sent.
+        Raises ProtocolError: the previous response's payload is unread. DeadlineExceeded: nothing was sent.
         """
         if self.payload_left:
-            raise ProtocolError("the previous answer's payload was not read")
+            raise ProtocolError("the previous response's payload was not read")
         self._request_id = self._request_id % MAX_REQUEST_ID + 1
         body = message.pack()
         payload_bytes = sum(map(len, payload)) if payload else 0
@@ -65,28 +68,33 @@ class ClientProtocol:
         call = CALL.get()
         if call is not None:
             call.requests += 1
-            if self.takes_traces:
+            if self.accepts_traces:
                 frame = call.frame + frame
         head = memoryview(frame)
         return deque([head, *[memoryview(part) for part in payload]]) if payload else deque((head,))
 
     def packed_request(self, kind: int, body: bytes, payload_bytes: int, deadline: Deadline) -> bytes:
-        """The next request's header and body, of a message that is packed already. Raises as `request`; what deadline is left is not
-        looked at: what is packed at once has all of it."""
+        """Return header and body of the next request, with a packed body. Raises as `request`.
+
+        The header has the whole deadline, without a clock read: the caller has just begun.
+        """
         if self.payload_left:
-            raise ProtocolError("the previous answer's payload was not read")
+            raise ProtocolError("the previous response's payload was not read")
         self._request_id = request_id = self._request_id % MAX_REQUEST_ID + 1
         deadline_ms = min(int(deadline.timeout_s * 1000) + 1, MAX_DEADLINE_MS)
         frame = HEADER.pack(MAGIC, VERSION, kind, request_id, deadline_ms, len(body), payload_bytes) + body
         call = CALL.get()
         if call is not None:
             call.requests += 1
-            if self.takes_traces:
+            if self.accepts_traces:
                 return call.frame + frame
         return frame
 
     def flag(self, data: memoryview, size_bytes: int) -> int | None:
-        """The flag, if the first bytes of `data` are an answer Flags to the request that has one and nothing else. None: `answer` tells."""
+        """Return the flag if `data` is exactly the Flags response, with one flag, to the current request.
+
+        None: use `answer`.
+        """
         if size_bytes != _ONE_FLAG.size:
             return None
         magic, version, kind, request_id, _, body_bytes, payload_bytes, count, flag = _ONE_FLAG.unpack_from(data)
@@ -95,19 +103,19 @@ class ClientProtocol:
         return found if is_plain and not payload_bytes and magic == MAGIC and version == VERSION else None
 
     def answer(self, header: FrameHeader, body: memoryview, kind: type[M]) -> M | KVStoreError:
-        """What this frame answers to the request: the message, or the peer's typed error.
+        """Return the response in this frame: the message, or the peer's typed error.
 
-        Raises ProtocolError for any other frame, and the error of a peer that could not read us and hangs up.
+        Raises ProtocolError for any other frame, and the error of a peer that rejects the connection (request id 0).
         """
         if header.type == kind.TYPE and header.request_id == self._request_id:
             reply = kind.unpack(body)
             self.payload_left = header.payload_bytes
-            if header.deadline_ms:  # of a Welcome; of other answers it is 0
-                self.takes_traces = bool(header.deadline_ms & TAKES_TRACES)
-                self.spreads_reads = bool(header.deadline_ms & SPREADS_READS)
+            if header.deadline_ms:  # feature bits of a Welcome; 0 in other responses
+                self.accepts_traces = bool(header.deadline_ms & ACCEPTS_TRACES)
+                self.makes_hot_copies = bool(header.deadline_ms & MAKES_HOT_COPIES)
             return reply
         if header.type != Failure.TYPE or header.request_id not in (0, self._request_id) or header.payload_bytes:
-            raise ProtocolError(f"{self._address} answered with a message of type {header.type} where {kind.__name__} belongs")
+            raise ProtocolError(f"{self._address} sent a message of type {header.type} instead of {kind.__name__}")
         failure = Failure.unpack(body)
         error = from_code(failure.code, failure.text)
         if not header.request_id:
@@ -115,27 +123,27 @@ class ClientProtocol:
         return error
 
     def destinations(self, views: Sequence[memoryview]) -> deque[memoryview]:
-        """The views to be filled with the answer's payload, or its next part. Raises ProtocolError: the payload has fewer bytes."""
-        if sum(map(len, views)) > self.payload_left:
-            raise ProtocolError(f"{self._address} sent {self.payload_left} bytes of values where more belong")
+        """Return the non-empty views, to be filled with payload. Raises ProtocolError: the payload has fewer bytes."""
+        if (expected := sum(map(len, views))) > self.payload_left:
+            raise ProtocolError(f"{self._address} sent {self.payload_left} bytes of values instead of {expected}")
         return deque(filter(len, views))
 
     def peer_closed(self) -> ConnectionResetError:
-        """The error of a stream that ends here."""
+        """Return the error for the end of the stream."""
         return ConnectionResetError(0, "the peer closed the connection" + (" within a payload" if self.payload_left else ""))
 
     def wrong_descriptors(self, slabs: MapSlabsReply, count: int) -> ProtocolError | None:
-        """The error of an answer with which `count` descriptors came, unless that is one for each slab that is there."""
+        """Return an error unless the response came with one descriptor for each existing slab."""
         if count == sum(map(bool, slabs.sizes)):
             return None
         return ProtocolError(f"{self._address} sent {count} descriptors for slabs of {list(slabs.sizes)} bytes")
 
 
 class BaseChannel(ABC):
-    """A client's connection to one daemon, whichever way it waits for its socket: one request in flight."""
+    """Base of blocking and asyncio channels: a client's connection to one daemon, with one request in flight."""
 
     welcome: Welcome
-    """Who answered."""
+    """The daemon's response to Hello."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -143,29 +151,32 @@ class BaseChannel(ABC):
         self._reader = FrameReader()
         self._protocol = ClientProtocol(address)
         self._is_midway = False
-        """A request was begun and its answer has not come, or a message without an answer is being sent."""
+        """Whether a request has no response yet, or a one-way message is being sent."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hang up. A second close is a no-op."""
+        """Close the connection. A second close is a no-op."""
 
     @property
     def is_settled(self) -> bool:
-        """Between calls, with nothing of the last one left to read. Otherwise, after an interrupt, its stream may be anywhere."""
+        """Whether no call is under way and no payload is unread.
+
+        If False after an interrupt, the stream's position is unknown.
+        """
         return not self._is_midway and not self._protocol.payload_left
 
     @property
-    def takes_traces(self) -> bool:
-        """The peer has said so in its Welcome."""
-        return self._protocol.takes_traces
+    def accepts_traces(self) -> bool:
+        """Whether the peer accepts Trace messages."""
+        return self._protocol.accepts_traces
 
     @property
-    def spreads_reads(self) -> bool:
-        """A master that has what is read much copied to further nodes answered."""
-        return self._protocol.spreads_reads
+    def makes_hot_copies(self) -> bool:
+        """Whether the peer is a master that makes hot copies."""
+        return self._protocol.makes_hot_copies
 
     def _answered(self, frame: tuple[FrameHeader, memoryview], answer: type[M]) -> M:
-        """What a whole frame says. Raises the peer's typed error, ProtocolError."""
+        """Return the response in a frame. Raises the peer's typed error, ProtocolError."""
         try:
             reply = self._protocol.answer(frame[0], frame[1], answer)
         except KVStoreError as error:
@@ -175,12 +186,14 @@ class BaseChannel(ABC):
             try:
                 raise reply
             finally:
-                del reply  # the error refers to this call, which is not to refer to it
+                del reply  # breaks the reference cycle of error and frame
         return reply
 
     def _broken(self, error: BaseException) -> BaseException:
-        """Close, and say what the caller is told: interrupts and typed errors as they are. An OSError without a number is not the socket's:
-        a signal handler raised it."""
+        """Close the channel and return the error to raise: Unavailable for an OSError of the socket, others unchanged.
+
+        An OSError without errno comes from a signal handler.
+        """
         self.close()
         if isinstance(error, DeadlineExceeded):
             return DeadlineExceeded(f"{self.address}: {error}")
@@ -189,8 +202,8 @@ class BaseChannel(ABC):
         return Unavailable(f"the connection to {self.address} broke: {error.strerror or error}")
 
 
-def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the peer has closed its end. Reads nothing, so a call of another thread may be under way."""
+def is_closed_by_peer(sock: socket.socket) -> bool:
+    """Whether the peer has closed its end. Reads nothing, so another thread's call may be under way."""
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -199,9 +212,11 @@ def has_hung_up(sock: socket.socket) -> bool:
         return True
 
 
-def refusal(sock: socket.socket, reader: FrameReader) -> KVStoreError | None:
-    """The error by which a peer refused this connection before it closed it: where a send fails, its Failure can still be read. None: it
-    sent none."""
+def read_refusal(sock: socket.socket, reader: FrameReader) -> KVStoreError | None:
+    """Return the error with which the peer refused this connection, or None.
+
+    After a failed send its Failure can still be read.
+    """
     try:
         reader.received(sock.recv_into(reader.recv_buffer(), 0, socket.MSG_DONTWAIT))
         frame = reader.next_frame()
@@ -213,13 +228,15 @@ def refusal(sock: socket.socket, reader: FrameReader) -> KVStoreError | None:
     return from_code(failure.code, failure.text)
 
 
-def notice(message: Message) -> deque[memoryview]:
-    """A message that has no answer, as the buffers to send."""
+def one_way_frame(message: Message) -> deque[memoryview]:
+    """Return the buffers of a one-way message."""
     body = message.pack()
     return deque((memoryview(pack_header(message.TYPE, 0, len(body)) + body),))
 
 
 def take_descriptors(ancillary: Iterable[tuple[int, int, bytes]], fds: "array[int]") -> None:
-    """Append what came by SCM_RIGHTS, whole or cut: the kernel gives no other kind unasked."""
+    """Append the descriptors received by SCM_RIGHTS, the only kind of ancillary data that is received, possibly
+    truncated.
+    """
     for _, _, content in ancillary:
         fds.frombytes(content[: len(content) - len(content) % fds.itemsize])

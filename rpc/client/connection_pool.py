@@ -1,8 +1,6 @@
-"""Connection pool of a blocking client: the only place that opens its channels, says Hello and drops broken ones.
+"""Connection pool of a blocking client: opens channels, leases them to threads, drops broken ones.
 
-`pool_state.py` is the bookkeeping, without locks or sockets; `ConnectionPool` lends blocking channels to threads;
-`async_connection_pool.py` lends
-to tasks.
+`pool_state.py` is the bookkeeping, without locks or sockets. `async_connection_pool.py` is the pool for asyncio.
 """
 
 import threading
@@ -17,7 +15,7 @@ from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.pool_state import ChannelTurn, Closable, PoolState, Waiter
+from kvstore.rpc.client.pool_state import ChannelPermit, Closable, PoolState, Waiter
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.descriptors import max_open_files
 from kvstore.rpc.gil_contention import GilContention
@@ -25,11 +23,11 @@ from kvstore.rpc.gil_contention import GilContention
 if TYPE_CHECKING:
     from kvstore.security.tls.certificates import Certificates
 
-Lent = TypeVar("Lent", bound=Closable, covariant=True)
+Leased = TypeVar("Leased", bound=Closable, covariant=True)
 
 
 class PoolSettings(Protocol):
-    """Settings of a client that its pools are held to."""
+    """Settings of a client that its pools use."""
 
     @property
     def max_channels(self) -> int: ...
@@ -47,45 +45,50 @@ class PoolSettings(Protocol):
     def busy_poll_us(self) -> int: ...
 
 
-class ConnectionLease(Generic[Lent]):
-    """A channel in one caller's hands until `give_back`, or the end of a `with` block."""
+class ConnectionLease(Generic[Leased]):
+    """Exclusive use of a channel until `release`, or the end of a `with` block."""
 
-    __slots__ = ("_give_back", "channel", "reused")
+    __slots__ = ("_release", "channel", "reused")
 
-    def __init__(self, channel: Lent, give_back: Callable[[Lent], None], *, reused: bool) -> None:
+    def __init__(self, channel: Leased, release: Callable[[Leased], None], *, reused: bool) -> None:
         self.channel = channel
         self.reused = reused
-        """It was open before: the peer may have gone since."""
-        self._give_back: Callable[[Lent], None] | None = give_back
+        """Whether the channel was open before; the peer may have closed it since."""
+        self._release: Callable[[Leased], None] | None = release
 
-    def give_back(self, error: BaseException | None = None) -> None:
-        """The channel is closed first when its stream may be anywhere: within a call, or after an `error` that is not kvstore's own (an
-        interrupt, a cancelled task). A second call is a no-op."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
+    def release(self, error: BaseException | None = None) -> None:
+        """Return the channel to the pool. A second call is a no-op.
+
+        The channel is closed first if its stream's position is unknown: within a call, or after a foreign `error` (an
+        interrupt, a cancelled task).
+        """
+        release, self._release = self._release, None
+        if release is not None:
             if not self.channel.is_settled or (error is not None and not isinstance(error, KVStoreError)):
                 self.channel.close()
-            give_back(self.channel)
+            release(self.channel)
 
     def discard(self) -> None:
-        """Hang up and give back: the peer then frees what it held for this connection."""
+        """Close the channel and release it: the peer frees the connection's state."""
         self.channel.close()
-        self.give_back()
+        self.release()
 
-    def __enter__(self) -> "ConnectionLease[Lent]":
+    def __enter__(self) -> "ConnectionLease[Leased]":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.give_back(error)
+        self.release(error)
 
 
 def connect_deadline(deadline: Deadline, connect_timeout_s: float) -> Deadline:
-    """For one attempt to connect: a dead address must leave time for another one."""
+    """Return the deadline of one connect, which leaves time for another address."""
     return deadline.part(min(deadline.left_s(), connect_timeout_s))
 
 
 def connect_failed(error: DeadlineExceeded, address: Address, deadline: Deadline) -> KVStoreError:
-    """What an attempt that ran out of time means: the operation's end, or an address that does not answer."""
+    """Return the error of a connect that timed out: the operation's DeadlineExceeded, or Unavailable if it has time
+    left.
+    """
     try:
         deadline.left_s()
     except DeadlineExceeded:
@@ -94,7 +97,7 @@ def connect_failed(error: DeadlineExceeded, address: Address, deadline: Deadline
 
 
 class ConnectionPool:
-    """Blocking channels for threads. Thread-safe. A connection introduces itself with `hello`, or as `take` says."""
+    """Pool of blocking channels. Thread-safe. New connections send `hello`, or that of `take`."""
 
     def __init__(
         self,
@@ -107,8 +110,8 @@ class ConnectionPool:
     ) -> None:
         self._hello = hello
         self._tls = tls
-        # The other half of the descriptors are the program's.
-        self._shelf: PoolState[Channel] = PoolState(
+        # The program keeps the other half of the descriptors.
+        self._state: PoolState[Channel] = PoolState(
             max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
         )
         self._settings = settings
@@ -117,61 +120,60 @@ class ConnectionPool:
         self._lock = threading.Lock()
 
     def take(self, address: Address, deadline: Deadline, hello: Hello | None = None) -> ConnectionLease[Channel]:
-        """Lend a channel to `address`, opening one if none is idle; waits in turn while no more may be open. A new one says `hello`, where
-        that is given.
+        """Lease a channel to `address`, opening one if none is idle; waits in a queue while the limit is reached.
 
-        Raises Unavailable, DeadlineExceeded, Closed, or the peer's refusal.
+        A new channel sends `hello` if it is given. Raises Unavailable, DeadlineExceeded, Closed, or the peer's error.
         """
         while True:
-            turn, channel = self._next(address, deadline)
+            permit, channel = self._next(address, deadline)
             if channel is not None:
-                return ConnectionLease(channel, partial(self.give_back, turn), reused=True)
+                return ConnectionLease(channel, partial(self.release, permit), reused=True)
             try:
                 opened = self._open(address, deadline, hello or self._hello)
-                self._shelf.opened(opened, turn)
+                self._state.opened(opened, permit)
             except TooManyConnections:
                 with self._lock:
-                    may_wait = self._shelf.exhausted(address, turn, self._clock_ns())
+                    may_wait = self._state.open_refused(address, permit, self._clock_ns())
                 if not may_wait:
                     raise
             except BaseException:
                 with self._lock:
-                    self._shelf.not_opened(address, turn)
+                    self._state.not_opened(address, permit)
                 raise
             else:
-                return ConnectionLease(opened, partial(self.give_back, turn), reused=False)
+                return ConnectionLease(opened, partial(self.release, permit), reused=False)
 
-    def take_idle(self, address: Address) -> ConnectionLease[Channel] | None:
-        """Lend a channel that is open already; None: there is none. Raises Closed."""
+    def acquire_idle(self, address: Address) -> ConnectionLease[Channel] | None:
+        """Lease an idle channel; None if there is none. Raises Closed."""
         borrowed = self.borrow(address)
         return self.lent(*borrowed) if borrowed is not None else None
 
-    def borrow(self, address: Address) -> tuple[ChannelTurn, Channel] | None:
-        """As `take_idle`, without the loan: the caller gives it back with `give_back`, or by a loan that `lent` makes of it."""
+    def borrow(self, address: Address) -> tuple[ChannelPermit, Channel] | None:
+        """As `acquire_idle`, without a lease object: the caller calls `release`, or makes a lease with `lent`."""
         with self._lock:
-            turn, channel = self._shelf.lend(address, opens=False)
-        return (turn, channel) if turn is not None and channel is not None else None
+            permit, channel = self._state.acquire(address, opens=False)
+        return (permit, channel) if permit is not None and channel is not None else None
 
-    def lent(self, turn: ChannelTurn, channel: Channel) -> ConnectionLease[Channel]:
-        """What `borrow` gave, as a loan: of a call that came to no good end."""
-        return ConnectionLease(channel, partial(self.give_back, turn), reused=True)
+    def lent(self, permit: ChannelPermit, channel: Channel) -> ConnectionLease[Channel]:
+        """Return a lease of a borrowed channel, after a failed call."""
+        return ConnectionLease(channel, partial(self.release, permit), reused=True)
 
-    def _next(self, address: Address, deadline: Deadline) -> tuple[ChannelTurn, Channel | None]:
+    def _next(self, address: Address, deadline: Deadline) -> tuple[ChannelPermit, Channel | None]:
         with self._lock:
-            turn, channel = self._shelf.lend(address)
-        if turn is not None:
-            return turn, channel
+            permit, channel = self._state.acquire(address)
+        if permit is not None:
+            return permit, channel
         waiter = _ThreadWaiter()
         try:
             while True:
                 with self._lock:
-                    turn, channel = self._shelf.lend_or_queue(address, waiter)
-                if turn is not None:
-                    return turn, channel
+                    permit, channel = self._state.acquire_or_queue(address, waiter)
+                if permit is not None:
+                    return permit, channel
                 waiter.wait(deadline.left_s())
         finally:
             with self._lock:
-                self._shelf.leave(address, waiter, self._clock_ns())
+                self._state.leave(address, waiter, self._clock_ns())
 
     def _open(self, address: Address, deadline: Deadline, hello: Hello) -> Channel:
         try:
@@ -182,24 +184,24 @@ class ConnectionPool:
         except DeadlineExceeded as error:
             raise connect_failed(error, address, deadline) from None
 
-    def give_back(self, turn: ChannelTurn, channel: Channel) -> None:
-        """The channel is between calls, or closed."""
+    def release(self, permit: ChannelPermit, channel: Channel) -> None:
+        """Return a channel that is between calls, or closed."""
         with self._lock:
-            self._shelf.give_back(channel, turn, self._clock_ns())
+            self._state.release(channel, permit, self._clock_ns())
 
     def counts(self, address: Address) -> tuple[int, int]:
-        """(lent, idle) channels to `address`."""
+        """Return the number of leased and of idle channels to `address`."""
         with self._lock:
-            return self._shelf.counts(address)
+            return self._state.counts(address)
 
     def close(self) -> None:
-        """Hang up on everyone; lent channels close when they come back, and `take` raises Closed. A second close is a no-op."""
+        """Close idle channels now and leased ones on release; `take` then raises Closed. A second close is a no-op."""
         with self._lock:
-            self._shelf.close()
+            self._state.close()
 
 
 class _ThreadWaiter(Waiter[Channel]):
-    """A thread that waits. By a lock, not a Condition, whose wait, interrupted twice, would leave without the lock."""
+    """A waiting thread. Uses a lock, because a Condition's wait, interrupted twice, returns without its lock."""
 
     __slots__ = ("_lock",)
 
@@ -213,5 +215,5 @@ class _ThreadWaiter(Waiter[Channel]):
             self._lock.release()
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is woken, `timeout_s` at most."""
+        """Wait for `wake`, at most `timeout_s`."""
         self._lock.acquire(timeout=timeout_s)

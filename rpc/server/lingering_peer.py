@@ -1,7 +1,8 @@
-"""The peer of a connection that this side has ended, until the peer closes its own end: by its own decision, or with its process.
+"""Wait for a peer to close its end of a connection that this side has shut down.
 
-A process of this host may be stopped in the middle of a copy into shared memory. That its connection is closed here says nothing of it;
-that the kernel has closed its end does, for a process gives up its mappings before its descriptors.
+A local process may be stopped in the middle of a copy into shared memory, even after this side has closed the
+connection. Once its end is closed it cannot write any more, because an exiting process unmaps its memory before it
+closes its descriptors.
 """
 
 import socket
@@ -12,15 +13,18 @@ from typing import Final
 from kvstore.rpc.reactor import Reactor
 
 MAX_READS: Final = 16
-"""In one turn of the loop, of what the peer still sends: it is thrown away."""
+"""Reads in a round of the loop, of bytes that the peer still sends; they are discarded."""
 READ_BYTES: Final = 1 << 16
 
 
 class LingeringPeer:
-    """See the module. It owns the socket. The reactor's loop is the only caller."""
+    """Watches a shut-down connection until the peer closes its end.
+
+    Owns the socket. Only the reactor's thread calls it.
+    """
 
     def __init__(self, reactor: Reactor, sock: socket.socket, on_gone: Callable[["LingeringPeer"], None]) -> None:
-        """End the connection for sending. `on_gone` is called once, before this returns where the peer has closed its end already."""
+        """Shut the connection down for sending. `on_gone` is called once, possibly before this returns."""
         self._reactor = reactor
         self._sock = sock
         self._on_gone = on_gone
@@ -35,7 +39,7 @@ class LingeringPeer:
             self.is_awaited = True
 
     def close(self) -> None:
-        """Wait no more; `on_gone` is not called. A second close is a no-op."""
+        """Stop waiting; `on_gone` is not called. A second close is a no-op."""
         if self.is_awaited:
             self.is_awaited = False
             self._reactor.unregister(self._sock.fileno())
@@ -46,7 +50,7 @@ class LingeringPeer:
             self._end()
 
     def _has_closed(self) -> bool:
-        """Whether the peer has closed its end. What it has sent is read, as far as one turn allows."""
+        """Whether the peer has closed its end. Reads and discards up to MAX_READS buffers."""
         for _ in range(MAX_READS):
             try:
                 if not self._sock.recv(READ_BYTES, socket.MSG_DONTWAIT):

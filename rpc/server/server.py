@@ -1,4 +1,4 @@
-"""Listening sockets of a daemon: TCP and Unix, each accepted connection a Session with the daemon's handler."""
+"""Listening sockets of a daemon, TCP and Unix; each accepted connection becomes a Session with the daemon's handler."""
 
 import contextlib
 import errno
@@ -17,31 +17,31 @@ from kvstore.protocol.errors import ConfigError, Denied, KVStoreError, TooManyCo
 from kvstore.protocol.frames import MAX_BATCH, MAX_BODY_BYTES, FrameHeader, pack_header
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.address import Address, listening_socket
-from kvstore.rpc.descriptors import RefusalLog, SpareDescriptor, described_limit, max_accepted, max_open_files
+from kvstore.rpc.descriptors import RefusalLog, SpareDescriptor, max_accepted, max_open_files, open_files_limit
 from kvstore.rpc.frame_writer import SendLimits
-from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S, enable_keepalive
 from kvstore.rpc.reactor import READABLE, Reactor, Timer
 from kvstore.rpc.server.session import DEFAULT_LIMITS, Handler, Session
 from kvstore.rpc.tracing import Observer, Tracer
-from kvstore.rpc.unix_socket import SocketAccess, remove_dead, sweep
+from kvstore.rpc.unix_socket import SocketAccess, remove_stale, remove_stale_sockets
 from kvstore.security.tls.certificates import Certificates
 
 BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.2
-"""No accepts for this long after one failed for want of descriptors."""
+"""Pause of accepting after it failed for lack of descriptors."""
 HELLO_TIMEOUT_S: Final = 10.0
 REVOKED_INTERVAL_S: Final = 1.0
-"""How often open connections are looked through for certificates that have been revoked: one that is idle would not notice."""
+"""Interval of the check of open connections for revoked certificates; idle ones would not notice."""
 OWNER_ONLY: Final = SocketAccess()
-MAX_STRANGERS: Final = 1024
-"""The defaults of the settings `hello_timeout_s` and `max_strangers`."""
+MAX_UNAUTHENTICATED: Final = 1024
+"""The defaults of the settings `hello_timeout_s` and `max_unauthenticated`."""
 MAX_HELLO_BYTES: Final = 8 * MAX_BATCH + (64 << 10)
-"""A stranger's message: a Hello with a pass for a full batch of blocks. What is known of him is that he sends bytes."""
+"""Largest message of an unauthenticated peer: a Hello with a pass for a full batch of blocks."""
 log = logging.getLogger("kvstore.transfer")
 
 
 class ConnectionSettings(Protocol):
-    """Settings of a daemon that its connections are held to."""
+    """Settings of a daemon for its connections."""
 
     @property
     def max_connections(self) -> int: ...
@@ -50,7 +50,7 @@ class ConnectionSettings(Protocol):
     def hello_timeout_s(self) -> float: ...
 
     @property
-    def max_strangers(self) -> int: ...
+    def max_unauthenticated(self) -> int: ...
 
     @property
     def peer_timeout_s(self) -> float: ...
@@ -58,21 +58,23 @@ class ConnectionSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """ConnectionSettings of a server that has no settings of its own."""
+    """ConnectionSettings of a server without settings."""
 
     max_connections: int
     hello_timeout_s: float = HELLO_TIMEOUT_S
-    max_strangers: int = MAX_STRANGERS
+    max_unauthenticated: int = MAX_UNAUTHENTICATED
     peer_timeout_s: float = PEER_TIMEOUT_S
 
 
 class Server:
-    """Owns the listening sockets and the set of live sessions. Not thread-safe: the reactor's thread is the only caller.
+    """Owns the listening sockets and the set of live sessions.
 
-    A peer is a stranger until the handler, upon one of its frames, has given its session a context. Strangers are hung up on after
-    `hello_timeout_s`, and the one that has been here longest when there are more than `max_strangers`, or half of the connections, or when
-    somebody comes and no connection is left: so they cannot keep those that others need. A peer over TCP whose host has vanished is hung up
-    on after about `peer_timeout_s`.
+    Not thread-safe: the reactor's thread is the only caller.
+
+    A session is unauthenticated until the handler, upon one of its frames, gives it a context. It is closed after
+    `hello_timeout_s`. The oldest unauthenticated one is closed when there are more than `max_unauthenticated` (at most
+    half of `max_connections`), or when a peer connects and no connection is left; so they cannot use up the
+    connections. A TCP connection whose peer's host has vanished is closed after about `peer_timeout_s`.
     """
 
     def __init__(
@@ -85,40 +87,43 @@ class Server:
         tls: Certificates | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """`tls`: connections over TCP are TLS, if it serves; a handshake is a stranger's. `observer` is told of all sessions' requests."""
+        """`tls`: certificates for TCP connections, if they serve; a peer in the handshake is unauthenticated.
+
+        `observer`: of all requests.
+        """
         self._tls = tls if tls is not None and tls.serves else None
         self._reactor = reactor
         self._observer = observer
         self.tracer: Tracer | None = None
-        """Makes spans of requests that belong to a trace; may be set before the reactor runs."""
+        """Makes spans of traced requests; may be set before the reactor runs."""
         self.handler = handler
-        """Serves connections accepted from now on; may be replaced before the reactor runs."""
+        """Serves new connections; may be replaced before the reactor runs."""
         self.handler_of: Callable[[Session], Handler] = lambda _session: self.handler
-        """Who serves a session from the frame on by which it was known."""
+        """Returns the handler of a session once it is authenticated."""
         self.on_denied: Callable[[Session, Denied], None] = lambda _session, _error: None
-        """Called with each session that showed a credential which is refused, or asked for what its own does not allow."""
+        """Called with each session that sent a refused credential, or a request that its own does not permit."""
         self._max_connections = min(settings.max_connections, max_accepted())
-        bound = "max_connections" if self._max_connections == settings.max_connections else f"half of the {described_limit()}"
+        bound = "max_connections" if self._max_connections == settings.max_connections else f"half of the {open_files_limit()}"
         self._full = f"the server has all its {self._max_connections} connections in use ({bound})"
         self._refusals = RefusalLog()
         self._spare = SpareDescriptor()
         self._send_limits = send_limits
         self._hello_timeout_s = settings.hello_timeout_s
-        self._max_strangers = min(settings.max_strangers, max(1, self._max_connections // 2))
+        self._max_unauthenticated = min(settings.max_unauthenticated, max(1, self._max_connections // 2))
         self._peer_timeout_s = settings.peer_timeout_s
         self._listeners: list[socket.socket] = []
         self._unix_paths: list[Path] = []
         self.sessions: set[Session] = set()
         self._numbers = itertools.count(1)
-        self._strangers: dict[Session, Timer] = {}
-        """Longest here first; the timer hangs up."""
+        self._unauthenticated: dict[Session, Timer] = {}
+        """Oldest first; the timer closes the session."""
         if self._tls is not None and self._tls.revokes:
-            reactor.every(REVOKED_INTERVAL_S, self._hang_up_on_revoked)
+            reactor.every(REVOKED_INTERVAL_S, self._close_revoked)
 
     def listen_tcp(self, host: str, port: int) -> str:
         """Listen on `host:port` (port 0: any free one) and return the address as `host:port`.
 
-        Raises ConfigError: the port is in use or not allowed, or the host is not this machine's.
+        Raises ConfigError: the port is in use or not permitted, or the host is not this machine's.
         """
         if not 0 <= port <= 65535:
             raise ConfigError(f"port {port} is not a port: they are 0 to 65535")
@@ -135,19 +140,20 @@ class Server:
         return str(Address(bound[0], bound[1]))
 
     def listen_unix(self, path: Path, access: SocketAccess = OWNER_ONLY) -> str:
-        """Listen on the Unix socket `path`, for whom `access` lets in; a folder that is made for it is this user's alone but for them. A
-        dead owner's socket file is replaced.
+        """Listen on the Unix socket `path`, with the permissions of `access`.
 
-        Raises ConfigError: the path is too long (107 bytes), a live process listens there, the folder cannot be used, or this user may not
-        give them access.
+        A new folder is private but for its search permission.
+
+        A stale socket file is replaced. Raises ConfigError: the path is too long (107 bytes), a live process listens
+        there, the folder cannot be used, or this user may not grant the access.
         """
         if len(os.fsencode(path)) > 107:
             raise ConfigError(f"the Unix socket path {path} is longer than 107 bytes: choose a shorter folder")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            remove_dead(path)
-            sweep(path.parent)
+            remove_stale(path)
+            remove_stale_sockets(path.parent)
             listener.bind(str(path))
             _give(path, access)
             listener.listen(BACKLOG)
@@ -162,7 +168,7 @@ class Server:
         return str(path)
 
     def _add(self, listener: socket.socket, access: SocketAccess | None = None) -> None:
-        """`access`: of a Unix socket, whom it is for."""
+        """`access`: permissions of a Unix socket."""
         listener.setblocking(False)
         self._listeners.append(listener)
         self._reactor.register(listener.fileno(), lambda _events: self._accept(listener, access))
@@ -173,40 +179,42 @@ class Server:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            self._refuse_for_want(listener, error)
+            self._refuse_without_descriptor(listener, error)
             return
-        if len(self.sessions) >= self._max_connections and self._strangers:
-            next(iter(self._strangers)).turn_away(TooManyConnections("its place is needed, and it has not introduced itself"))
+        if len(self.sessions) >= self._max_connections and self._unauthenticated:
+            next(iter(self._unauthenticated)).reject(TooManyConnections("closed in favour of a newer connection: Hello was not sent"))
         if len(self.sessions) >= self._max_connections:
-            self._turn_away(sock, self._full)
+            self._refuse_connection(sock, self._full)
             return
         if access is not None and not access.admits(sock):
-            log.warning("refusing a connection: a Unix socket for %s was reached by another user", access)
+            log.warning("refusing a connection: another user connected to a Unix socket for %s", access)
             _refuse(sock, Unauthorized(f"this Unix socket is for its owner, root and {access}: see socket_group (docs/sharing.md)"))
             return
         if access is None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
+        enable_keepalive(sock, self._peer_timeout_s, limit_unacknowledged=True)
         if self._tls is not None and sock.family != socket.AF_UNIX:
             try:
                 sock = self._tls.begin_from(sock)
-            except OSError:  # gone already
+            except OSError:  # closed already
                 return
         try:
             session = Session(self._reactor, sock, _TrackedSession(self), self._send_limits, self._observer, self.tracer)
         except (MemoryError, OSError):
-            self._turn_away(sock, "the server has no memory for another connection")
+            self._refuse_connection(sock, "the server has no memory for another connection")
             return
         session.on_denied = self.on_denied
         session.number = next(self._numbers)
         session.limit_bodies(MAX_HELLO_BYTES)
         self.sessions.add(session)
-        self._meet(session)
+        self._track_unauthenticated(session)
 
-    def _refuse_for_want(self, listener: socket.socket, error: OSError) -> None:
-        """No descriptor is left for the peer that waits: accept it on the spare one and refuse it. Where that fails too, pause: the peer
-        waits in the backlog, and epoll would report it again and again."""
-        reason = f"the server has no descriptor left ({error.strerror}): it has used the {described_limit()}"
+    def _refuse_without_descriptor(self, listener: socket.socket, error: OSError) -> None:
+        """Accept the peer on the spare descriptor and refuse it.
+
+        If that fails too, pause: epoll would report the backlog in a loop.
+        """
+        reason = f"the server has no descriptor left ({error.strerror}): it has used the {open_files_limit()}"
         with self._spare.given_up():
             try:
                 sock, _ = listener.accept()
@@ -215,12 +223,12 @@ class Server:
                 self._reactor.modify(listener.fileno(), 0)
                 self._reactor.call_later(ACCEPT_PAUSE_S, lambda: self._listen_again(listener))
             else:
-                self._turn_away(sock, reason)
+                self._refuse_connection(sock, reason)
 
-    def _turn_away(self, sock: socket.socket, reason: str) -> None:
+    def _refuse_connection(self, sock: socket.socket, reason: str) -> None:
         self._log_refusal(reason)
         if self._tls is not None and sock.family != socket.AF_UNIX:
-            sock.close()  # nothing can be said before the handshake, which would be this one's too
+            sock.close()  # an error could only be sent after a handshake
         else:
             _refuse(sock, TooManyConnections(reason))
 
@@ -229,20 +237,20 @@ class Server:
             log.warning("%s", line)
 
     def counts(self) -> dict[str, int]:
-        """Connections that there are, that there may be, and that were refused for want of a place or of a descriptor."""
+        """Return counts of open and of refused connections, and the limits of connections and open files."""
         limits = {"max_connections": self._max_connections, "max_open_files": max_open_files()}
         return {"connections": len(self.sessions), "refused_connections": self._refusals.total, **limits}
 
-    def _meet(self, session: Session) -> None:
-        reason = f"nobody introduced himself within {self._hello_timeout_s:g} s (hello_timeout_s)"
-        self._strangers[session] = self._reactor.call_later(self._hello_timeout_s, lambda: session.close(reason))
-        if len(self._strangers) > self._max_strangers:
-            reason = f"{self._max_strangers} others have not introduced themselves either (max_strangers)"
-            next(iter(self._strangers)).turn_away(TooManyConnections(reason))
+    def _track_unauthenticated(self, session: Session) -> None:
+        reason = f"no Hello within {self._hello_timeout_s:g} s (hello_timeout_s)"
+        self._unauthenticated[session] = self._reactor.call_later(self._hello_timeout_s, lambda: session.close(reason))
+        if len(self._unauthenticated) > self._max_unauthenticated:
+            reason = f"more than {self._max_unauthenticated} unauthenticated connections (max_unauthenticated): send Hello"
+            next(iter(self._unauthenticated)).reject(TooManyConnections(reason))
 
-    def known(self, session: Session) -> None:
-        """It is no stranger any more: it has introduced itself, or is gone."""
-        self._strangers.pop(session).cancel()
+    def mark_authenticated(self, session: Session) -> None:
+        """Stop tracking a session as unauthenticated: it has authenticated, or is closed."""
+        self._unauthenticated.pop(session).cancel()
         session.limit_bodies(MAX_BODY_BYTES)
 
     def _listen_again(self, listener: socket.socket) -> None:
@@ -250,7 +258,7 @@ class Server:
             self._reactor.modify(listener.fileno(), READABLE)
 
     def close(self) -> None:
-        """Stop listening and hang up on everyone. A second close is a no-op."""
+        """Stop listening and close all sessions. A second close is a no-op."""
         for listener in self._listeners:
             self._reactor.unregister(listener.fileno())
             listener.close()
@@ -261,20 +269,20 @@ class Server:
         self._spare.close()
         self.hang_up("the server stops")
 
-    def _hang_up_on_revoked(self) -> None:
+    def _close_revoked(self) -> None:
         assert self._tls is not None
         for session in [session for session in self.sessions if self._tls.is_revoked(session.certified)]:
-            log.info("hanging up: the certificate for %s has been revoked", session.certified)
+            log.info("closing a connection: the certificate of %s has been revoked", session.certified)
             session.close("its certificate has been revoked")
 
     def hang_up(self, reason: str) -> None:
-        """Hang up on everyone who is connected now."""
+        """Close all current sessions."""
         for session in list(self.sessions):
             session.close(reason)
 
 
 class NullHandler:
-    """Serves no one: the first handler of a server that listens before its daemon is whole. Connections wait in the backlog meanwhile."""
+    """Handler of a server that listens before its daemon is complete; connections wait in the backlog meanwhile."""
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         raise Unavailable("this server is starting")
@@ -287,29 +295,32 @@ class NullHandler:
 
 
 class _TrackedSession:
-    """The daemon's handler for one session, with the server's sets kept. Once the peer is known, its frames go there straight."""
+    """Handler of one session that tracks its authentication in the server.
+
+    Later frames go directly to the daemon's handler.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._is_stranger = True
+        self._is_unauthenticated = True
         self.frame: Callable[[Session, FrameHeader, memoryview], None] = self._first_frame
         self.payload = server.handler.payload
 
     def _first_frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
         self._server.handler.frame(session, header, body)
-        if session.context is not None and self._is_stranger:
+        if session.context is not None and self._is_unauthenticated:
             self.frame = self._server.handler_of(session).frame
-            self._know(session)
+            self._mark_authenticated(session)
 
-    def _know(self, session: Session) -> None:
-        self._is_stranger = False
-        self._server.known(session)
+    def _mark_authenticated(self, session: Session) -> None:
+        self._is_unauthenticated = False
+        self._server.mark_authenticated(session)
 
     def closed(self, session: Session) -> None:
         self._server.sessions.discard(session)
-        if self._is_stranger:
+        if self._is_unauthenticated:
             self.frame = self._server.handler.frame  # no reference to itself
-            self._know(session)
+            self._mark_authenticated(session)
         self._server.handler.closed(session)
 
 
@@ -321,7 +332,7 @@ def _refuse(sock: socket.socket, error: KVStoreError) -> None:
 
 
 def _give(path: Path, access: SocketAccess) -> None:
-    """The socket file that was just made is for whom `access` says, or is gone. Raises ConfigError."""
+    """Apply `access` to the new socket file, or unlink it. Raises ConfigError."""
     try:
         access.open_folder(path.parent)
         access.give(path)
@@ -333,9 +344,9 @@ def _give(path: Path, access: SocketAccess) -> None:
 
 
 def default_run_dir() -> Path:
-    """A folder that only this user can enter. In /tmp it is made, for anybody may make one of that name first, and choose what lies in it.
+    """Return a folder that only this user can write: in XDG_RUNTIME_DIR, else in /tmp, where it is created and checked.
 
-    Raises ConfigError: it is another's there, or others may write it.
+    Another user may have created it first in /tmp. Raises ConfigError: it is another user's, or writable by others.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:

@@ -1,8 +1,7 @@
-"""A frame session: one non-blocking connection of a daemon, either end of it.
+"""Session: one non-blocking connection of a daemon, accepted or outgoing.
 
-Reads frames and passes them to a Handler (frame_reader.py). Payloads go straight from the socket into the memory that the handler names.
-Responses, and requests of this end, go through frame_writer.py. A session owns its socket and its buffers. It does not know what the
-messages mean.
+It reads frames (frame_reader.py) and passes them to a Handler. Payloads are read directly into the handler's memory.
+Responses, and this end's requests, go through frame_writer.py. A session owns its socket and its buffers.
 """
 
 import logging
@@ -13,7 +12,7 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from kvstore.protocol.errors import Denied, KVStoreError, ProtocolError, Unavailable, Untrusted, typed
-from kvstore.protocol.frames import MAX_DEADLINE_MS, SPREADS_READS, TAKES_TRACES, FrameHeader, kind_of, pack_header
+from kvstore.protocol.frames import ACCEPTS_TRACES, MAKES_HOT_COPIES, MAX_DEADLINE_MS, FrameHeader, kind_of, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import NO_REQUESTS
 from kvstore.protocol.session_messages import Failure, Hello, Trace, Welcome
@@ -28,40 +27,42 @@ from kvstore.security.tls.subjects import CertifiedPeer
 from kvstore.security.tls.tls_socket import TlsSocket
 
 MAX_FRAMES_A_TURN: Final = 64
-"""Frames served for one peer before the others have their turn."""
+"""Frames of one peer in a round of the loop."""
 MAX_QUEUED_FDS: Final = 256
-"""Descriptors that wait for one peer to take them, beyond which its requests wait: a request of 600 bytes asks for 64 of them."""
+"""Unsent descriptors of one peer beyond which its requests are not read: one of 600 bytes can request 64."""
 DEFAULT_LIMITS: Final = SendLimits()
 
 log = logging.getLogger("kvstore.transfer")
 
 
-AtOnce = Callable[["Session", memoryview], bool]
-"""Serves a whole request that has come alone by the session, from its header to its last byte, and says so; else False, with nothing done.
-It has answered it, or had the session `count` it."""
+FastPath = Callable[["Session", memoryview], bool]
+"""Serves received bytes that are exactly one whole request, and returns True; False: it did nothing. It has responded,
+or called the session's `count` to respond later."""
 
 
 class Handler(Protocol):
-    """All calls come from the reactor's thread.
+    """Server of a session's requests. Called from the reactor's thread.
 
-    A KVStoreError raised by `frame` or `payload` is sent to the peer as Failure; anything else is a fault of ours: it is logged, and
-    the peer told of an internal error.
+    A KVStoreError raised by `frame` or `payload` is sent to the peer as Failure. Any other exception is logged, and the
+    peer gets an internal error.
     """
 
     def frame(self, session: "Session", header: FrameHeader, body: memoryview) -> None:
-        """A whole request has arrived (its payload is in the memory that `payload` named). `body` is valid during the call only."""
+        """Serve a complete request; its payload is in the views of `payload`. `body` is valid during the call only."""
 
     def payload(self, session: "Session", header: FrameHeader, body: memoryview) -> "list[memoryview] | None":
-        """Where shall this request's payload go? Writable views that add up to it, or None: `session.accept_payload` will tell later,
-        and `body` then is no longer valid; or the request has been served (`session.take_payload`). Raising refuses the request; its
-        payload is read and thrown away."""
+        """Return writable views for the request's payload, of exactly its size.
+
+        None: `session.accept_payload` follows later, when `body` is invalid, or the request was served with
+        `session.take_payload`. Raising refuses the request; its payload is read and discarded.
+        """
 
     def closed(self, session: "Session") -> None:
-        """The connection is gone, for whatever reason; called once. Views given by `payload` are no longer used."""
+        """Clean up after the connection ended; called once. Views returned by `payload` are no longer used."""
 
 
 class Session:
-    """See the module. Not thread-safe: the reactor's thread is the only caller."""
+    """One connection of a daemon. Not thread-safe: only the reactor's thread calls it."""
 
     def __init__(
         self,
@@ -72,17 +73,17 @@ class Session:
         observer: Observer | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """With a `tracer` the peer is told that Trace messages are taken, and requests that it announces so have spans."""
+        """With a `tracer` the session accepts Trace messages, and traced requests get spans."""
         sock.setblocking(False)
         self.reactor = reactor
         self.is_local = sock.family == socket.AF_UNIX
         self.number = 0
-        """Of an accepted connection, among those of its server."""
+        """Number of an accepted connection, unique in its server."""
         self.requests = 0
-        """That the peer made, where the handler counts them."""
+        """Requests of the peer, if the handler counts them."""
         self.since_ns = reactor.now_ns()
         self.context: Any = None
-        """The handler's own state for this connection."""
+        """The handler's state for this connection."""
         self._in_flight = InFlight()
         self._sock = sock
         self._tls = TlsSession(sock) if isinstance(sock, TlsSocket) else None
@@ -91,22 +92,23 @@ class Session:
         self._reader = FrameReader()
         self._payload = PayloadReader()
         self._is_counted = False
-        """What `at_once` was shown, by `count`."""
-        self.at_once: AtOnce | None = None
-        """Is shown what has arrived before it is cut into frames, where no request waits for its answer and no quota counts them."""
+        """Whether `fast_path` has called `count` for the current request."""
+        self.fast_path: FastPath | None = None
+        """Tried on received bytes before they are parsed, if no request waits for its response and no quota counts
+        requests."""
         self._is_due = False
-        """What TLS has decrypted already is about to be read."""
+        """Whether a read of decrypted bytes is scheduled."""
         self._limits = limits
         self._writer = FrameWriter(reactor, sock, limits, hang_up=self.close, on_queued=self._update_events)
         self._pending = PendingRequests(reactor)
         self._takes_traces = False
-        """The peer takes Trace messages."""
+        """Whether the peer accepts Trace messages."""
         self._events = READABLE
         self.traces = TracedStopwatch(observer, tracer) if tracer is not None else None
-        """Of requests that come by this connection; None: this daemon traces nothing."""
-        self._is_met = False
+        """Spans of the peer's requests; None: this daemon does not trace."""
+        self._is_authenticated = False
         self.on_denied: Callable[[Session, Denied], None] | None = None
-        """Called when the peer shows a credential that is refused, or asks for what its own does not allow."""
+        """Called when the peer sends a refused credential, or a request that its own does not permit."""
         self._stopwatch = self.traces or (Stopwatch(observer) if observer is not None else None)
         self.is_open = True
         self._is_kept = False
@@ -115,11 +117,13 @@ class Session:
             self._update_events()
 
     def local_host(self) -> str:
-        """The host by which the peer reached this side; 127.0.0.1 over a Unix socket."""
+        """Return the local address of the connection; 127.0.0.1 over a Unix socket."""
         return "127.0.0.1" if self.is_local else str(self._sock.getsockname()[0])
 
     def peer(self) -> str:
-        """Address of the peer: HOST:PORT, or `unix:uid 1000 pid 7` over a Unix socket; "" once it is gone."""
+        """Return the peer's address: HOST:PORT, or `unix:uid 1000 pid 7` over a Unix socket; "" after the connection
+        ended.
+        """
         try:
             if not self.is_local:
                 return str(Address(*self._sock.getpeername()[:2]))
@@ -129,16 +133,16 @@ class Session:
         return f"unix:uid {uid} pid {pid}"
 
     def limit_bodies(self, max_bytes: int) -> None:
-        """What the peer says from now on has no more bytes than that, or it is hung up on."""
+        """Limit the body of further messages; a longer one closes the connection."""
         self._reader.max_body_bytes = max_bytes
 
-    def met(self, *, takes_traces: bool) -> None:
-        """This side has introduced itself, and the peer has answered: it is no stranger, and takes Trace messages or does not."""
-        self._is_met, self._takes_traces = True, takes_traces
+    def mark_authenticated(self, *, accepts_traces: bool) -> None:
+        """Record that this side's handshake with the peer is complete, and whether the peer accepts Trace messages."""
+        self._is_authenticated, self._takes_traces = True, accepts_traces
 
     @property
     def certified(self) -> CertifiedPeer | None:
-        """Who is there, as the certificate says that it showed; None: none, or no TLS."""
+        """Identity of the peer's certificate; None without one, or without TLS."""
         return self._tls.certified if self._tls is not None else None
 
     # --- reading ---
@@ -152,7 +156,7 @@ class Session:
             elif events & ~WRITABLE:
                 self.close("the peer closed the connection")
         except ProtocolError as error:
-            self._say_last(error)
+            self._fail_and_close(error)
         except BlockingIOError:
             return
         except Untrusted as error:
@@ -180,58 +184,60 @@ class Session:
             self.close(reason)
 
     def _read(self) -> None:
-        """One recv, then every whole frame of it: the level-triggered epoll comes back for the rest."""
-        if self._payload.is_coming:
+        """Receive once and serve every complete frame; the level-triggered epoll reports the rest again."""
+        if self._payload.is_receiving:
             if not self._fill_destinations():
                 return
-        elif room := self._reader.recv_buffer():
-            got = self._sock.recv_into(room)
+        elif buffer := self._reader.recv_buffer():
+            got = self._sock.recv_into(buffer)
             if not got:
                 self.close("the peer closed the connection")
                 return
-            if self.at_once is not None and self._serve_at_once(self.at_once, room, got):
+            if self.fast_path is not None and self._serve_fast_path(self.fast_path, buffer, got):
                 return
             self._reader.received(got)
         self._serve()
 
-    def _serve_at_once(self, at_once: AtOnce, room: memoryview, got: int) -> bool:
-        """Whether that has been served by one call: nothing of it is kept. A fault of ours ends the connection, for who knows what has been
-        answered."""
+    def _serve_fast_path(self, fast_path: FastPath, buffer: memoryview, got: int) -> bool:
+        """Try the fast path on `got` bytes. True: served, and the bytes are used up.
+
+        An internal error closes the connection, because the response may be half sent.
+        """
         if self._reader.unread_bytes or self._payload.is_waiting or not self._in_flight.is_uncounted or self.traces is not None:
             return False
         began_ns = monotonic_ns() if self._stopwatch is not None else 0
         try:
-            if not at_once(self, room[:got]):
+            if not fast_path(self, buffer[:got]):
                 return False
         except Exception as error:
             log.error("a request failed", exc_info=error)
             self.close("an internal error")
             return True
-        if self._is_counted:  # and timed from there on, be it answered by now or not
+        if self._is_counted:  # `count` has started its timing
             self._is_counted = False
         elif self._stopwatch is not None:
             observer, elapsed_ns = self._stopwatch.observer, monotonic_ns() - began_ns
-            observer.answered[kind_of(room)](elapsed_ns)
+            observer.answered[kind_of(buffer)](elapsed_ns)
             if elapsed_ns >= observer.slow_ns:
-                observer.slow(self, kind_of(room), elapsed_ns)
+                observer.slow(self, kind_of(buffer), elapsed_ns)
         return True
 
     def count(self, header: FrameHeader) -> None:
-        """Of a request that `at_once` is shown and that may get its answer later: it is counted and timed as any."""
+        """Count and time a request of `fast_path` whose response may come later."""
         self._is_counted = True
         if self._stopwatch is not None:
             self._stopwatch.begin(header.request_id, header.type)
         self._begin(header)
 
     def _serve(self) -> None:
-        """Serve the whole frames of what has arrived."""
+        """Serve the complete frames that were received."""
         for _ in range(MAX_FRAMES_A_TURN):
             if not self.is_open or self._paused():
                 return
             frame = self._reader.next_frame()
             if frame is None:
                 return
-            # It is taken out already: whatever the handler raises or calls, this frame is over.
+            # Taken from the reader already, so that it is not served again after an error of the handler.
             header, body = frame
             if header.type not in NO_REQUESTS:
                 self._in_flight.check(header)
@@ -246,13 +252,15 @@ class Session:
             try:
                 self._serve()
             except ProtocolError as error:
-                self._say_last(error)
+                self._fail_and_close(error)
 
     def _paused(self) -> bool:
-        return self._payload.is_coming or not self._may_read()
+        return self._payload.is_receiving or not self._may_read()
 
     def _may_read(self) -> bool:
-        """There is room for what would be read: the peer has taken enough of its answers, and enough of them are given."""
+        """Whether requests may be read: unsent responses, unsent descriptors and waiting requests are within their
+        limits.
+        """
         writer = self._writer
         return not (
             self._payload.is_waiting
@@ -262,7 +270,7 @@ class Session:
         )
 
     def _update_events(self) -> None:
-        """Have epoll tell what can be used."""
+        """Register with epoll for the events that can be handled now."""
         events = (READABLE if self._may_read() else 0) | (WRITABLE if self._writer.queued_bytes else 0)
         if self._tls is not None:
             if events & READABLE and self.is_open and self._tls.has_unread() and not self._is_due:
@@ -282,13 +290,13 @@ class Session:
         if header.type in NO_REQUESTS:
             if header.type != Trace.TYPE:
                 self._on_response(header, body)
-            elif self.traces is not None and (self._is_met or self.context is not None):  # strangers begin no spans
+            elif self.traces is not None and (self._is_authenticated or self.context is not None):  # no spans before authentication
                 self.traces.announced(body)
             return
         if self._stopwatch is not None and not header.payload_bytes:
             self._stopwatch.begin(header.request_id, header.type)
         try:
-            if self._tls is not None and header.type == Hello.TYPE:  # each of them: who is known already may say it again
+            if self._tls is not None and header.type == Hello.TYPE:  # each one: an authenticated peer may send it again
                 self._tls.check_hello(Hello.unpack(body))
             if not header.payload_bytes:
                 self._begin(header)
@@ -297,10 +305,10 @@ class Session:
             self.fail(header.request_id, error)
 
     def _on_response(self, header: FrameHeader, body: memoryview) -> None:
-        """Raises ProtocolError: it cannot be understood."""
+        """Pass a response to its request. Raises ProtocolError: it is malformed."""
         failure = Failure.unpack(body) if header.type == Failure.TYPE else None
         if not self._pending.respond(header, body, failure) and failure is not None and not header.request_id:
-            self.close(failure.text)  # the peer could not read us and hangs up
+            self.close(failure.text)  # the peer rejects the connection
 
     def _begin(self, header: FrameHeader) -> None:
         """Count a request. Raises QuotaExceeded."""
@@ -308,15 +316,15 @@ class Session:
         if self._in_flight.is_full:
             self._update_events()
 
-    def belongs_to(self, load: TenantLoad | None) -> None:
-        """Whose connection it is: requests are counted there from now on. None: nobody's."""
+    def set_tenant_load(self, load: TenantLoad | None) -> None:
+        """Count further requests to this tenant; None: to none."""
         self._in_flight.belong_to(load)
 
     # --- payloads ---
 
     def _begin_payload(self, header: FrameHeader, body: memoryview) -> None:
         if header.type in NO_REQUESTS:
-            raise ProtocolError(f"a message of type {header.type}, which is no request, carries values that nobody asked for")
+            raise ProtocolError(f"a message of type {header.type} has a payload, which only requests may have")
         pending = self._payload
         pending.begin(header, bytes(body))
         if self._stopwatch is not None:
@@ -332,44 +340,51 @@ class Session:
             elif pending.is_waiting:
                 self._update_events()
 
-    def arrived_payload(self) -> memoryview | None:
-        """For a handler's `payload`: all of it, if it has come along with the message, until `take_payload` or the handler's end."""
+    def buffered_payload(self) -> memoryview | None:
+        """For a handler's `payload`: return the payload if it was received with the message; valid until `take_payload`
+        or the end.
+        """
         return self._reader.peek(self._payload.left_bytes)
 
     def take_payload(self) -> None:
-        """The handler has served the request with what `arrived_payload` gave, and returns None: nothing is read any more."""
+        """For a handler's `payload` that has served the request with `buffered_payload` and returns None: discard the
+        payload.
+        """
         self._reader.discard(self._payload.left_bytes)
         self._payload.over()
 
     def accept_payload(self, views: list[memoryview]) -> None:
-        """The pending request's payload goes into `views`, which stay valid until its `frame` call or `closed`.
+        """Read the pending request's payload into `views`, which must stay valid until its `frame` call or `closed`.
 
-        After `closed` this does nothing: the views are not used.
+        A no-op after `closed`.
         """
         if self.is_open:
             self._payload.accept(views)
             self._take_buffered()
 
     def refuse_payload(self, error: Exception) -> None:
-        """The pending request fails with `error`, see `fail`; its payload is read and thrown away, so that the connection stays usable."""
+        """Fail the pending request with `error`; its payload is read and discarded, so that the connection stays
+        usable.
+        """
         if self.is_open:
             self._payload.refuse(error)
             self._take_buffered()
 
-    def divert_payload(self) -> None:
-        """The views of `accept_payload` are used no more: what is still to come of the pending payload is read and thrown away, and the
-        `frame` call comes then."""
+    def discard_payload(self) -> None:
+        """Stop using the views of `accept_payload`: the rest of the payload is read and discarded, then `frame` is
+        called.
+        """
         self._payload.divert()
 
     def _take_buffered(self) -> None:
-        """Move what came with the body; the rest comes straight from the socket."""
+        """Move the bytes that were received with the body; the rest is read directly from the socket."""
         self._update_events()
         self._payload.take_from(self._reader)
         if self._payload.is_whole:
             self._end_payload()
 
     def _fill_destinations(self) -> bool:
-        """Read from the socket into the destinations; True when the payload is whole."""
+        """Read from the socket into the destination. Return True when the payload is complete."""
         if not self._payload.read_from(self._sock):
             self.close("the peer closed the connection within a payload")
             return False
@@ -387,7 +402,7 @@ class Session:
         else:
             self._dispatch(header, memoryview(body))
         if self._reader.unread_bytes:
-            # Frames behind the payload. When room came later nobody else goes on with them; otherwise this finds none.
+            # Frames after the payload: after a late `accept_payload` no other call serves them; otherwise this finds none.
             self.reactor.call_soon(self._resume)
 
     # --- writing ---
@@ -401,9 +416,11 @@ class Session:
         on_sent: Callable[[], None] | None = None,
         fds: Sequence[int] = (),
     ) -> None:
-        """Answer a request. `payload` byte views must not change before `on_sent`, which is called once, also if the connection breaks.
+        """Respond to a request.
 
-        `fds` go along as SCM_RIGHTS (Unix sockets only, at most 64) and stay the caller's to close, in `on_sent`.
+        `payload` views must not change before `on_sent`, which is called once, even if the connection breaks.
+
+        `fds` are sent as SCM_RIGHTS (Unix sockets only, at most 64); the caller closes them in `on_sent`.
         """
         if self.is_open:
             self._answered(request_id)
@@ -411,46 +428,53 @@ class Session:
         elif on_sent is not None:
             on_sent()
 
-    def welcome(self, request_id: int, message: Welcome, *, spreads_reads: bool = False) -> None:
-        """Answer a Hello, and say what is done besides answering requests."""
+    def welcome(self, request_id: int, message: Welcome, *, makes_hot_copies: bool = False) -> None:
+        """Respond to a Hello, with this side's feature bits."""
         if self.is_open:
             self._answered(request_id)
-            does = (TAKES_TRACES if self.traces is not None else 0) | (SPREADS_READS if spreads_reads else 0)
-            self._writer.send_message(message, request_id, does)
+            features = (ACCEPTS_TRACES if self.traces is not None else 0) | (MAKES_HOT_COPIES if makes_hot_copies else 0)
+            self._writer.send_message(message, request_id, features)
 
     def span(self, request_id: int) -> TraceSpan | None:
         """Of a request that has no answer yet, for what takes its time; None: it is not traced."""
         return self.traces.span(request_id) if self.traces is not None else None
 
     def send_now(self, frame: bytes) -> bytes:
-        """Of a whole frame, the answer to a request that is served at once: send what the socket takes. What is left has to go by
-        `send_whole` before the request's handler returns. Ends no connection, so that work that is half done may follow."""
+        """Send what the socket takes of a whole frame, and return the rest, for `send_whole` before the handler
+        returns.
+
+        Never closes the session, so that the handler can finish its work first.
+        """
         sent = self._writer.send_now(frame)
         return frame[sent:] if sent else frame
 
     def send_whole(self, frame: bytes) -> None:
-        """Send a frame, or what is left of it; one that is broken by now is closed."""
+        """Send a frame, or the rest of one; a broken connection is closed."""
         if self.is_open:
             self._writer.send(frame)
 
     def fail(self, request_id: int, error: Exception) -> None:
-        """Answer a request with a typed error; a request without an id gets none. What is no KVStoreError is a fault of ours: it is logged,
-        and the peer told of an internal error."""
+        """Respond with a typed error; a request without an id gets no response.
+
+        A foreign exception is logged and becomes an internal error.
+        """
         if not isinstance(error, KVStoreError):
             log.error("a request failed", exc_info=error)
         elif isinstance(error, Denied):
             self._denied(error)
         if request_id:
-            told = typed(error)
+            sent = typed(error)
             if self._stopwatch is not None:
-                self._stopwatch.observer.refused(told)
+                self._stopwatch.observer.refused(sent)
             if self.traces is not None:
-                self.traces.failed(request_id, told)
-            self.reply(request_id, Failure(told.code, str(told)))
+                self.traces.failed(request_id, sent)
+            self.reply(request_id, Failure(sent.code, str(sent)))
 
     def request(self, message: Message, on_reply: Reply, *, deadline_s: float) -> None:
-        """Ask the peer, for the sake of the CALL that is traced, if any. `on_reply` is called exactly once: the answer, the peer's error,
-        Unavailable, or DeadlineExceeded."""
+        """Send a request to the peer, as part of the sampled CALL, if any.
+
+        `on_reply` is called exactly once: with the response, the peer's error, Unavailable, or DeadlineExceeded.
+        """
         if self.is_open and self._takes_traces and (call := CALL.get()) is not None:
             self._writer.send(call.frame)
         if not self.is_open:
@@ -467,45 +491,52 @@ class Session:
                 self._stopwatch.observer.slow(self, *slow)
         if self._in_flight.end(request_id):
             self._update_events()
-            self.reactor.call_soon(self._resume)  # what has been read already
+            self.reactor.call_soon(self._resume)  # frames that are buffered
 
     def _on_writable(self) -> None:
         self._writer.flush()
         self._update_events()
         if self._reader.unread_bytes and not self._paused():
-            self.reactor.call_soon(self._resume)  # requests that waited for the peer to read
+            self.reactor.call_soon(self._resume)  # frames that waited for the peer to read
 
     # --- the end ---
 
-    def _say_last(self, error: ProtocolError) -> None:
-        """Tell a peer that cannot be understood why, as far as its socket takes it now, and hang up."""
+    def _fail_and_close(self, error: ProtocolError) -> None:
+        """Send a Failure to a peer with a malformed message, as far as its socket takes it now, and close the
+        connection.
+        """
         log.warning("closing a connection: %s", error)
         self.reply(0, Failure(error.code, str(error)))
         self.close(str(error))
 
-    def turn_away(self, error: KVStoreError) -> None:
-        """Hang up on a peer that may come again. It is sent the error, as far as its socket takes it now; over TLS nothing."""
+    def reject(self, error: KVStoreError) -> None:
+        """Close the connection of a peer that may retry.
+
+        It is sent the error, if the socket takes it now and there is no TLS.
+        """
         if self._tls is None:
             self.reply(0, Failure(error.code, str(error)))
         self.close(str(error))
 
     def close(self, reason: str = "closed") -> None:
-        """Hang up. Waiting requests get Unavailable, `on_sent` of unsent answers is called. A second close is a no-op.
+        """Close the connection.
 
-        Nothing refers to the session from within any more: who waits for the collector waits long in a daemon (daemon.py), and each
-        connection that came and went would hold its buffers until then.
+        Waiting requests get Unavailable, `on_sent` of unsent responses is called. A second close is a no-op.
+
+        It breaks the session's reference cycles: the garbage collector runs rarely in a daemon (daemon.py), and closed
+        sessions would hold their buffers until then.
         """
         if not self.is_open:
             return
         self.is_open = False
         self.reactor.unregister(self._fd)
-        self.at_once = None
-        self._reader.let_go()
-        self._payload.let_go()
+        self.fast_path = None
+        self._reader.close()
+        self._payload.close()
         self._writer.close()
         if self.traces is not None:
             self.traces.close()
-        self.belongs_to(None)
+        self.set_tenant_load(None)
         self._pending.close(Unavailable(f"the connection broke: {reason}"))
         try:
             self._handler.closed(self)
@@ -513,7 +544,7 @@ class Session:
             if not self._is_kept:
                 self._sock.close()
 
-    def keep_socket(self) -> socket.socket:
-        """For a handler's `closed`: the socket, of which the caller is the owner from now on."""
+    def detach_socket(self) -> socket.socket:
+        """For a handler's `closed`: return the socket, which the caller then owns."""
         self._is_kept = True
         return self._sock

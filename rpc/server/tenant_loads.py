@@ -1,7 +1,7 @@
-"""What each tenant keeps a daemon busy with: its connections, and its requests that have no answer yet, against what its quota allows.
+"""Connections and requests in flight of each tenant at a daemon, checked against its quota.
 
-The daemon says whose a connection is once that is known. A message that gets no answer is no request. What waits for its answer holds its
-message: of one connection there is a limit, quota or none.
+The daemon assigns a connection to its tenant after authentication. One-way messages are not counted. Waiting requests
+hold their messages in memory; so each connection has a limit even without a quota.
 """
 
 from collections.abc import Hashable
@@ -15,12 +15,12 @@ from kvstore.security.quotas.quota import UNLIMITED, Quotas
 REASONS: Final = ("connections", "requests_in_flight")
 MAX_UNANSWERED: Final = 4096
 MAX_HELD_BYTES: Final = 64 << 20
-"""Of one connection, requests and the bytes of their messages; it is not read beyond. A client asks one thing at a time. Who asks on and on
-what a catalog that does not answer holds up (a removal of 65,536 keys, again and again) would else take a master's memory."""
+"""Waiting requests of one connection, and bytes of their messages, beyond which it is not read. Clients send one at a
+time; without a limit, a client could fill a master's memory while the catalog does not respond."""
 
 
 class TenantLoad:
-    """Of one tenant. Sessions count their requests here."""
+    """Connections and requests in flight of one tenant."""
 
     __slots__ = ("connections", "limit", "refused", "requests", "tenant")
 
@@ -30,38 +30,37 @@ class TenantLoad:
         self.requests = 0
         self.connections = 0
         self.refused = 0
-        """Requests."""
+        """Refused requests."""
 
     def begin(self) -> None:
-        """One more request. Raises QuotaExceeded: it is one too many, and not counted."""
+        """Count a request. Raises QuotaExceeded, and then does not count it."""
         if self.limit is not None and self.requests >= self.limit:
             self.refused += 1
             raise QuotaExceeded(
-                f"tenant {self.tenant!r} has {self.requests} requests in flight here, all that its quota gives it (requests_in_flight): "
-                "wait for an answer"
+                f"tenant {self.tenant!r} has {self.requests} requests in flight here, its quota (requests_in_flight): wait for a response"
             )
         self.requests += 1
 
 
 class TenantLoads:
-    """See the module. Not thread-safe: the daemon's loop is the only caller."""
+    """Loads of all tenants of a daemon. Not thread-safe: only the daemon's loop calls it."""
 
     def __init__(self) -> None:
         self._quotas = UNLIMITED
         self._loads: dict[str, TenantLoad] = {}
         self._of: dict[Hashable, TenantLoad] = {}
-        """By connection."""
+        """Load by connection."""
         self._refused = dict.fromkeys(REASONS, 0)
 
-    def hold_to(self, quotas: Quotas) -> None:
-        """These are in force from now on. Connections that are open stay."""
+    def set_quotas(self, quotas: Quotas) -> None:
+        """Apply new quotas. Open connections stay."""
         if quotas is not self._quotas:
             self._quotas = quotas
             for load in self._loads.values():
                 load.limit = quotas.of(load.tenant).requests_in_flight
 
     def enter(self, connection: Hashable, tenant: str) -> TenantLoad:
-        """The connection is the tenant's. Raises QuotaExceeded: it is one too many."""
+        """Assign the connection to the tenant. Raises QuotaExceeded: the tenant has all its connections."""
         load = self._of.get(connection)
         if load is not None and load.tenant == tenant:
             return load
@@ -70,8 +69,7 @@ class TenantLoads:
         if quota.connections is not None and count >= quota.connections:
             self._refused["connections"] += 1
             raise QuotaExceeded(
-                f"tenant {tenant!r} has {count} connections here, all that its quota gives it (connections): close one, or have the "
-                "operator raise it"
+                f"tenant {tenant!r} has {count} connections here, its quota (connections): close one, or have an operator raise it"
             )
         self.leave(connection)
         if load is None:
@@ -81,7 +79,7 @@ class TenantLoads:
         return load
 
     def leave(self, connection: Hashable) -> None:
-        """It is over, or another's."""
+        """Remove a connection that ended or gets another tenant."""
         load = self._of.pop(connection, None)
         if load is not None:
             load.connections -= 1
@@ -90,49 +88,49 @@ class TenantLoads:
                 self._refused["requests_in_flight"] += load.refused
 
     def of(self, tenant: str) -> tuple[int, int]:
-        """Its connections, and requests in flight."""
+        """Return the tenant's connections and requests in flight."""
         load = self._loads.get(tenant)
         return (load.connections, load.requests) if load is not None else (0, 0)
 
     def tenants(self) -> set[str]:
-        """Those that have connections."""
+        """Return the tenants that have connections."""
         return set(self._loads)
 
     def refused(self) -> dict[str, int]:
-        """By reason, so far."""
+        """Return counts of refusals by reason."""
         return self._refused | {
             "requests_in_flight": self._refused["requests_in_flight"] + sum(one.refused for one in self._loads.values())
         }
 
     def check_integrity(self) -> None:
-        """Assert that connections are counted. For tests."""
+        """Assert that the counts of connections match. For tests."""
         counted = [load.tenant for load in self._of.values()]
         assert {tenant: load.connections for tenant, load in self._loads.items()} == {one: counted.count(one) for one in counted}
 
 
 class InFlight:
-    """Requests of one connection that have no answer yet, once it is a tenant's. Nobody's, and other daemons', are not counted."""
+    """Requests in flight of one connection, counted while it is assigned to a tenant."""
 
     def __init__(self) -> None:
         self._load: TenantLoad | None = None
         self._bytes: dict[int, int] = {}
-        """By request, of its message."""
+        """Message size by request id."""
         self._held_bytes = 0
 
     @property
     def is_full(self) -> bool:
-        """As much waits for its answer as one connection may have wait."""
+        """Whether the connection's limit of waiting requests is reached."""
         return self._held_bytes > MAX_HELD_BYTES or len(self._bytes) >= MAX_UNANSWERED
 
     @property
     def is_uncounted(self) -> bool:
-        """Nothing waits for its answer, and no quota says how much of the tenant's may: what is answered at once need not be counted."""
+        """Whether no request waits and no quota limits them: a request that is answered at once need not be counted."""
         return not self._bytes and self._load is not None and self._load.limit is None
 
     def belong_to(self, load: TenantLoad | None) -> None:
-        """Requests are counted there from now on; those counted elsewhere before count nowhere. None: nobody's."""
+        """Count further requests to `load`; the current ones are no longer counted. None: to none."""
         if load is self._load:
-            return  # who says Hello again has as much waiting as before
+            return  # a repeated Hello keeps the waiting requests
         if self._load is not None:
             self._load.requests -= len(self._bytes)
             self._bytes.clear()
@@ -140,14 +138,13 @@ class InFlight:
         self._load = load
 
     def check(self, header: FrameHeader) -> None:
-        """Raises ProtocolError for a request whose end nobody could be told, so that it would count nowhere: it has no number though it
-        wants an answer, or that of another one that waits."""
+        """Raises ProtocolError for a request id that is 0 or in use: its end could not be matched."""
         number = header.request_id
         if self._load is not None and (number in self._bytes or not (number or header.type in NOTICES)):
-            raise ProtocolError(f"a request has a number of its own, from 1 on, until it is answered: {number} is none")
+            raise ProtocolError(f"request id {number} is 0 or in use: until its response a request needs a unique id from 1 on")
 
     def begin(self, header: FrameHeader) -> None:
-        """One that was checked. Raises QuotaExceeded; then it is not counted."""
+        """Count a checked request. Raises QuotaExceeded, and then does not count it."""
         load = self._load
         if load is not None and header.type not in NOTICES:
             load.begin()
@@ -155,7 +152,7 @@ class InFlight:
             self._held_bytes += header.body_bytes
 
     def end(self, request_id: int) -> bool:
-        """It has its answer. Whether there is room for others again, where there was none."""
+        """Remove a request after its response. Return whether the connection was at its limit and is not any more."""
         size_bytes = self._bytes.get(request_id)
         if size_bytes is None or self._load is None:
             return False

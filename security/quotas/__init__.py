@@ -1,1 +1,1 @@
-"""Quotas: how much of a cluster each tenant may take. Sans-I/O but for the file that says it."""
+"""Quotas of tenants, and the file that configures them."""

@@ -1,15 +1,14 @@
-"""Limits of tenants: as operators and the quotas file write them, as they are in force at a master, and as messages of the control plane.
+"""Limits of tenants: parsing of the quotas file and of operators' values, merge at a master, control-plane messages.
 
     [default]                       # of every tenant that has no table of its own
     dram_bytes = "8GiB"             # at each node
     connections = 64                # at each daemon
 
-    [tenants.red]                   # what it does not name is as in [default]
+    [tenants.red]                   # other limits are those of [default]
     dram_bytes = "64GiB"
     pins = "none"                   # no limit
 
-A tenant's limit is what an operator has set; what no operator has set is as in the tenant's table of the file, and what that does not name
-as in the file's [default].
+A tenant's limit is the operator's value, else that of the tenant's table in the file, else that of [default].
 """
 
 from collections.abc import Mapping
@@ -23,16 +22,16 @@ from kvstore.security.config_file import read_toml, signature
 from kvstore.security.quotas.quota import BYTES, NAMES, Quota, Quotas
 
 NamedLimits = Mapping[str, int | None]
-"""By name (quota.NAMES), those that are said; None: no limit."""
+"""Given limits by name (quota.NAMES); None: no limit."""
 MAX_FILE_BYTES: Final = 1 << 20
-"""Some 10,000 tenants: nodes are told all of it in one message."""
+"""Enough for 10,000 tenants; nodes get all of it in one message."""
 MAX_LIMIT: Final = (1 << 63) - 1
 NO_LIMIT: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Of a quotas file: the one of every tenant that has none of its own, and tenants' own."""
+    """Tables of a quotas file: [default], and tenants' own."""
 
     default: NamedLimits = field(default_factory=dict)
     tenants: Mapping[str, NamedLimits] = field(default_factory=dict)
@@ -42,21 +41,21 @@ NO_TABLES: Final = Tables()
 
 
 class Origins(NamedTuple):
-    """Who says which limits of a tenant, by name; what neither does is the [default]'s."""
+    """Names of a tenant's limits by origin: operator, or quotas file; all others come from [default]."""
 
     operator: list[str]
     file: list[str]
 
 
 def in_force(file: Tables, operators: Mapping[str, NamedLimits]) -> Quotas:
-    """What holds, with what operators have set above the file."""
+    """Merge the file's limits and the operators', which take precedence."""
     default = Quota(**file.default)
     tenants = dict.fromkeys([*file.tenants, *operators])
     return Quotas(default, {name: replace(default, **{**file.tenants.get(name, {}), **operators.get(name, {})}) for name in tenants})
 
 
 def origins(file: Tables, operators: Mapping[str, NamedLimits]) -> dict[str, Origins]:
-    """Of the tenants that have limits of their own."""
+    """Return the origins of limits of tenants that have their own."""
     found = {}
     for name in dict.fromkeys([*file.tenants, *operators]):
         above = operators.get(name, {})
@@ -65,7 +64,7 @@ def origins(file: Tables, operators: Mapping[str, NamedLimits]) -> dict[str, Ori
 
 
 def read_tables(path: str) -> Tables:
-    """Of the file, or none ("": no limits). Raises ConfigError, which names the file and the key that is wrong."""
+    """Read the file; "": no limits. Raises ConfigError with the file and the wrong key."""
     if not path:
         return NO_TABLES
     table = read_toml(path, "the quotas file", max_bytes=MAX_FILE_BYTES)
@@ -79,7 +78,7 @@ def read_tables(path: str) -> Tables:
 
 
 def parse_limit(name: str, text: str) -> int | None:
-    """A limit as people type it: a size or a number, by its name, or "none". Raises InvalidArgument."""
+    """Parse a limit: a size or a number, depending on its name, or "none". Raises InvalidArgument."""
     check_name(name)
     is_number = name not in BYTES and text.isascii() and text.isdigit() and len(text) <= len(str(MAX_LIMIT))
     try:
@@ -89,25 +88,25 @@ def parse_limit(name: str, text: str) -> int | None:
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidArgument for a limit that there is not."""
+    """Raises InvalidArgument for an unknown limit."""
     if name not in NAMES:
         raise InvalidArgument(f"there is no limit {name!r}; there are: {', '.join(NAMES)}")
 
 
-def _limits(path: str, place: str, table: Any) -> NamedLimits:
+def _limits(path: str, section: str, table: Any) -> NamedLimits:
     """Raises ConfigError."""
     if not isinstance(table, dict):
-        raise ConfigError(f"the quotas file {path}: {place} is a table; write it in a line of its own and its limits below")
+        raise ConfigError(f"the quotas file {path}: {section} is a table; write it in a line of its own and its limits below")
     if unknown := sorted(set(table) - set(NAMES)):
-        raise ConfigError(f"the quotas file {path}, {place}: unknown key {', '.join(unknown)}; known are {', '.join(NAMES)}")
+        raise ConfigError(f"the quotas file {path}, {section}: unknown key {', '.join(unknown)}; known are {', '.join(NAMES)}")
     try:
         return {name: _limit(name, value) for name, value in table.items()}
     except ConfigError as error:
-        raise ConfigError(f"the quotas file {path}, {place} {error}") from None
+        raise ConfigError(f"the quotas file {path}, {section} {error}") from None
 
 
 def _limit(name: str, value: Any) -> int | None:
-    """Raises ConfigError, which names the key."""
+    """Raises ConfigError with the key."""
     if value == NO_LIMIT:
         return None
     try:
@@ -121,24 +120,27 @@ def _limit(name: str, value: Any) -> int | None:
 
 
 class QuotasInForce:
-    """A new file takes the place of the old one whole, or not at all."""
+    """Current quotas of a master. A new file replaces the old one entirely, or not at all if it is invalid."""
 
     def __init__(self, path: str) -> None:
-        """Of the quotas file at `path`; "": nobody has a limit. Operators have set none yet. Raises ConfigError."""
+        """Read the quotas file at `path`; "": no limits. Raises ConfigError."""
         self._path = path
         self._seen = signature(path)
         self._file = read_tables(path)
         self._operators: Mapping[str, NamedLimits] = {}
         self.now = in_force(self._file, self._operators)
         self.version = self.now.version
-        """That of `now`."""
+        """Version of `now`."""
 
     def has_changed(self) -> bool:
-        """Is the file another one, or another's, than when it was last read?"""
+        """Whether the file has changed since it was last read."""
         return signature(self._path) != self._seen
 
     def reread(self) -> Quotas:
-        """Read the file again, if there is one. What is in force now. Raises ConfigError for a bad file; then nothing has changed."""
+        """Reload the file, if there is one, and return the current quotas.
+
+        Raises ConfigError for an invalid file, without a change.
+        """
         if self._path:
             self._seen = signature(self._path)
             self._file = read_tables(self._path)
@@ -146,14 +148,16 @@ class QuotasInForce:
         return self.now
 
     def overlay(self, operators: Mapping[str, NamedLimits]) -> None:
-        """What operators have set, by tenant, in place of all that they had set. The caller leaves it as it is, and may say the same
-        mapping again and again: all limits are made anew only for another one."""
+        """Replace all operators' limits, by tenant.
+
+        The caller must not change the mapping; passing the same object again is cheap.
+        """
         if operators is not self._operators:
             self._operators = operators
             self._make()
 
     def origins(self) -> dict[str, Origins]:
-        """Who says what, of the tenants that have limits of their own."""
+        """Return the origins of limits of tenants that have their own."""
         return origins(self._file, self._operators)
 
     def _make(self) -> None:
@@ -162,13 +166,13 @@ class QuotasInForce:
 
 
 def as_message(quotas: Quotas, version: int) -> pb.Quotas:
-    """`version` is that of the quotas, which is not made again for each message."""
+    """Return the message of these quotas; `version` is theirs, passed in because computing it is slow."""
     tenants = {name: _as_message(quota) for name, quota in quotas.tenants.items()}
     return pb.Quotas(version=version, default=_as_message(quotas.default), tenants=tenants)
 
 
 def from_message(message: pb.Quotas) -> Quotas:
-    """Limits of a later release that this one does not know are not held to."""
+    """Return the quotas of a message; limits that this release does not know are ignored."""
     return Quotas(_from_message(message.default), {name: _from_message(quota) for name, quota in message.tenants.items()})
 
 

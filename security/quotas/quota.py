@@ -1,6 +1,6 @@
-"""What a tenant may take: of each node's tiers and blocks, of the master's pins and reservations, and of every daemon's attention.
+"""Quota values of tenants, immutable.
 
-Values; never changed. Who holds a tenant to them: the block table (store/block_table/quotas.py), the directory, and both daemons' sessions.
+Enforced by the block table (store/block_table/quotas.py), the directory, and sessions.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,21 +13,22 @@ import xxhash
 from kvstore.protocol.settings import format_size
 
 BYTES: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes")
-"""Those counted in bytes, by tier from the fastest down: each at each node, slot rounding included."""
+"""Limits in bytes by tier, the fastest first; at each node, slot rounding included."""
 SLABS: Final = ("hbm_slabs", "dram_slabs")
-"""Those counted in slabs, by tier as BYTES; NVMe has none."""
+"""Limits in slabs, by tier as BYTES; NVMe has no slabs."""
 SHARED: Final = ("pins", "reservations")
-"""Those that hold for the cluster as a whole, of which each partition has a share (master/directory/limits/quotas.py)."""
+"""Limits of the whole cluster, divided among partitions (master/directory/limits/quotas.py)."""
 PINS, RESERVATIONS = range(len(SHARED))
-"""Their places in it."""
+"""Indices in SHARED."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Of one tenant; None: no limit.
+    """Limits of one tenant; None: no limit.
 
-    `blocks` at each node, in all its tiers together; `pins` and `reservations` (puts that the master has granted and that are not
-    published) in the cluster; `requests_in_flight` and `connections` at each daemon; slabs at each node, those in which it has slots.
+    - At each node: bytes by tier, `blocks` in all tiers, slabs in which the tenant has slots.
+    - In the cluster: `pins`, and `reservations` (granted puts that are not published).
+    - At each daemon: `requests_in_flight`, `connections`.
     """
 
     hbm_bytes: int | None = None
@@ -38,22 +39,22 @@ class Quota:
     reservations: int | None = None
     requests_in_flight: int | None = None
     connections: int | None = None
-    # By their place in this order the catalog's records name them (master/directory/records.py): new ones come last.
+    # Records of the catalog have limits by index in this order (master/directory/records.py): append new ones.
     hbm_slabs: int | None = None
     dram_slabs: int | None = None
 
     def of_tier(self, index: int) -> int | None:
-        """Bytes in a tier, by its place among BYTES."""
+        """Return the limit of bytes in a tier, by its index in BYTES."""
         limit: int | None = getattr(self, BYTES[index])
         return limit
 
     def slabs_of_tier(self, index: int) -> int | None:
-        """Slabs in a tier, by its place among BYTES; None of one that has no slabs."""
+        """Return the limit of slabs in a tier, by its index in BYTES; None for one without slabs."""
         limit: int | None = getattr(self, SLABS[index]) if index < len(SLABS) else None
         return limit
 
     def limits(self) -> dict[str, int]:
-        """What is limited, by name."""
+        """Return the limits that are set, by name."""
         return {name: limit for name, limit in asdict(self).items() if limit is not None}
 
 
@@ -63,7 +64,7 @@ NO_QUOTA: Final = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Of all tenants: those with a quota of their own, and the others."""
+    """Quotas of all tenants: own ones, and the default."""
 
     default: Quota = NO_QUOTA
     tenants: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
@@ -73,7 +74,7 @@ class Quotas:
 
     @property
     def version(self) -> int:
-        """Differs where the quotas do, is the same at every master that has these, and never 0."""
+        """Hash of the quotas, never 0: equal for equal quotas at every master."""
         parts = sorted((name, sorted(quota.limits().items())) for name, quota in self.tenants.items())
         return xxhash.xxh3_64_intdigest(repr((sorted(self.default.limits().items()), parts)).encode(errors="surrogatepass")) or 1
 
@@ -81,8 +82,11 @@ class Quotas:
 UNLIMITED: Final = Quotas()
 
 
-def limits_shown(quota: Quota, names: Collection[str]) -> str:
-    """These limits for people, in the order of NAMES: `dram_bytes 4 GiB, blocks no limit`. Bytes that are no whole unit are exact."""
+def format_limits(quota: Quota, names: Collection[str]) -> str:
+    """Format these limits in the order of NAMES: `dram_bytes 4 GiB, blocks no limit`.
+
+    Bytes that are not whole units are exact.
+    """
     return ", ".join(f"{name} {_shown(name, getattr(quota, name))}" for name in NAMES if name in names)
 
 

@@ -1,1 +1,1 @@
-"""Tickets: what a tenant shows a node in place of his token, and a node another node. Sans-I/O."""
+"""Tickets: proofs of identity for one node, for clients in place of a token, and for other nodes (passes). Sans-I/O."""

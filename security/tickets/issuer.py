@@ -1,9 +1,12 @@
-"""The master's side of tickets: it makes each node's keys, and tickets under them. Sans-I/O; time and randomness are passed in.
+"""Issuer of tickets at a master: keys of the nodes, tickets and passes, revocation.
 
-Keys are random, of one registration of one node, and in memory only: a master that takes over makes its own when the nodes register with
-it, and nodes keep those of the master before until the tickets under them have ended. So nothing has to be kept secret in the catalog, and
-no open session ends with its master. A ticket's end counts from the making of its key, on this master's monotonic clock: the node counts
-from when it was given the key, so that clocks need not agree, and neither may jump; a ticket lives longer by what the key took to arrive.
+Sans-I/O; time and randomness are passed in.
+
+- A key is random, belongs to one registration of one node, and is in memory only; the catalog has no secrets.
+- After a failover the new master makes its own keys. Nodes keep the former ones until their tickets have expired, so
+  sessions survive the failover.
+- A ticket's expiry counts from the creation of its key, on this master's monotonic clock; the node counts from the
+  key's arrival. Clocks need not agree, and a ticket lives longer by the key's time in transit.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,18 +17,20 @@ from kvstore.security.identity import Identity
 from kvstore.security.tickets.ticket import NONCE_BYTES, PASS, SECRET_BYTES, Ticket, fingerprint, seal
 
 REUSED_SHARE: Final = 4
-"""A ticket is given to all who show the same credential for a quarter of its time: 1,000 of them cost the loop some milliseconds."""
+"""A ticket is reused for all bearers of the same credential for 1/REUSED_SHARE of its lifetime: 1,000 tickets take
+milliseconds."""
 PASS_TTL_S: Final = 60.0
-"""As long as an order to copy stands: what is fetched waits in the node's queue before."""
+"""Lifetime of a pass, equal to that of a CopyBlocks: copies wait in the node's queue."""
 MAX_REVOKED: Final = 65_536
-"""Revoked credentials that are remembered for nodes out of reach, as many as a node remembers: an operator revokes a few a day."""
+"""Revoked credentials remembered for unreachable nodes, as many as a node remembers: an operator revokes a few a day.
+"""
 MAX_CERTIFICATES: Final = 1024
-"""Certificates of one bearer whose tickets are kept to be given out again."""
+"""Certificates of one bearer whose tickets are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeKey:
-    """A key that a node and this master share."""
+    """Ticket key shared by a node and this master."""
 
     key_id: int
     secret: bytes = field(repr=False)
@@ -37,62 +42,64 @@ class NodeKey:
 
 @dataclass(slots=True)
 class _Keys:
-    """Of one node: the one in use, and the one that it is being told of."""
+    """Keys of one node: the current one, and the next one, which is being sent."""
 
     current: NodeKey
     next: NodeKey | None = None
     tickets: dict[Identity, dict[bytes, tuple[int, bytes]]] = field(default_factory=dict)
-    """By bearer, and by the certificate that was shown: when the ticket was made, and the ticket."""
+    """Cached (time of issue, ticket) by bearer and certificate."""
 
 
 @dataclass(slots=True)
 class _Revoked:
-    """What was revoked, until it has not to be told of any more."""
+    """A revoked credential, until all nodes have confirmed it."""
 
     until_ns: int
-    """Before, a node may register in which a former master's tickets let the tenant in: it ends those sessions when it hears of it."""
-    untold: set[int]
-    """Nodes that have not said that they know: the sessions that it opened there go on after its tickets have ended."""
+    """Until then a node may register with sessions of a former master's tickets, which it must end."""
+    unconfirmed: set[int]
+    """Nodes that have not confirmed the revocation; their sessions continue."""
 
     def is_over(self, now_ns: int) -> bool:
-        return not self.untold and self.until_ns <= now_ns
+        return not self.unconfirmed and self.until_ns <= now_ns
 
 
 class Issuer:
-    """Not thread-safe: the master's loop is the only caller."""
+    """Makes keys, tickets and passes, and tracks revocations. Not thread-safe: only the master's loop calls it."""
 
     def __init__(self, *, ticket_ttl_s: float, key_ttl_s: float, random_bytes: Callable[[int], bytes]) -> None:
-        """For the times see the settings `ticket_ttl_s` and `ticket_key_ttl_s`."""
+        """For the durations see the settings `ticket_ttl_s` and `ticket_key_ttl_s`."""
         self._ticket_ttl_ns = int(ticket_ttl_s * 1e9)
         self._key_ttl_ns = int(key_ttl_s * 1e9)
         self._random_bytes = random_bytes
         self._nodes: dict[int, _Keys] = {}
         self._numbers: dict[Identity, int] = {}
-        """Of those who have tickets: by which nodes know what they have shown. Random: a number tells nothing of a token."""
+        """Number of each bearer's credential in its tickets. Random, so that it reveals nothing of the token."""
         self._revoked: dict[tuple[str, int], _Revoked] = {}
-        """By tenant and number, oldest first: for nodes that were out of reach then. What is over goes when all before it has."""
+        """By tenant and number, oldest first. An expired entry is removed when all older ones are."""
 
     @property
     def usable_ms(self) -> int:
-        """How long a ticket that is given out now can be used at least."""
+        """Shortest remaining lifetime of a ticket issued now."""
         return (self._ticket_ttl_ns - self._ticket_ttl_ns // REUSED_SHARE) // 1_000_000
 
     # --- keys ---
 
     def register(self, node_id: int, now_ns: int) -> NodeKey:
-        """A new process of the node, or a new link of it, has this key from now on."""
+        """Return a new key for a new registration of the node."""
         key = self._make_key(now_ns)
         self._nodes[node_id] = _Keys(key)
         return key
 
     def forget(self, node_id: int) -> None:
-        """There is no such node any more, and nothing that it is to be told."""
+        """Remove a node."""
         self._nodes.pop(node_id, None)
         for each in self._revoked.values():
-            each.untold.discard(node_id)
+            each.unconfirmed.discard(node_id)
 
-    def due(self, now_ns: int) -> list[tuple[int, NodeKey]]:
-        """Nodes whose key has been in use for `ticket_key_ttl_s`, and the next one: to be told, until `told`."""
+    def due_keys(self, now_ns: int) -> list[tuple[int, NodeKey]]:
+        """Return nodes whose key is older than `ticket_key_ttl_s`, with their next key, which is to be sent;
+        `confirm_key` must follow.
+        """
         due = []
         for node_id, keys in self._nodes.items():
             if keys.next is None and now_ns - keys.current.made_ns >= self._key_ttl_ns:
@@ -100,8 +107,8 @@ class Issuer:
                 due.append((node_id, keys.next))
         return due
 
-    def told(self, node_id: int, key: NodeKey, *, has_it: bool) -> None:
-        """The node has the key, which is in use from now on; or it is to be told of another one later."""
+    def confirm_key(self, node_id: int, key: NodeKey, *, has_it: bool) -> None:
+        """Use the key from now on if the node has it; otherwise drop it, and a later `due_keys` makes another."""
         keys = self._nodes.get(node_id)
         if keys is not None and keys.next is key:
             keys.next = None
@@ -115,10 +122,11 @@ class Issuer:
 
     # --- tickets ---
 
-    def ticket(self, node_id: int, bearer: Identity, *, left_s: float, now_ns: int) -> bytes:
-        """For a tenant, whose credential is good for another `left_s`. b"" for a node without a key.
+    def issue_ticket(self, node_id: int, bearer: Identity, *, left_s: float, now_ns: int) -> bytes:
+        """Return a ticket for a tenant whose credential is valid for another `left_s`; b"" for a node without a key.
 
-        Numbers go by the bearer without its certificate: nodes find in the ticket itself whether that is revoked.
+        A credential's number does not depend on the certificate: nodes check the ticket's certificate for revocation
+        themselves.
         """
         keys = self._nodes.get(node_id)
         if keys is None:
@@ -136,8 +144,8 @@ class Issuer:
             of_bearer[certificate] = now_ns, ticket
         return ticket
 
-    def pass_for(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
-        """For another node, to read these blocks at node `source`. b"" for a node without a key."""
+    def issue_pass(self, source: int, tenant: str, keys: Sequence[bytes], generations: Sequence[int], now_ns: int) -> bytes:
+        """Return a pass for another node to read these blocks at node `source`; b"" if `source` has no key."""
         found = self._nodes.get(source)
         if found is None:
             return b""
@@ -164,13 +172,13 @@ class Issuer:
     # --- revoking ---
 
     def bearers(self) -> list[Identity]:
-        """Those who have been given tickets, but for the revoked."""
+        """Return the bearers of tickets, without revoked ones."""
         return list(self._numbers)
 
     def revoke(self, bearer: Identity, now_ns: int) -> int:
-        """What he has shown is good no more: its number, which nodes are to be told."""
+        """Revoke the bearer's credential. Return its number, to be sent to the nodes."""
         number = self._numbers.pop(bearer)
-        # From the front only: to look at all that is remembered for each of thousands that end in one second would take the loop minutes.
+        # From the front only: scanning all entries for each of thousands of revocations would block the loop for minutes.
         while self._revoked and (len(self._revoked) >= MAX_REVOKED or self._oldest().is_over(now_ns)):
             del self._revoked[next(iter(self._revoked))]
         self._revoked[bearer.name, number] = _Revoked(now_ns + self._ticket_ttl_ns, set(self._nodes))
@@ -181,14 +189,14 @@ class Issuer:
     def _oldest(self) -> _Revoked:
         return next(iter(self._revoked.values()))
 
-    def knows(self, node_id: int, tenant: str, numbers: Collection[int]) -> None:
-        """The node has said that it knows that these are revoked."""
+    def confirm_revoked(self, node_id: int, tenant: str, numbers: Collection[int]) -> None:
+        """Record that the node has applied these revocations."""
         for number in numbers:
             if (tenant, number) in self._revoked:
-                self._revoked[tenant, number].untold.discard(node_id)
+                self._revoked[tenant, number].unconfirmed.discard(node_id)
 
     def revoked(self) -> dict[str, list[int]]:
-        """What was revoked and some node may not know, by tenant: for one that comes back."""
+        """Return the numbers of revoked credentials by tenant, for a node that registers again."""
         found: dict[str, list[int]] = {}
         for tenant, number in sorted(self._revoked):
             found.setdefault(tenant, []).append(number)

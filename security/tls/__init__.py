@@ -1,1 +1,1 @@
-"""TLS of every connection that leaves the host: settings, certificates and their roles, and a socket that speaks it."""
+"""TLS of connections between hosts: settings, certificates and their subjects, and a TLS socket."""

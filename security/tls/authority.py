@@ -1,6 +1,7 @@
-"""An authority of one's own and certificates that it signs, to try TLS with: `kvstore certs`, and tests.
+"""Certificate authority for trying out TLS (`kvstore certs`), and for tests.
 
-In production let an existing one (cert-manager, Vault, step-ca) sign: what kvstore needs of a certificate stands in docs/security.md.
+In production use an existing one (cert-manager, Vault, step-ca); docs/security.md lists the requirements on
+certificates.
 """
 
 import datetime
@@ -22,7 +23,7 @@ from kvstore.security.tls.subjects import MASTER, CertificateSubject
 CA_CERT: Final = "ca.pem"
 CA_KEY: Final = "ca.key"
 EARLIER: Final = datetime.timedelta(minutes=5)
-"""By so much certificates are valid before they are made: clocks of hosts differ."""
+"""Validity before the creation of a certificate, because clocks of hosts differ."""
 DEFAULT_DAYS: Final = 90
 MAX_URI: Final = 1024
 CA_DAYS: Final = 3650
@@ -30,7 +31,7 @@ CA_DAYS: Final = 3650
 
 @dataclass(frozen=True, slots=True)
 class ValidityPeriod:
-    """From when to when, both in UTC."""
+    """Validity of a certificate: begin and end, in UTC."""
 
     begin: datetime.datetime
     end: datetime.datetime
@@ -42,7 +43,10 @@ class ValidityPeriod:
 
 
 def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
-    """Make ca.pem and ca.key in `folder`, which is made too. Raises ConfigError: one of them is there already, or cannot be written."""
+    """Create ca.pem and ca.key in `folder`, which is created too.
+
+    Raises ConfigError: one exists, or cannot be written.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kvstore authority")])
     valid = ValidityPeriod.from_now(days)
@@ -73,9 +77,11 @@ def make_authority(folder: Path, *, days: float = CA_DAYS) -> None:
 def issue(
     folder: Path, file: str, subjects: Sequence[CertificateSubject], hosts: Sequence[str] = (), *, valid: ValidityPeriod | None = None
 ) -> tuple[Path, Path]:
-    """Make FILE.pem and FILE.key in `folder`, signed by its authority: for `subjects`, reached by `hosts` (names and addresses; with none
-    it can only connect). Returns both paths. Raises ConfigError: no authority there, or one of them is there already; InvalidArgument: a
-    host or a name that no certificate can have."""
+    """Create FILE.pem and FILE.key in `folder`, signed by its authority, and return their paths.
+
+    `hosts`: names and addresses of the subject; without any the certificate is for connecting only. Raises ConfigError:
+    no authority there, or a file exists; InvalidArgument: a host or name that a certificate cannot have.
+    """
     authority, authority_key = _authority(folder)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, file[:64])])
@@ -114,9 +120,9 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         made = x509.load_pem_x509_certificate((folder / CA_CERT).read_bytes())
         key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder} has no authority that can be used ({error}): make one with `kvstore certs init {folder}`") from None
+        raise ConfigError(f"{folder} has no usable authority ({error}): create one with `kvstore certs init {folder}`") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{folder / CA_KEY} is not a key that `kvstore certs init` makes")
+        raise ConfigError(f"{folder / CA_KEY} is not an elliptic-curve key: create one with `kvstore certs init`")
     return made, key
 
 
@@ -139,10 +145,10 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _write_pair(cert: Path, made: x509.Certificate, private: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Both or neither; the key is its owner's alone."""
+    """Write both files or neither; the key is readable by its owner only."""
     for path in (cert, private):
         if path.exists():
-            raise ConfigError(f"{path} is there already: remove it first, or choose another name")
+            raise ConfigError(f"{path} exists: remove it first, or choose another name")
     secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     begun: list[Path] = []
     try:
@@ -152,6 +158,6 @@ def _write_pair(cert: Path, made: x509.Certificate, private: Path, key: ec.Ellip
             with open(descriptor, "wb") as file:
                 file.write(content)
     except OSError as error:
-        for one in begun:  # or the next try would be refused
+        for one in begun:  # else the next try would fail
             one.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None

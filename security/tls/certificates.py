@@ -1,7 +1,9 @@
-"""A program's certificate and the authorities that it trusts, read again when their files change; connections made TLS with them.
+"""Certificates of a program: its own and its trusted authorities, reloaded when their files change; wraps sockets in
+TLS.
 
-There is no thread: each new connection looks at the files. What cannot be used is logged, and the former goes on. Open connections keep
-what they began with, unless the peer's certificate is revoked: where that can be, they look at the files, too.
+Each new connection checks the files; there is no thread. An unusable file is logged, and the former content stays in
+use. Open connections keep their context. With a list of revoked certificates they check the files, too, and end on
+revocation.
 """
 
 import logging
@@ -25,13 +27,13 @@ from kvstore.security.tls.tls_socket import Check, TlsSocket
 SERVERS: Final = (MASTER, NODE)
 ANY_KIND: Final = (MASTER, NODE, CLIENT)
 LOOK_INTERVAL_NS: Final = 1_000_000_000
-"""Between two looks at the files by open connections, which ask with each record: a look takes 5 us."""
+"""Shortest time between checks of the files by open connections, one a record: a check takes 5 us."""
 log = logging.getLogger("kvstore.security")
 
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """What the files hold; b"" of one that is not set."""
+    """Contents of the files; b"" for one that is not set."""
 
     ca: bytes
     cert: bytes
@@ -45,25 +47,26 @@ class _Current:
     unnamed: ssl.SSLContext | None
     server: ssl.SSLContext | None
     own: CertifiedPeer | None
-    """Of a program that connects and serves."""
+    """Subjects of the own certificate, if the program connects and serves."""
     revoked: frozenset[bytes]
 
 
 class Certificates:
-    """See the module. Thread-safe."""
+    """TLS contexts of a program, reloaded on changes. Thread-safe."""
 
     def __init__(self, settings: TlsSettings, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Raises ConfigError: a file cannot be read or used, or one is missing that goes with another."""
+        """Raises ConfigError: a file is unusable, or one that another requires is missing."""
         if bool(settings.tls_cert) != bool(settings.tls_key):
             raise ConfigError("tls_cert and tls_key go together: set both, or neither")
         self._settings = settings
         self._requires = isinstance(settings, ServerTlsSettings) and settings.tls_require_client_cert
         if self._requires and settings.tls_cert and not settings.tls_ca:
             raise ConfigError(
-                "tls_require_client_cert needs tls_ca, the authorities of those who connect; or say tls_require_client_cert=false"
+                "tls_require_client_cert requires tls_ca, the authorities of clients: set it, or tls_require_client_cert=false"
             )
         self.on_changed: Callable[[ConfigError | None], None] = lambda _error: None
-        """Called when files have changed: with None once they are in use, else with why they are not. In the thread that looked."""
+        """Called when files have changed: with None if they are in use, else with the error. In the thread that
+        checked."""
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._role: OwnRole | None = None
@@ -77,38 +80,41 @@ class Certificates:
         if settings.tls_ca or settings.tls_cert or settings.tls_key:
             return cls(settings)
         if settings.tls_revoked:
-            raise ConfigError("tls_revoked says whose certificates are refused, and without tls_ca nobody's are asked for: set it too")
+            raise ConfigError("tls_revoked has no effect without tls_ca: set tls_ca too")
         return None
 
     @classmethod
     def of_peer(cls, settings: ServerTlsSettings, who: str) -> "Certificates | None":
-        """As `of`, for a program (`who`) that connects and is connected to: TLS both ways, or neither. Raises ConfigError."""
+        """As `of`, for a program (`who`) that connects and serves: TLS in both directions, or none.
+
+        Raises ConfigError.
+        """
         found = cls.of(settings)
         if found is not None and not (found.connects and found.serves):
-            raise ConfigError(f"{who} connects and is connected to: for TLS it needs tls_ca, tls_cert and tls_key, all three")
+            raise ConfigError(f"{who} connects and serves: for TLS set tls_ca, tls_cert and tls_key, all three")
         return found
 
     @property
     def connects(self) -> bool:
-        """Connections that this program makes are TLS."""
+        """Whether outgoing connections use TLS."""
         return bool(self._settings.tls_ca)
 
     @property
     def serves(self) -> bool:
-        """Connections to this program are."""
+        """Whether accepted connections use TLS."""
         return bool(self._settings.tls_cert) and isinstance(self._settings, ServerTlsSettings)
 
     @property
     def revokes(self) -> bool:
-        """Certificates may be revoked: there is a file that names them."""
+        """Whether there is a file of revoked certificates."""
         return bool(self._settings.tls_revoked)
 
     def is_revoked(self, peer: CertifiedPeer | None) -> bool:
-        """The certificate that it has shown is named in that file by now."""
+        """Whether the peer's certificate is revoked."""
         return peer is not None and self.names_revoked(peer.fingerprint)
 
     def names_revoked(self, fingerprint: bytes) -> bool:
-        """Whether that file names the certificate of this fingerprint by now."""
+        """Whether the certificate with this fingerprint is revoked."""
         return self.revokes and fingerprint in self._now(LOOK_INTERVAL_NS).revoked
 
     @property
@@ -117,14 +123,16 @@ class Certificates:
 
     @property
     def subjects(self) -> tuple[CertificateSubject, ...]:
-        """What the certificate of a program that connects and serves is for."""
+        """Subjects of the own certificate, of a program that connects and serves."""
         own = self._now().own
         assert own is not None, "this program does not both connect and serve"
         return own.subjects
 
     def require_role(self, role: OwnRole) -> None:
-        """Hold this program's certificate, now and whenever its file changes, to what its peers will ask of it. Raises ConfigError. Nothing
-        is asked of a program that does not both connect and serve."""
+        """Require subject and hosts of the own certificate, now and after each reload. Raises ConfigError.
+
+        No effect unless the program connects and serves.
+        """
         self._role = role
         self._check_role(self._current)
 
@@ -133,18 +141,23 @@ class Certificates:
             check_role(found.own, self._role, found.server, found.client)
 
     def reload(self) -> None:
-        """Have open connections look at the files at once. Safe within a signal handler."""
+        """Have open connections check the files at once. Safe in a signal handler."""
         self._looked_ns -= LOOK_INTERVAL_NS
 
     def pems(self) -> Pems:
-        """What is in use now, for a library that has contexts of its own."""
+        """Return the current PEM contents, for libraries with their own contexts."""
         return self._now().pems
 
     # --- connections ---
 
     def connect(self, sock: socket.socket, host: str, timeout_s: float) -> TlsSocket:
-        """The connected `sock`, after a handshake with the server that is meant: its certificate names `host`, and is a master's or a
-        node's. Waits; for a program that `connects`. Raises Untrusted, TimeoutError, OSError; the socket is closed then."""
+        """Return a TLS socket over the connected `sock` after the handshake, which blocks.
+
+        For a program that `connects`.
+
+        The server's certificate must have `host` and be a master's or node's. Raises Untrusted, TimeoutError, OSError;
+        the socket is closed then.
+        """
         made = self.begin_to(sock, host, SERVERS)
         try:
             made.shake_hands(timeout_s)
@@ -154,27 +167,36 @@ class Certificates:
         return made
 
     def begin_to(self, sock: socket.socket, host: str, kinds: tuple[str, ...]) -> TlsSocket:
-        """`sock`, which is or will be connected to `host`, with the handshake still to come. `kinds`: one of which its certificate must be
-        for. Raises OSError; the socket is closed then."""
+        """Return a TLS socket over `sock`, before the handshake with `host`.
+
+        `kinds`: accepted kinds of the server's certificate.
+
+        Raises OSError; the socket is closed then.
+        """
         context = self._now().client
         assert context is not None, "this program connects without TLS"
 
         def check(peer: CertifiedPeer | None) -> None:
-            assert peer is not None, "a context for clients lets in no server without a certificate"
+            assert peer is not None, "a client context requires a certificate of the server"
             check_has(peer, kinds, host)
 
         return self._begin(sock, context, is_server=False, host=host, peer=host, check=check)
 
     def begin_to_subject(self, sock: socket.socket, peer: str, check: Check) -> TlsSocket:
-        """As `begin_to`, to a server that is known by what its certificate is for, and not by a name of its host: `check` raises Untrusted
-        unless it is the one meant."""
+        """As `begin_to`, for a server identified by its certificate's subject instead of a host name.
+
+        `check` raises Untrusted for another server.
+        """
         context = self._now().unnamed
         assert context is not None, "this program connects without TLS"
         return self._begin(sock, context, is_server=False, peer=peer, check=check)
 
     def begin_from(self, sock: socket.socket) -> TlsSocket:
-        """An accepted connection, with the handshake still to come; for a program that `serves`. A certificate that its peer shows is
-        one of ours. Raises OSError: the peer has gone already; the socket is closed then."""
+        """Return a TLS socket over an accepted connection, before the handshake. For a program that `serves`.
+
+        A certificate of the peer must have a kvstore subject. Raises OSError: the peer has closed; the socket is closed
+        then.
+        """
         context = self._now().server
         assert context is not None, "this program serves without TLS"
         peer = _name(sock)
@@ -206,10 +228,10 @@ class Certificates:
             found = self._signature()
             if found == self._seen:
                 return
-            self._seen = found  # of files that cannot be used, too: they are told of once
+            self._seen = found  # also of unusable files, so that they are logged once
             self._current = self._read()
         except ConfigError as error:
-            log.warning("the certificates have changed and cannot be used, the former go on: %s", error)
+            log.warning("the changed certificates cannot be used, the former stay in use: %s", error)
             self.on_changed(error)
         else:
             log.info("the certificates have changed and are in use")
@@ -220,14 +242,14 @@ class Certificates:
         return {"tls_ca": settings.tls_ca, "tls_cert": settings.tls_cert, "tls_key": settings.tls_key}
 
     def _signature(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes with the files. Raises ConfigError: one is not there."""
+        """Return a value that changes with the files. Raises ConfigError: one is missing."""
         found = []
         for name, file in {**self._files(), "tls_revoked": self._settings.tls_revoked}.items():
             try:
-                told = os.stat(file) if file else None
+                status = os.stat(file) if file else None
             except OSError as error:
                 raise ConfigError(f"{name}: cannot read {file}: {error.strerror}") from None
-            found.append((told.st_ino, told.st_size, told.st_mtime_ns) if told is not None else None)
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns) if status is not None else None)
         return tuple(found)
 
     def _read(self) -> _Current:
@@ -248,7 +270,7 @@ class Certificates:
         if protocol == ssl.PROTOCOL_TLS_CLIENT:
             context.check_hostname = names
         else:
-            context.num_tickets = 0  # nobody resumes; and what a server says unasked would look like a fault of its own
+            context.num_tickets = 0  # no resumption; and unrequested bytes of a server would count as a protocol error
             if settings.tls_ca:
                 context.verify_mode = ssl.CERT_REQUIRED if self._requires else ssl.CERT_OPTIONAL
         try:
@@ -273,6 +295,6 @@ def _content(name: str, file: str) -> bytes:
 def _name(sock: socket.socket) -> str:
     try:
         host, port = sock.getpeername()[:2]
-    except (OSError, ValueError):  # gone already, as the handshake will find, or no TCP
+    except (OSError, ValueError):  # closed already, as the handshake will find, or no TCP
         return "the peer"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,7 +1,7 @@
-"""TLS of gRPC, which has contexts of its own: what its channels and servers are made with.
+"""TLS credentials for gRPC channels and servers, which have their own contexts.
 
-gRPC compares a server's certificate with the host that was asked for; it knows nothing of roles. Whom a master lets in is decided where the
-call arrives (`caller`).
+gRPC verifies the host name of a server's certificate, but no kvstore subjects; a master checks those for each call
+(`caller`).
 """
 
 import ssl
@@ -15,20 +15,22 @@ from kvstore.security.tls.pem_files import fingerprint_of
 from kvstore.security.tls.subjects import CertifiedPeer, peer_of
 
 
-def open_channel(place: str, tls: Certificates | None, options: Sequence[tuple[str, int]]) -> grpc.Channel:
-    """A channel to `place` (HOST:PORT), with TLS where this program connects with it."""
+def open_channel(target: str, tls: Certificates | None, options: Sequence[tuple[str, int]]) -> grpc.Channel:
+    """Return a channel to `target` (HOST:PORT), with TLS if this program connects with it."""
     if tls is None or not tls.connects:
-        return grpc.insecure_channel(place, options=options)
+        return grpc.insecure_channel(target, options=options)
     pems = tls.pems()
     credentials = grpc.ssl_channel_credentials(pems.ca, pems.key or None, pems.cert or None)
-    return grpc.secure_channel(place, credentials, options=options)
+    return grpc.secure_channel(target, credentials, options=options)
 
 
-def add_port(server: grpc.Server, place: str, tls: Certificates | None) -> int:
-    """Have `server` listen at `place`, with TLS where this program serves with it; the port. Certificates that change are taken with the
-    next connection. Raises RuntimeError: the port cannot be had."""
+def add_port(server: grpc.Server, listen: str, tls: Certificates | None) -> int:
+    """Have `server` listen at `listen` (HOST:PORT), with TLS if this program serves with it, and return the port.
+
+    Changed certificates are used from the next connection on. Raises RuntimeError: the port is not available.
+    """
     if tls is None or not tls.serves:
-        return server.add_insecure_port(place)
+        return server.add_insecure_port(listen)
     in_use = tls.pems()
 
     def changed() -> "grpc.ServerCertificateConfiguration | None":
@@ -41,10 +43,10 @@ def add_port(server: grpc.Server, place: str, tls: Certificates | None) -> int:
 
     credentials = grpc.dynamic_ssl_server_credentials(
         _configuration(in_use),
-        changed,  # type: ignore[arg-type]  # None says that nothing has changed
+        changed,  # type: ignore[arg-type]  # None: unchanged
         require_client_authentication=tls.requires_client_cert,
     )
-    return server.add_secure_port(place, credentials)
+    return server.add_secure_port(listen, credentials)
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
@@ -52,10 +54,10 @@ def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
 
 
 def caller(context: grpc.ServicerContext) -> CertifiedPeer | None:
-    """Who calls, as its certificate says; None: it showed none."""
-    told = cast("Mapping[str, Iterable[bytes]]", context.auth_context())
-    if "x509_pem_cert" not in told:
+    """Return the identity of the caller's certificate, or None."""
+    auth = cast("Mapping[str, Iterable[bytes]]", context.auth_context())
+    if "x509_pem_cert" not in auth:
         return None
-    [pem] = told["x509_pem_cert"]
-    names = (name.decode(errors="replace") for name in told.get("x509_subject_alternative_name", ()))
+    [pem] = auth["x509_pem_cert"]
+    names = (name.decode(errors="replace") for name in auth.get("x509_subject_alternative_name", ()))
     return peer_of(names, fingerprint_of(ssl.PEM_cert_to_DER_cert(pem.decode())))

@@ -1,7 +1,7 @@
-"""The certificate of an HTTP port, for browsers and for who scrapes metrics: TLS 1.2 and up, and nobody need show one of his own.
+"""Certificate of an HTTP port, for browsers and metrics scrapers: TLS 1.2 and up, without client certificates.
 
-It is apart from that of a daemon's other connections (certificates.py), since those who look at a port are no part of the cluster and trust
-other authorities. New connections have what the files hold; what cannot be used is logged, and the former goes on.
+It is separate from certificates.py, because HTTP clients are not part of the cluster and trust other authorities. New
+connections use the current files; an unusable file is logged, and the former content stays in use.
 """
 
 import logging
@@ -17,33 +17,33 @@ log = logging.getLogger("kvstore.security")
 
 
 class HttpsCertificate:
-    """See the module. Not thread-safe."""
+    """Reloading TLS context of an HTTP port. Not thread-safe."""
 
     def __init__(self, cert: str, key: str) -> None:
-        """Raises ConfigError: one of the files is missing, or cannot be used."""
+        """Raises ConfigError: a file is missing or unusable."""
         self._cert, self._key = cert, key
         self._seen = self._signature()
         self.context = self._loaded()
-        """Of new connections; it stays the same object."""
+        """Context of new connections, always the same object."""
 
     @classmethod
     def of(cls, cert: str, key: str) -> "HttpsCertificate | None":
-        """None where neither file is named. Raises ConfigError."""
+        """Return the certificate, or None if neither file is set. Raises ConfigError."""
         if bool(cert) != bool(key):
             raise ConfigError(f"{SETTINGS} go together: set both, or neither")
         return cls(cert, key) if cert else None
 
     def look(self) -> None:
-        """Use what the files hold now."""
+        """Reload the files if they have changed."""
         found = self._signature()
         if found == self._seen:
             return
-        self._seen = found  # of files that cannot be used, too: they are told of once
+        self._seen = found  # also of unusable files, so that they are logged once
         try:
-            self._loaded()  # by itself first: a pair that does not match would leave the context in use without a key
+            self._loaded()  # into a new context first: a mismatched pair would leave the current one without a key
             load_pair(self.context, self._cert, self._key, settings=SETTINGS)
         except ConfigError as error:
-            log.warning("the HTTP port's certificate has changed and cannot be used, the former goes on: %s", error)
+            log.warning("the HTTP port's changed certificate cannot be used, the former stays in use: %s", error)
         else:
             log.info("the HTTP port's certificate has changed and is in use")
 

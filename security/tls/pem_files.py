@@ -1,10 +1,10 @@
-"""Files of TLS: a certificate and its key, certificates that are revoked, and when the certificates of a file begin and end.
+"""PEM files of TLS: certificate and key, list of revoked certificates, validity of certificates.
 
-The file that the setting `tls_revoked` names has a line a certificate: the SHA-256 of its DER form, as `openssl x509 -noout -fingerprint
--sha256 -in FILE` prints it, or its digits alone; `#` begins a comment. No CRL: a list that has to be issued anew every few days stops a
-whole cluster once it is not, and gRPC's Python library takes none. By its fingerprint a certificate is known wherever it is shown.
+The file of `tls_revoked` has a SHA-256 fingerprint a line, as `openssl x509 -noout -fingerprint -sha256 -in FILE`
+prints it, or its digits alone; `#` begins a comment. There is no CRL support: an expired CRL would stop the whole
+cluster, and gRPC's Python library accepts none.
 
-Validity is read without a library for X.509: of each certificate the DER down to its `validity`.
+Validity is parsed without an X.509 library: from the DER of each certificate down to its `validity`.
 Source: RFC 5280, 4.1 (Certificate, TBSCertificate, Validity); X.690, 8.1 (tag, length, content).
 """
 
@@ -21,9 +21,9 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.security.config_file import signature
 
 ATTEMPTS: Final = 5
-"""At files that are exchanged while they are read: both may be one file, which is read twice."""
+"""Attempts to read files that are replaced meanwhile; certificate and key may be one file, which is read twice."""
 MAX_REVOKED_BYTES: Final = 4 << 20
-"""Some 40,000 certificates: a file beyond that is another file."""
+"""Enough for 40,000 certificates; a larger file is a mistake."""
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 _COMMENT: Final = "#"
 MAX_PEM_BYTES: Final = 1 << 20
@@ -32,9 +32,9 @@ _SEQUENCE, _INTEGER, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x02, 0x17, 
 
 
 def load_pair(context: ssl.SSLContext, cert: str, key: str, *, settings: str) -> None:
-    """Have `context` show the certificate in the file `cert`, whose key is in `key`; `settings` is what named them.
+    """Load certificate and key into `context`.
 
-    Raises ConfigError: they cannot be used.
+    `settings`: names of their settings, for errors. Raises ConfigError: unusable.
     """
     attempt = 1
     while True:
@@ -49,16 +49,16 @@ def load_pair(context: ssl.SSLContext, cert: str, key: str, *, settings: str) ->
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and a daemon has nobody to ask for the password")
+    raise ValueError("the key is encrypted, and a daemon cannot prompt for the password")
 
 
 def fingerprint_of(der: bytes) -> bytes:
-    """By which a certificate is named: SHA-256 of its DER form."""
+    """Return a certificate's fingerprint: SHA-256 of its DER form."""
     return hashlib.sha256(der).digest()
 
 
 def read_revoked(path: str) -> frozenset[bytes]:
-    """The fingerprints that the file names; none of no file (""). Raises ConfigError, which names the line that is none."""
+    """Read the fingerprints of the file; empty for "". Raises ConfigError with the malformed line."""
     if not path:
         return frozenset()
     try:
@@ -67,7 +67,7 @@ def read_revoked(path: str) -> frozenset[bytes]:
     except OSError as error:
         raise ConfigError(f"tls_revoked: cannot read {path}: {error.strerror}") from None
     if len(data) > MAX_REVOKED_BYTES:
-        raise ConfigError(f"tls_revoked: {path} has more than {MAX_REVOKED_BYTES} bytes: it is another file")
+        raise ConfigError(f"tls_revoked: {path} has more than {MAX_REVOKED_BYTES} bytes: check the path")
     lines = (line.partition(_COMMENT)[0].strip() for line in data.decode(errors="replace").splitlines())
     return frozenset(_fingerprint(path, number, line) for number, line in enumerate(lines, start=1) if line)
 
@@ -85,14 +85,17 @@ def _fingerprint(path: str, number: int, line: str) -> bytes:
 
 
 class CertificateValidity(NamedTuple):
-    """A certificate is valid in [begin, end]."""
+    """Validity of a certificate, [begin, end]."""
 
     begin: datetime
     end: datetime
 
 
 def validities(file: str) -> list[CertificateValidity]:
-    """Of each certificate in the file, in order; at least one. Raises ConfigError: it cannot be read, or is no certificate's."""
+    """Return the validity of each certificate in the file, in order.
+
+    Raises ConfigError: unreadable, damaged, or none.
+    """
     try:
         data = Path(file).read_bytes()[:MAX_PEM_BYTES]
         found = [_validity(binascii.a2b_base64(body)) for body in _PEM.findall(data)]
@@ -106,13 +109,13 @@ def validities(file: str) -> list[CertificateValidity]:
 
 
 class CertificateEnds:
-    """When the first certificate of each file ends; a file is read again once it has changed. Not thread-safe."""
+    """Expiry of the first certificate of each file; changed files are read again. Not thread-safe."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        """`files`: path by the setting that names it, "" where none is set."""
+        """`files`: path by setting, "" if not set."""
         self._files = {setting: file for setting, file in files.items() if file}
         self._known: dict[str, tuple[object, float]] = {}
-        """By setting, of the file with that signature; Unix time."""
+        """(signature of the file, Unix time of the expiry) by setting."""
 
     def left_s(self, now_s: float) -> dict[tuple[str, ...], float]:
         """Seconds until the end, by setting; negative for an expired one. A file that cannot be read is left out."""
@@ -143,7 +146,7 @@ def _validity(der: bytes) -> CertificateValidity:
 
 
 def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each element of a DER sequence. Raises ValueError for one that is cut off."""
+    """Yield tag and content of each element of a DER sequence. Raises ValueError: truncated."""
     at = 0
     while at < len(data):
         tag, size, at = data[at], data[at + 1], at + 2
@@ -157,7 +160,7 @@ def _parts(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _time(tag: int, content: bytes) -> datetime:
-    """Raises ValueError. Years of two digits are 1950 to 2049."""
+    """Parse a DER time; two-digit years are 1950 to 2049. Raises ValueError."""
     text = content.decode("ascii")
     if tag == _UTC_TIME:
         text = ("19" if text >= "50" else "20") + text

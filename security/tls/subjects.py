@@ -1,11 +1,11 @@
-"""What a certificate is for: its subjects, as URIs among its alternative names.
+"""Subjects of certificates: URIs among the alternative names, which give a peer's role and name.
 
     kvstore://master            a master
     kvstore://node/NAME         the storage node NAME; node/* any
     kvstore://client/TENANT     a client of TENANT; client/* of any
 
-NAME and TENANT are percent-encoded. The names of hosts beside them say where it may be reached, not what it is: a client that runs on the
-host of a master is no master.
+NAME and TENANT are percent-encoded. Host names in a certificate are addresses, not roles: a client on a master's host
+is not a master.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.identity import STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import UNAUTHENTICATED, Identity, IdentityKind, Role
 
 SCHEME: Final = "kvstore://"
 MASTER: Final = "master"
@@ -25,7 +25,7 @@ ANY: Final = "*"
 
 
 class CertificateSubject(NamedTuple):
-    """One of them: `kind` is MASTER, NODE or CLIENT, `name` a node's or a tenant's, ANY for all of them."""
+    """Subject of a certificate. `kind`: MASTER, NODE or CLIENT; `name`: of the node or tenant, ANY for all."""
 
     kind: str
     name: str = ""
@@ -38,30 +38,30 @@ class CertificateSubject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CertifiedPeer:
-    """The other end of a TLS connection, as its certificate has it."""
+    """Identity of a TLS peer, by its certificate."""
 
     subjects: tuple[CertificateSubject, ...]
     fingerprint: bytes = field(default=b"", compare=False, repr=False)
-    """Of the certificate (pem_files.py); b"" where nobody has shown one."""
+    """Fingerprint of the certificate (pem_files.py); b"" if unknown."""
 
     def is_a(self, kind: str, name: str = "") -> bool:
         return any(subject.kind == kind and subject.name in (name, ANY) for subject in self.subjects)
 
     def has(self, kind: str) -> bool:
-        """Whether it is for one of that kind, of whatever name."""
+        """Whether the certificate has a subject of this kind, of any name."""
         return any(subject.kind == kind for subject in self.subjects)
 
     def __str__(self) -> str:
         return " and ".join(subject.uri() for subject in self.subjects) or "nothing of kvstore's"
 
 
-def names_of(told: Mapping[str, Any]) -> list[str]:
-    """A certificate's alternative names of all kinds, as the library ssl tells of it."""
-    return [name for _, name in told.get("subjectAltName", ())]
+def names_of(certificate: Mapping[str, Any]) -> list[str]:
+    """Return all alternative names of a certificate in the form of `ssl.SSLSocket.getpeercert`."""
+    return [name for _, name in certificate.get("subjectAltName", ())]
 
 
 def peer_of(names: Iterable[str], fingerprint: bytes = b"") -> CertifiedPeer:
-    """From a certificate's alternative names of all kinds: those that are of another form are left out."""
+    """Return the identity for a certificate's alternative names; those of another form are ignored."""
     return CertifiedPeer(tuple(subject for name in names if (subject := _subject(name)) is not None), fingerprint)
 
 
@@ -74,14 +74,14 @@ def _subject(uri: str) -> CertificateSubject | None:
 
 
 def check_has(peer: CertifiedPeer, kinds: Iterable[str], who: str) -> None:
-    """Raises Untrusted unless the certificate is for one of these kinds. `who` shows it, in the error."""
+    """Raises Untrusted unless the certificate has a subject of one of these kinds. `who`: its bearer, for the error."""
     if not any(peer.has(kind) for kind in kinds):
         expected = " or ".join(CertificateSubject(kind, "NAME").uri() for kind in kinds)
-        raise Untrusted(f"the certificate of {who} is for {peer}, and one for {expected} is needed: make it with `kvstore certs`")
+        raise Untrusted(f"the certificate of {who} is for {peer}, and {expected} is required: create one with `kvstore certs`")
 
 
 def check_hello(peer: CertifiedPeer | None, hello: Hello) -> None:
-    """Whether who connected may call itself so. Without a certificate there is nothing to compare with. Raises Unauthorized."""
+    """Raises Unauthorized if a Hello's role and name do not match the certificate; without a certificate it never does."""
     if peer is None:
         return
     if hello.role == ROLE_NODE and not peer.is_a(NODE, hello.name):
@@ -93,7 +93,9 @@ def check_hello(peer: CertifiedPeer | None, hello: Hello) -> None:
 
 
 def check_welcome(peer: CertifiedPeer | None, welcome: Welcome) -> None:
-    """Whether who answers may call itself so. Raises Untrusted."""
+    """Raises Untrusted if a Welcome's server and name do not match the certificate; without a certificate it never
+    does.
+    """
     if peer is None:
         return
     if welcome.server == SERVER_MASTER and not peer.is_a(MASTER):
@@ -102,22 +104,27 @@ def check_welcome(peer: CertifiedPeer | None, welcome: Welcome) -> None:
         raise Untrusted(f"the certificate is for {peer}, and node {welcome.name!r} introduces itself: make it one (kvstore certs node)")
 
 
-def of_client(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity | None:
-    """For who says that he is of this tenant; None: the certificate says nothing of it, or he shows an operator's token, which belongs to
-    no tenant."""
+def client_identity(peer: CertifiedPeer | None, tenant: str, token: str) -> Identity | None:
+    """Return the identity of a client of this tenant; None: the certificate does not cover it, or it sends an
+    operator's token.
+    """
     if peer is None or not peer.is_a(CLIENT, tenant) or (token and not tenant):
         return None
     return Identity(IdentityKind.TENANT, _role(peer), tenant, certificate=peer.fingerprint)
 
 
-def of_node(peer: CertifiedPeer | None, name: str) -> Identity | None:
-    """For a node that says that it is the one of this name."""
+def node_identity(peer: CertifiedPeer | None, name: str) -> Identity | None:
+    """Return the identity of a node of this name; None: the certificate does not cover it."""
     return Identity(IdentityKind.NODE, name=name, certificate=peer.fingerprint) if peer is not None and peer.is_a(NODE, name) else None
 
 
-def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
-    """For who calls the control plane, for a tenant or "" for none: a node says there only later which it is. None: no certificate. Raises
-    Unauthorized for a tenant that is not the certificate's."""
+def caller_identity(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
+    """Return the identity of a caller of the control plane; `tenant` is "" for nodes and operators.
+
+    None: no certificate.
+
+    Raises Unauthorized: the certificate is for another tenant.
+    """
     if peer is None:
         return None
     if tenant:
@@ -125,28 +132,28 @@ def of_caller(peer: CertifiedPeer | None, tenant: str) -> Identity | None:
             raise Unauthorized(
                 f"the certificate is for {peer}, and a client of tenant {tenant!r} calls: make it one (kvstore certs client)"
             )
-        return of_client(peer, tenant, "")
+        return client_identity(peer, tenant, "")
     for kind in (NODE, CLIENT):
         names = [subject.name for subject in peer.subjects if subject.kind == kind]
         if names:
             name = "" if ANY in names else names[0]
             role = Role.NONE if kind == NODE else _role(peer)
             return Identity(IdentityKind.NODE if kind == NODE else IdentityKind.TENANT, role, name, certificate=peer.fingerprint)
-    return STRANGER
+    return UNAUTHENTICATED
 
 
 def _role(peer: CertifiedPeer) -> Role:
     return Role.ADMIN if CertificateSubject(CLIENT, ANY) in peer.subjects else Role.WRITE
 
 
-def both(shown: Identity, certificate: Identity | None) -> Identity:
-    """Who showed a token and a certificate, or what is in force in their place. Raises Denied: they are of different nodes."""
+def combine_identities(shown: Identity, certificate: Identity | None) -> Identity:
+    """Merge the identities of a peer's token and certificate. Raises Denied: they are of different nodes."""
     if certificate is None:
         return shown
-    if shown.kind is IdentityKind.EVERYBODY:
+    if shown.kind is IdentityKind.ANONYMOUS:
         return certificate
     if shown.kind is IdentityKind.NODE and certificate.kind is IdentityKind.NODE and certificate.name:
-        if not shown.goes_by(certificate.name):
+        if not shown.may_use_name(certificate.name):
             raise Denied(f"the certificate is of {certificate}, the token of {shown}")
         return replace(shown, name=certificate.name)
     return shown

@@ -1,10 +1,12 @@
-"""A TLS connection that is used as the plain socket that it stands for: vectors, flags and the kernel's time limits included.
+"""TLS socket with the interface of a plain socket, including vectors, flags and the kernel's timeouts.
 
-The descriptor never blocks. A caller that blocks waits in poll, so that one thread may send while another receives, and none waits with
-OpenSSL's lock. The handshake is part of the first call that needs it. What a caller has to know:
+The descriptor is non-blocking. A blocking call waits in poll, so that one thread can send while another receives, and
+none waits with OpenSSL's lock. The first call that needs it runs the handshake. Two differences from a plain socket:
 
-- After BlockingIOError from a send the next one begins with the same bytes, up to 16 KiB: OpenSSL has made a record of them already.
-- Of a record, up to 16 KiB, bytes may be left that no poll tells of (`pending`), but only where every buffer given was filled.
+- After BlockingIOError from a send, the next send must begin with the same bytes, up to 16 KiB, of which OpenSSL has
+  made a record.
+- After a receive that filled every buffer, up to 16 KiB of a record may be decrypted and unread (`pending`), invisible
+  to poll.
 """
 
 import contextlib
@@ -20,26 +22,26 @@ from typing import Any, Final, cast
 
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.pem_files import fingerprint_of
-from kvstore.security.tls.refusals import refusal, spoke_plainly
+from kvstore.security.tls.refusals import not_tls_error, tls_error
 from kvstore.security.tls.subjects import CertifiedPeer, names_of, peer_of
 
 RECORD_BYTES: Final = 16 << 10
-"""The most that one record carries. Small buffers are joined up to it: each record costs a header, a tag and two system calls."""
+"""Largest record. Small buffers are joined up to it, because a record costs a header, a tag and two system calls."""
 HANDSHAKE_BYTE: Final = b"\x16"
-"""How every TLS connection begins."""
+"""First byte of every TLS connection."""
 READ: Final = int(select.POLLIN)
 WRITE: Final = int(select.POLLOUT)
 _TIMEVAL: Final = struct.Struct("@ll")
 _LIMITS: Final = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 
 Check = Callable[[CertifiedPeer | None], None]
-"""Called with what the peer's certificate says (None: it showed none) once it is known to be genuine. Raises Untrusted."""
+"""Called with the identity of the peer's verified certificate (None: none). Raises Untrusted."""
 IsRevoked = Callable[[CertifiedPeer | None], bool]
-"""Whether its certificate has been revoked by now."""
+"""Whether the peer's certificate is revoked now."""
 
 
 class TlsSocket(ssl.SSLSocket):
-    """See the module. One thread may send while another receives; made by `begin`."""
+    """TLS connection, made by `begin`. One thread may send while another receives."""
 
     _is_made = _is_ready = False
     _timeout_s: float | None = None
@@ -49,11 +51,11 @@ class TlsSocket(ssl.SSLSocket):
     _retried: "bytes | memoryview | None" = None
     _has_begun = _begins_plainly = _is_encrypted = False
     reads_on: int = READ
-    """What a receive that could not go on waits for: the socket to be readable (READ), or writable (WRITE)."""
+    """Event that a blocked receive waits for: READ or WRITE."""
     sends_on: int = WRITE
-    """The same of a send."""
+    """Event that a blocked send waits for."""
     certified: CertifiedPeer | None = None
-    """Who is there, once the handshake is over; None: it showed no certificate."""
+    """Identity of the peer's certificate after the handshake; None: no certificate."""
     _check: Check
     _is_revoked: IsRevoked | None
     _lock: threading.Lock
@@ -71,9 +73,12 @@ class TlsSocket(ssl.SSLSocket):
         check: Check,
         is_revoked: IsRevoked | None = None,
     ) -> "TlsSocket":
-        """Take over a connected socket. `host`: the name or address that the server's certificate must have; "" where the context checks
-        none. `peer` is for errors. `is_revoked` is asked after the handshake and with each record from then on: None, if nobody's is.
-        Raises OSError: the peer has gone. The socket is closed then."""
+        """Take ownership of a connected socket.
+
+        `host`: required name or address in the server's certificate; "" if the context checks none. `peer`: name for
+        errors. `is_revoked`: called after the handshake and for each record; None: no revocation. Raises OSError: the
+        peer has closed the connection; the socket is closed then.
+        """
         try:
             sock.settimeout(0.0)
             made = cast(
@@ -93,7 +98,9 @@ class TlsSocket(ssl.SSLSocket):
         self.settimeout(None if flag else 0.0)
 
     def settimeout(self, value: float | None) -> None:
-        """None: calls wait, as long as SO_RCVTIMEO and SO_SNDTIMEO say; 0: they do not; else they wait for so long, and time out."""
+        """None: calls block, up to SO_RCVTIMEO and SO_SNDTIMEO; 0: they do not block; else they time out after `value`
+        seconds.
+        """
         self._waits, self._timeout_s = value != 0.0, value or None
         super().settimeout(0.0)
 
@@ -114,8 +121,10 @@ class TlsSocket(ssl.SSLSocket):
                 raise TimeoutError(errno.ETIMEDOUT, f"no TLS handshake within {timeout_s:g} s")
 
     def has_shaken_hands(self) -> bool:
-        """Take the handshake as far as it goes without waiting: whether it is over; if not, `reads_on` says what to wait for. Raises
-        Untrusted, OSError."""
+        """Advance the handshake without waiting.
+
+        Return whether it is complete; if not, wait for `reads_on`. Raises Untrusted, OSError.
+        """
         try:
             with self._lock:
                 self._ensure_ready()
@@ -124,11 +133,14 @@ class TlsSocket(ssl.SSLSocket):
         return True
 
     def _ensure_ready(self) -> None:
-        """As much of the handshake as is possible now. Raises BlockingIOError (see `reads_on`), Untrusted, OSError. With the lock."""
+        """Advance the handshake; the caller holds the lock.
+
+        Raises BlockingIOError (see `reads_on`), Untrusted, OSError.
+        """
         if self._failure is not None:
             raise self._failure
         if self._is_ready:
-            if self._is_revoked is not None and self._is_revoked(self.certified):  # no Untrusted: that is what a handshake comes to
+            if self._is_revoked is not None and self._is_revoked(self.certified):  # Untrusted is for handshakes only
                 raise ConnectionAbortedError(errno.ECONNABORTED, f"the certificate of {self._peer_name} has been revoked")
             return
         if self.server_side and not self._has_begun:
@@ -139,7 +151,7 @@ class TlsSocket(ssl.SSLSocket):
         except ssl.SSLError as error:
             raise self._translated(error, self._turn) from None
         finally:
-            self._waits, self._timeout_s = waits  # it sets the time limit anew
+            self._waits, self._timeout_s = waits  # do_handshake changes the timeout
         self._is_encrypted = True
         try:
             found = self.getpeercert()
@@ -148,7 +160,7 @@ class TlsSocket(ssl.SSLSocket):
             if self._is_revoked is not None and self._is_revoked(self.certified):
                 raise Untrusted(f"the certificate of {self._peer_name} has been revoked (tls_revoked): use another one")
         except ValueError:
-            self._failure = Untrusted(f"the certificate of {self._peer_name} has names that are no text: make another one")
+            self._failure = Untrusted(f"the certificate of {self._peer_name} has names that are not text: create another one")
             raise self._failure from None
         except Untrusted as error:
             self._failure = error
@@ -159,18 +171,21 @@ class TlsSocket(ssl.SSLSocket):
         first = socket.socket.recv(self, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         self._has_begun = bool(first)
         if first and first != HANDSHAKE_BYTE:
-            self._failure = spoke_plainly(self._peer_name)
+            self._failure = not_tls_error(self._peer_name)
             self._begins_plainly = True
             raise self._failure
 
     @property
     def peer_name(self) -> str:
-        """The peer's address, as errors have it."""
+        """The peer's name in errors."""
         return self._peer_name
 
-    def answer_refused(self, data: bytes) -> None:
-        """Send `data` to a peer that was refused, as far as its socket takes it now: plainly to one that does not speak TLS, encrypted to
-        one that TLS itself has accepted. To any other nothing: an alert of TLS has told it why."""
+    def send_refusal(self, data: bytes) -> None:
+        """Send `data` to a refused peer, as far as its socket takes it now.
+
+        In plain text to a peer without TLS, encrypted after a complete handshake; otherwise nothing, as a TLS alert was
+        sent.
+        """
         with contextlib.suppress(OSError):
             if self._begins_plainly:
                 socket.socket.send(self, data)
@@ -179,8 +194,10 @@ class TlsSocket(ssl.SSLSocket):
                     super().send(data)
 
     def discard(self) -> int | None:
-        """Throw away what has come after the handshake failed: how many bytes, 0 at the end of the stream (or of the connection), None for
-        nothing yet."""
+        """Discard bytes received after a failed handshake.
+
+        Return how many, 0 at the end of the stream, None if none arrived.
+        """
         try:
             return len(socket.socket.recv(self, RECORD_BYTES, socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -192,18 +209,18 @@ class TlsSocket(ssl.SSLSocket):
         self.reads_on = self.sends_on = waits_for
 
     def _translated(self, error: ssl.SSLError, turn: Callable[[int], None]) -> OSError:
-        """What a plain socket would raise, or Untrusted."""
+        """Return the error that a plain socket would raise, or Untrusted."""
         if isinstance(error, ssl.SSLWantReadError):
             turn(READ)
-            return BlockingIOError(errno.EAGAIN, "nothing has come")
+            return BlockingIOError(errno.EAGAIN, "nothing was received")
         if isinstance(error, ssl.SSLWantWriteError):
             turn(WRITE)
             return BlockingIOError(errno.EAGAIN, "the peer does not read")
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return ConnectionResetError(
-                errno.ECONNRESET, "the peer hung up" + ("" if self._is_ready else " in the TLS handshake: its log says why")
+                errno.ECONNRESET, "the peer closed the connection" + ("" if self._is_ready else " in the TLS handshake: see its log")
             )
-        self._failure = refusal(error, self._peer_name)
+        self._failure = tls_error(error, self._peer_name)
         return self._failure
 
     # --- receiving ---
@@ -216,20 +233,25 @@ class TlsSocket(ssl.SSLSocket):
         return self._receive([memoryview(buffer) for buffer in buffers], flags), [], 0, None
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """With MSG_PEEK: TLS's own bytes, or one of no meaning where some are decrypted: enough to tell whether anything came."""
+        """With MSG_PEEK, return raw bytes, or a placeholder byte if some are decrypted: only whether anything arrived
+        is meaningful.
+        """
         if flags & socket.MSG_PEEK:
             return b"\0" if self.pending() else socket.socket.recv(self, buflen, flags)
-        if not self._is_made:  # while it is, of a peer that has gone already: the handshake will tell
+        if not self._is_made:  # called by the constructor if the peer has closed already; the handshake reports it
             return b""
-        room = bytearray(buflen)
-        return bytes(room[: self.recv_into(room, 0, flags)])
+        buffer = bytearray(buflen)
+        return bytes(buffer[: self.recv_into(buffer, 0, flags)])
 
     def pending(self) -> int:
-        """Bytes that are decrypted and not taken: no poll tells of them."""
+        """Return the number of decrypted unread bytes, which are invisible to poll."""
         return super().pending() if self._is_ready and self.fileno() >= 0 else 0
 
     def _receive(self, views: Sequence[memoryview], flags: int) -> int:
-        """Fill `views` from the front: with what is there, or, with MSG_WAITALL, all. 0 at the end of the stream."""
+        """Fill `views` with available bytes, or with MSG_WAITALL completely.
+
+        Return how many; 0 at the end of the stream.
+        """
         moved = of_record = 0
         waits, is_all = self._waits and not flags & socket.MSG_DONTWAIT, bool(flags & socket.MSG_WAITALL)
         for view in views:
@@ -248,14 +270,16 @@ class TlsSocket(ssl.SSLSocket):
                     return moved
                 moved, of_record, view = moved + got, of_record + got, view[got:]
                 if not left:
-                    if of_record < RECORD_BYTES and not is_all:  # what fills a record is seldom the last
+                    if of_record < RECORD_BYTES and not is_all:  # a full record is seldom the last
                         return moved
                     of_record = 0
         return moved
 
     def _read(self, view: memoryview) -> tuple[int, int]:
-        """Bytes into `view`, 0 at the end of the stream; and how many are left of the record. Raises BlockingIOError, Untrusted,
-        OSError."""
+        """Receive into `view`. Return how many bytes, 0 at the end of the stream, and how many are left of the record.
+
+        Raises BlockingIOError, Untrusted, OSError.
+        """
         with self._lock:
             self._ensure_ready()
             try:
@@ -273,8 +297,10 @@ class TlsSocket(ssl.SSLSocket):
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers: Iterable[Any], ancdata: Iterable[Any] = (), flags: int = 0, address: Any = None) -> int:  # type: ignore[override]
-        """At least one byte of what there is; how many. A caller that waits sends all of it, unless its time is over. Descriptors do not
-        go by TLS: `ancdata` is empty."""
+        """Send at least one byte and return how many; a blocking call sends all, unless it times out.
+
+        `ancdata` must be empty.
+        """
         left = [view for buffer in buffers if len(view := memoryview(buffer))]
         sent = 0
         while left:
@@ -291,7 +317,10 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _write(self, views: list[memoryview]) -> int:
-        """Send the front of `views`, or what has been begun of it; how many bytes. Raises BlockingIOError, Untrusted, OSError."""
+        """Send a record of `views`, or retry the current one.
+
+        Return how many bytes. Raises BlockingIOError, Untrusted, OSError.
+        """
         with self._lock:
             self._ensure_ready()
             part = self._retried if self._retried is not None else _record(views)
@@ -309,44 +338,49 @@ class TlsSocket(ssl.SSLSocket):
     # --- waiting, the end ---
 
     def _poll(self, waits_for: int, timeout_s: float | None) -> bool:
-        """Whether the descriptor is ready, or broken, within the time."""
+        """Wait until the descriptor is ready or broken. Return False on timeout."""
         poller = select.poll()
         poller.register(self.fileno(), waits_for)
         return bool(poller.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
     def _over(self, waits: bool) -> OSError:
-        """Of a call that found nothing to do, in its time if it waits."""
+        """Return the error of a call that could not move any byte."""
         if waits and self._timeout_s is not None:
             return TimeoutError(errno.ETIMEDOUT, "timed out")
         return BlockingIOError(errno.EAGAIN, "nothing could be moved")
 
     def shutdown(self, how: int) -> None:
-        """As of a plain socket: a thread within a call finds the end of the stream, and nothing is ever sent or taken unencrypted."""
+        """As of a plain socket: a blocked thread gets the end of the stream.
+
+        Nothing is sent or received unencrypted afterwards.
+        """
         socket.socket.shutdown(self, how)
 
     def close(self) -> None:
-        """Lets go of what was to be sent again: its owner gives that memory back. And of what went wrong, which refers to the socket."""
+        """Close the socket and drop references to the caller's buffer and to the error, which refers to the socket."""
         self._retried = self._failure = None
         super().close()
 
 
 def _record(views: list[memoryview]) -> "bytes | memoryview":
-    """The front of `views`, as much as one record carries: small ones joined, a large one as it is. Not more at once: of what is begun
-    nothing counts as sent before all of it is."""
+    """Return the beginning of `views` for one record: small views joined, a large one cut.
+
+    Not more, because a partially sent buffer counts as unsent.
+    """
     first = views[0]
     if len(views) == 1 or len(first) >= RECORD_BYTES:
         return first[:RECORD_BYTES]
-    parts, room = [], RECORD_BYTES
+    parts, left = [], RECORD_BYTES
     for view in views:
-        parts.append(view[:room])
-        room -= len(parts[-1])
-        if not room:
+        parts.append(view[:left])
+        left -= len(parts[-1])
+        if not left:
             break
     return b"".join(parts)
 
 
 def _drop(views: list[memoryview], size: int) -> None:
-    """Forget the first `size` bytes."""
+    """Drop the first `size` bytes."""
     while size and size >= len(views[0]):
         size -= len(views.pop(0))
     if size:

@@ -144,7 +144,7 @@ class BlockReads(NamedTuple):
 
     block: Block
     reads_per_s: float
-    far_reads_per_s: float
+    remote_reads_per_s: float
 
 
 class HotBlocks:

@@ -7,7 +7,7 @@ hazard pointer protects it (`SharedIndex`).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, DROPPED, HELD, MOVING, Block
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.rows import clear_copies, mark_dropped, read, rows_of, slots_of
@@ -155,7 +155,7 @@ class BlockCopies:
         if columns.generations[block] == UNCOMMITTED:
             self._uncommitted.remove(block)
         else:
-            self._emit(EVENT_GONE, block)
+            self._emit(EVENT_REMOVED, block)
 
     def drop_each(self, blocks: Sequence[Block]) -> None:
         """Drop different blocks of one tenant. Unused ones that are only in DRAM are dropped together."""
@@ -196,7 +196,7 @@ class BlockCopies:
             if generation == UNCOMMITTED:
                 self._uncommitted.remove(block)
             else:
-                self._emit(EVENT_GONE, block)
+                self._emit(EVENT_REMOVED, block)
 
     def drop_copy(self, block: Block, index: int) -> None:
         """Drop one tier's copy, such as a damaged one; the block goes with its last copy. The copy must have no

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_MOVED, EVENT_REMOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.settings import format_size
 from kvstore.store.block_table.access_counts import NamespaceReads, TierCounts
@@ -240,7 +240,7 @@ class BlockTable:
         """Report as evicted a block that the master committed under `generation` and that no longer exists here."""
         assert self.find(block.tenant, block.key) is not block, "a visible block is dropped, not disowned"
         block.generation, block.is_dropped = generation, True
-        self._emit(EVENT_GONE, block)
+        self._emit(EVENT_REMOVED, block)
 
     def abort(self, put: OpenPut) -> None:
         """See EndedPuts, also for the next four."""

@@ -24,7 +24,7 @@ from kvstore.protocol.partitions import as_metadata as of_partition
 from kvstore.protocol.session_messages import ROLE_NODE, Hello, Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
-from kvstore.rpc.client.owners import looks
+from kvstore.rpc.client.owners import probe_delays
 from kvstore.rpc.deadline import OVERDUE_S, Deadline
 from kvstore.rpc.keepalive import grpc_options
 from kvstore.rpc.reactor import Reactor
@@ -93,8 +93,8 @@ class LinkedNode(Protocol):
 class MasterConnection(Protocol):
     """The node's end of the frame connection. Called in the node's loop."""
 
-    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
-        """Take over a registered connection's socket. `takes_traces`: the master accepts Trace messages."""
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, accepts_traces: bool) -> None:
+        """Take over a registered connection's socket. `accepts_traces`: the master accepts Trace messages."""
 
     def send_heartbeat(self, request: bytes, answered: Callable[[HeartbeatResponse | KVStoreError], None], deadline_s: float) -> None:
         """Send a heartbeat; `answered` is called once."""
@@ -246,7 +246,7 @@ class MasterLink:
                 self._reactor.call(lambda: self._node.registered(self._partition, partitions, reply.node_id), deadline_s=self._timeout_s)
                 channel.call(self._hello(reply.registration_epoch), Welcome, Deadline(self._timeout_s))
                 begin = self._connection.begin
-                self._reactor.call(lambda: begin(channel.detach(), reply, channel.takes_traces), deadline_s=self._timeout_s)
+                self._reactor.call(lambda: begin(channel.detach(), reply, channel.accepts_traces), deadline_s=self._timeout_s)
                 self._search.confirm_owner()
                 log.info(
                     "registered with the master of epoch %d%s as node %d",
@@ -286,7 +286,7 @@ class MasterLink:
                 tiers=tiers,
                 topology=described["topology"],
                 transfer=described["transfer"],
-                takes_traces=identity.takes_traces,
+                accepts_traces=identity.accepts_traces,
                 quotas_version=self._quotas_version,
                 retired_version=self._retired_version,
                 node_id=self._registered_id,
@@ -302,7 +302,7 @@ class MasterLink:
         self._sent_description, self._slow_version = described, 0
         self._follow(reply.catalog, reply.master_epoch)
         blocks = max((tier.blocks for tier in tiers), default=0)
-        if reply.is_new and reply.floor and blocks:
+        if reply.is_new and reply.removal_horizon and blocks:
             log.warning(
                 "the cluster has removed this node (kvstore forget): dropping its %d blocks",
                 blocks,
@@ -400,7 +400,7 @@ class MasterLink:
         is over. Raises the call's error, and DeadlineExceeded if it does not even end at its deadline."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
-        for wait_s in looks(self._settings.owner_patience_s):
+        for wait_s in probe_delays(self._settings.owner_patience_s):
             left_s = overdue.left_s()
             try:
                 return call.result(timeout=min(wait_s, left_s))

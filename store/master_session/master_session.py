@@ -15,7 +15,7 @@ from kvstore.protocol.catalog_messages import CommitBlocks, CopyResult, Digests,
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.session_messages import Flags, Ok
-from kvstore.rpc.keepalive import notice_vanished_host
+from kvstore.rpc.keepalive import enable_keepalive
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import Tracer
@@ -74,16 +74,16 @@ class MasterSession:
         self._registration_epoch = self._node_id = 0
         self._replicator.on_refused = self._refused
 
-    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
-        """Start the session over a registered connection and send the inventory. `takes_traces`: the master accepts
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, accepts_traces: bool) -> None:
+        """Start the session over a registered connection and send the inventory. `accepts_traces`: the master accepts
         Trace messages."""
         partition, old = self._partition, self._session
         self._session = None
         if old is not None:
             old.close("a newer registration")
-        notice_vanished_host(sock, self._peer_timeout_s, gives_up_unread=True)
+        enable_keepalive(sock, self._peer_timeout_s, limit_unacknowledged=True)
         session = Session(self._reactor, sock, _Commands(self._service, self._lost), tracer=self._tracer)
-        session.met(takes_traces=takes_traces and self._tracer is not None)
+        session.mark_authenticated(accepts_traces=accepts_traces and self._tracer is not None)
         self._session = session
         self._registration_epoch, self._node_id = registration.registration_epoch, registration.node_id
         self._authenticator.registered(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.session_messages import Hello
-from kvstore.rpc.address import Address, is_here
+from kvstore.rpc.address import Address, is_local_socket
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.client.owners import MAX_NAMED, Masters, find_owner
 from kvstore.rpc.deadline import Deadline
@@ -50,7 +50,7 @@ class OwnerSearch:
 
     def another(self) -> Channel | None:
         """Return a connection to an owner other than the last one found, or None."""
-        if not self._masters.are_several:
+        if not self._masters.has_several:
             return None
         try:
             return self._query_masters(besides=self._masters.owner)
@@ -73,7 +73,7 @@ class OwnerSearch:
     def _query_masters(self, *, besides: Address | None = None) -> Channel:
         """Query all masters once."""
         masters = self._masters
-        attempt_s = min(self._timeout_s, self._patience_s) if masters.are_several else self._timeout_s
+        attempt_s = min(self._timeout_s, self._patience_s) if masters.has_several else self._timeout_s
         deadline = Deadline(self._timeout_s * (len(masters.in_order()) + MAX_NAMED))
         return find_owner(
             masters, self._hello(), deadline, attempt_s=attempt_s, max_attempt_s=self._timeout_s, besides=besides, tls=self._tls
@@ -83,7 +83,7 @@ class OwnerSearch:
         """Return a connection to the same master over its Unix socket if that is reachable and TLS is off, else
         `channel`. A Unix socket presents no certificate."""
         there = channel.welcome
-        if self._tls is not None or not is_here(there.unix, there.host_id):
+        if self._tls is not None or not is_local_socket(there.unix, there.host_id):
             return channel
         try:
             local = Channel.open(Address(unix=there.unix), self._hello(), Deadline(self._timeout_s))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, ReadBlocks, ReadBlocksReply
+from kvstore.protocol.node_messages import DEFERRED, INLINE, MAPPED, ReadBlocks, ReadBlocksReply
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.block import DRAM, TIERS, Block
@@ -90,7 +90,7 @@ class ReadRequest:
     def cut(self, index: int) -> None:
         """Answer this entry LATER."""
         self.is_cut = True
-        self.statuses[index] = LATER
+        self.statuses[index] = DEFERRED
 
     def is_pointed_at(self, block: Block) -> bool:
         """Return True if the reader copies the value from DRAM itself."""

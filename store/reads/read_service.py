@@ -12,7 +12,7 @@ from typing import Final
 from kvstore.protocol.errors import Corrupt, DeadlineExceeded
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, LATER, ReadBlocks, ReadBlocksReply, ReleaseLeases
+from kvstore.protocol.node_messages import DEFERRED, INLINE, ReadBlocks, ReadBlocksReply, ReleaseLeases
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.leases import Leases
@@ -158,7 +158,7 @@ class ReadService:
     def _hits(self, request: ReadRequest) -> list[Block]:
         """Return the blocks read, in the order of their keys. All are acquired, so none was evicted."""
         columns = zip(request.message.keys, request.message.generations, request.statuses, strict=True)
-        wanted = ((self._table.find(request.caller.tenant, key), generation) for key, generation, status in columns if status != LATER)
+        wanted = ((self._table.find(request.caller.tenant, key), generation) for key, generation, status in columns if status != DEFERRED)
         return [block for block, generation in wanted if block is not None and generation in (0, block.generation)]
 
     def _fetch(self, request: ReadRequest, index: int, block: Block, *, is_pointed_at: bool) -> None:

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
-    EVENT_GONE,
     EVENT_MOVED,
+    EVENT_REMOVED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
@@ -30,7 +30,7 @@ from kvstore.protocol.catalog_messages import (
     Publish,
 )
 from kvstore.protocol.errors import KVStoreError, Unavailable, typed
-from kvstore.rpc.tracing import TraceSpan, on_behalf
+from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.rows import decided
@@ -167,7 +167,7 @@ class EventReplicator:
             kind = EVENT_COMMIT
         if self._send is not None:
             self._queue.append(_Notice(kind, block, block.tier_mask()))
-            if kind == EVENT_GONE:
+            if kind == EVENT_REMOVED:
                 self._unsent_evictions[block.tenant, block.key] = self._seq
 
     def is_published(self, newest: int, oldest: int) -> bool:
@@ -329,7 +329,7 @@ class EventReplicator:
         first = self._seq - len(self._queue) + 1
         events = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_events))]
         for seq, (kind, block, _tier_mask) in enumerate(events if self._unsent_evictions else (), first):
-            if kind == EVENT_GONE and self._unsent_evictions[block.tenant, block.key] == seq:
+            if kind == EVENT_REMOVED and self._unsent_evictions[block.tenant, block.key] == seq:
                 del self._unsent_evictions[block.tenant, block.key]
         self._send_message(PHASE_STREAM, events, self._seq - len(self._queue))
 
@@ -358,7 +358,7 @@ class EventReplicator:
             self._advance()
             self.flush()
 
-        on_behalf(self._take_causes(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
+        call_within_spans(self._take_causes(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
 
     def _take_causes(self, seq: int) -> list[TraceSpan]:
         """Return the traced requests that wait for events up to `seq`, each once."""

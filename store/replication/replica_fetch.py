@@ -26,8 +26,8 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 from kvstore.protocol.message import MAX_RATES
 from kvstore.protocol.node_messages import (
+    DEFERRED,
     INLINE,
-    LATER,
     MAPPED,
     MISS,
     ExportSlabs,
@@ -37,7 +37,7 @@ from kvstore.protocol.node_messages import (
     ReleaseLeases,
 )
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
-from kvstore.rpc.address import Address, is_here, parse_address
+from kvstore.rpc.address import Address, is_local_socket, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
@@ -95,12 +95,12 @@ def fetch(
     fetched.
     """
     channel = _open(source, hello, deadline, tls)
-    replies = [(LATER, 0)] * len(requested)
+    replies = [(DEFERRED, 0)] * len(requested)
     """Status and checksum of each block, as sent by the source."""
     is_worth_it = sum(len(one.destination) for one in requested) >= ENGINE_MIN_BYTES
     by_engine = engine if is_worth_it and source.transfer and not channel.address.unix else None
     try:
-        while left := [index for index, (status, _) in enumerate(replies) if status == LATER]:
+        while left := [index for index, (status, _) in enumerate(replies) if status == DEFERRED]:
             part = [requested[index] for index in left]
             blocks = _read(channel, source, part, deadline, by_engine=by_engine is not None)
             statuses = bytes(blocks.statuses)
@@ -111,7 +111,7 @@ def fetch(
                     if not channel.is_open:  # the source itself is unreachable
                         raise
                     log.warning("transfer from node %d failed, fetching by message: %s", source.node_id, error)
-                    by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([LATER]))
+                    by_engine, statuses = None, statuses.replace(bytes([MAPPED]), bytes([DEFERRED]))
                 channel.post(ReleaseLeases([blocks.lease]))
             for index, status, served in zip(left, statuses, blocks.checksums, strict=True):
                 replies[index] = status, served
@@ -161,7 +161,7 @@ def _move(
 
 
 def _open(source: SourceNode, hello: Hello, deadline: Deadline, tls: Certificates | None) -> Channel:
-    if is_here(source.unix, source.host_id):
+    if is_local_socket(source.unix, source.host_id):
         try:
             return _open_at(Address(unix=source.unix), source, hello, deadline, None)
         except Unavailable:  # fall back to TCP
@@ -180,7 +180,7 @@ def _open_at(address: Address, source: SourceNode, hello: Hello, deadline: Deadl
 
 def _check(source: SourceNode, blocks: ReadBlocksReply, requested: Sequence[ReplicaBlock], *, by_engine: bool) -> None:
     """Raises ProtocolError unless the values have the requested sizes, because they are received into that memory."""
-    expected = {INLINE, MISS, LATER, MAPPED} if by_engine else {INLINE, MISS, LATER}
+    expected = {INLINE, MISS, DEFERRED, MAPPED} if by_engine else {INLINE, MISS, DEFERRED}
     if len(blocks.statuses) != len(requested) or not set(blocks.statuses) <= expected:
         raise ProtocolError(f"node {source.node_id} did not answer for the {len(requested)} requested blocks")
     for one, status, size_bytes in zip(requested, blocks.statuses, blocks.sizes, strict=True):

@@ -18,7 +18,7 @@ from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.thread_pools import started
-from kvstore.rpc.tracing import TraceSpan, on_behalf
+from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.block_table.block import DRAM, Block, Loss
 from kvstore.store.block_table.open_puts import OpenPut
@@ -173,7 +173,7 @@ class ReplicaQueue:
         """
         source = SourceNode(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
         _ask, epoch = self._links.get(hello.partition, (None, 0))
-        order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.guests), span, hello.partition)
+        order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.spilled), span, hello.partition)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags, uncommitted = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
@@ -294,7 +294,7 @@ class ReplicaQueue:
         results: list[int | KVStoreError]
         try:
             order, deadline = batch.order, Deadline(self._timeout_s)
-            results = on_behalf(batch.spans, fetch, order.source, order.hello, wanted, deadline, self._engine, self._tls)
+            results = call_within_spans(batch.spans, fetch, order.source, order.hello, wanted, deadline, self._engine, self._tls)
         except KVStoreError as error:
             results = [error] * len(wanted)
         except Exception as error:
@@ -354,7 +354,7 @@ class ReplicaQueue:
             return
         arrived = bytes(put is not None for put in batch.puts)
         message = CopyResult(order.epoch, order.hello.tenant, [item.key for item in items], [item.generation for item in items], arrived)
-        on_behalf(batch.spans, ask, message, lambda reply: self._decided(batch, reply))
+        call_within_spans(batch.spans, ask, message, lambda reply: self._decided(batch, reply))
 
     def _decided(self, batch: _CopyBatch, reply: Flags | KVStoreError) -> None:
         """Apply the master's reply. The next batch begins even after an exception."""

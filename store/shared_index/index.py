@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from kvstore.protocol.shared_index import (
     AT_HEARTBEAT,
-    AT_IS_OVER,
+    AT_INDEX_CLOSED,
     AT_KEY_WORDS,
     AT_MAGIC,
     AT_SETS,
-    AT_SLABS_GONE,
+    AT_SLABS_FREED,
     BODIES,
     CHECK,
     CHECKSUM,
@@ -374,11 +374,11 @@ class SharedIndexTable:
 
     def set_freed_slabs(self, count: int) -> None:
         """Write the number of slabs freed since the node started. Clients check their mappings when it changes."""
-        self._words[AT_SLABS_GONE] = count
+        self._words[AT_SLABS_FREED] = count
 
     def mark_superseded(self) -> None:
         """Ask clients to request another index. This one's entries stay valid."""
-        self._words[AT_IS_OVER] = 1
+        self._words[AT_INDEX_CLOSED] = 1
 
     @property
     def memory_bytes(self) -> int:

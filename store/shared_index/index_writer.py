@@ -248,7 +248,7 @@ class SharedIndexWriter:
         except OSError as refusal:
             os.close(fds[0])
             raise TierFailed(f"no file descriptor left for a client's reader slots: {refusal}") from refusal
-        return MapSlabsReply([of_tenant.index.size_bytes, DESK_BYTES]), fds
+        return MapSlabsReply([of_tenant.index.size_bytes, READER_SLOTS_BYTES]), fds
 
     def forget_owner(self, owner: object) -> None:
         """Drop the reader slots of a closed connection, and the index with the tenant's last client if it is empty."""
@@ -366,7 +366,7 @@ class SharedIndexWriter:
     @property
     def memory_bytes(self) -> int:
         """Memory of all indexes and reader slots."""
-        return sum((one.growth or one.index).memory_bytes + DESK_BYTES * len(one.readers) for one in self._tenants.values())
+        return sum((one.growth or one.index).memory_bytes + READER_SLOTS_BYTES * len(one.readers) for one in self._tenants.values())
 
     @property
     def clients(self) -> int:

@@ -11,28 +11,28 @@ from typing import Final, NamedTuple
 
 from kvstore.protocol.shared_index import (
     ACCESSES,
-    AT_ACCESSES,
-    AT_DESK_MAGIC,
-    AT_DESK_OVER,
+    AT_ACCESSES_LOST,
+    AT_ACCESSES_READ,
+    AT_ACCESSES_WRITTEN,
     AT_HAZARDS,
     AT_HAZARDS_USED,
     AT_HOLDS,
-    AT_HOLDS_TAKEN,
+    AT_HOLDS_MISSED,
+    AT_HOLDS_READ,
     AT_HOLDS_WRITTEN,
-    AT_LOST,
+    AT_READER_CLOSED,
+    AT_READER_MAGIC,
     AT_RING,
-    AT_TAKEN,
-    AT_UNHELD,
-    DESK_BYTES,
+    HAZARD_SERIAL_SHIFT,
     HAZARDS,
     HOLD_HEADER_WORDS,
     HOLD_WORDS,
-    LOOK_SHIFT,
     MAGIC,
+    READER_SLOTS_BYTES,
 )
 from kvstore.store.shared_memory import make_shared_memory
 
-_SLOT_MASK: Final = (1 << LOOK_SHIFT) - 1
+_SLOT_MASK: Final = (1 << HAZARD_SERIAL_SHIFT) - 1
 MAX_LOST: Final = 1 << 32
 """Larger numbers of lost accesses are capped."""
 
@@ -55,7 +55,7 @@ class ReaderSlots:
 
     def __init__(self) -> None:
         """Raises TierFailed: the system has no descriptor or memory left."""
-        self.fd, memory = make_shared_memory("desk", DESK_BYTES, mode=0o600)
+        self.fd, memory = make_shared_memory("desk", READER_SLOTS_BYTES, mode=0o600)
         self._words = memory.cast("Q")
         self._hazards = self._words[AT_HAZARDS : AT_HAZARDS + HAZARDS]
         self._ring = self._words[AT_RING : AT_RING + ACCESSES]
@@ -63,7 +63,7 @@ class ReaderSlots:
         self._taken = 0
         self._lost = 0
         self._holds_taken = 0
-        self._words[AT_DESK_MAGIC] = MAGIC
+        self._words[AT_READER_MAGIC] = MAGIC
 
     def export(self) -> int:
         """Return a new descriptor for the client; the caller closes it."""
@@ -86,7 +86,7 @@ class ReaderSlots:
 
     def accesses(self, most: int) -> Iterator[int]:
         """Iterate over new access words, oldest first, at most `most`; see `SharedIndexTable.accessed`."""
-        written = self._words[AT_ACCESSES]
+        written = self._words[AT_ACCESSES_WRITTEN]
         count = written - self._taken
         if not 0 < count <= ACCESSES:
             self._taken = written  # nothing, or an invalid count
@@ -95,12 +95,12 @@ class ReaderSlots:
         count = min(count, most, ACCESSES - begin)
         found = self._ring[begin : begin + count].tolist()
         self._taken += count
-        self._words[AT_TAKEN] = self._taken
+        self._words[AT_ACCESSES_READ] = self._taken
         yield from found
 
     def newly_lost(self) -> int:
         """Accesses since the last call that did not fit into the ring."""
-        lost, self._lost = self._words[AT_LOST] - self._lost, self._words[AT_LOST]
+        lost, self._lost = self._words[AT_ACCESSES_LOST] - self._lost, self._words[AT_ACCESSES_LOST]
         return max(0, min(lost, MAX_LOST))
 
     @property
@@ -121,16 +121,16 @@ class ReaderSlots:
                 if at > len(words):
                     break
                 found.append(HoldRecord(number, until_ns, words[at - count : at]))
-        self._holds_taken = self._words[AT_HOLDS_TAKEN] = written
+        self._holds_taken = self._words[AT_HOLDS_READ] = written
         return found
 
     def not_held(self, blocks: int) -> None:
         """Add to the client's count of blocks whose hold was refused."""
-        self._words[AT_UNHELD] += blocks
+        self._words[AT_HOLDS_MISSED] += blocks
 
     @property
     def has_accesses(self) -> bool:
-        return self._words[AT_ACCESSES] != self._taken
+        return self._words[AT_ACCESSES_WRITTEN] != self._taken
 
     @property
     def is_closed(self) -> bool:
@@ -139,6 +139,6 @@ class ReaderSlots:
     def close(self) -> None:
         """Close the reader slots; their hazards end. A second close is a no-op."""
         if self.fd >= 0:
-            self._words[AT_DESK_OVER] = 1
+            self._words[AT_READER_CLOSED] = 1
             os.close(self.fd)
             self.fd = -1

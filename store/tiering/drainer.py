@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
+from kvstore.protocol.catalog_messages import DRAIN_OFF, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.protocol.settings import format_size
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block, BlockColumns
@@ -151,7 +151,7 @@ class Drainer:
         self._saver = saver
         self._has_nvme = has_nvme
         self._clock_ns = clock_ns
-        self._mode = DRAIN_NOT
+        self._mode = DRAIN_OFF
         self._modes: dict[int, int] = {}
         """By partition: the master's mode. The strictest applies."""
         self._then: Callable[[], None] | None = None
@@ -162,7 +162,7 @@ class Drainer:
     @property
     def is_closed(self) -> bool:
         """True if the node takes no new blocks."""
-        return self._mode != DRAIN_NOT or self._then is not None
+        return self._mode != DRAIN_OFF or self._then is not None
 
     def check_open(self) -> None:
         """Raises Draining if the node takes no new blocks."""
@@ -170,7 +170,7 @@ class Drainer:
             raise Draining("this node is draining and takes no new blocks: put them on another node")
 
     def drain(self, mode: int, partition: int = 0) -> None:
-        """Apply a mode of the partition's master. A new registration resets it to DRAIN_NOT; its master repeats the
+        """Apply a mode of the partition's master. A new registration resets it to DRAIN_OFF; its master repeats the
         mode."""
         self._modes[partition] = mode
         mode = max(self._modes.values())

@@ -23,7 +23,7 @@ from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import WaitCommitted
 from kvstore.rpc.reactor import Reactor, Timer
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import on_behalf
+from kvstore.rpc.tracing import call_within_spans
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.rows import are_any_dropped, keys_of, read, rows_of
 from kvstore.store.block_table.table import BlockTable
@@ -164,7 +164,7 @@ class CommitBatcher:
 
         link.in_flight += 1
         try:
-            on_behalf(self._uncommitted.take_causes(blocks[0]), link.ask, self._message(link.epoch, blocks), decided)
+            call_within_spans(self._uncommitted.take_causes(blocks[0]), link.ask, self._message(link.epoch, blocks), decided)
         except Exception as error:
             decided(typed(error))
 
@@ -178,7 +178,7 @@ class CommitBatcher:
             read(columns.sizes, rows).tolist(),
             read(columns.checksums, rows).tolist(),
             [block.parent for block in blocks],
-            held=1,
+            acknowledged=1,
         )
 
     def _settle(self, blocks: list[Block], reply: ReserveReply | KVStoreError) -> None:

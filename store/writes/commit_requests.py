@@ -15,10 +15,10 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, ProtocolErro
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED
+from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
-from kvstore.rpc.tracing import TraceSpan, on_behalf
+from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.partition_map import PartitionMap
@@ -224,7 +224,7 @@ class _PendingPut:
             if not self._replicators.are_published(self._frame.waits):
                 for at, status in enumerate(self._frame.statuses):
                     if status == PRESENT:
-                        self._answer.flags[at] = ASK_AGAIN
+                        self._answer.flags[at] = RETRY_LATER
             self._answer.give(None)
         else:
             # ALREADY_THERE is answered once the present blocks are durable.
@@ -247,8 +247,8 @@ class _PendingPut:
         self._table.abort(put)
         if status == GRANTED:  # it expired or its writer disconnected meanwhile
             self._table.retract(put.block, generation)
-            return ASK_AGAIN
-        return ALREADY_THERE if status == PRESENT else ASK_AGAIN
+            return RETRY_LATER
+        return ALREADY_STORED if status == PRESENT else RETRY_LATER
 
 
 class CommitRequests:
@@ -272,8 +272,8 @@ class CommitRequests:
 
     def claim(self, session: Session, header: FrameHeader, frame: PutFrame) -> None:
         """Answer the Put once its masters have replied; at least one of its puts is open. Without a link the writer is
-        answered ASK_AGAIN: another owner follows within seconds."""
-        flags = bytearray(ALREADY_THERE if status == PRESENT else ASK_AGAIN for status in frame.statuses)
+        answered RETRY_LATER: another owner follows within seconds."""
+        flags = bytearray(ALREADY_STORED if status == PRESENT else RETRY_LATER for status in frame.statuses)
         answer = self._answers.begin(session, header, flags)
         span = session.span(header.request_id)
         uncommitted = _PendingPut(self, self._table, self._replicators, frame, answer, span)
@@ -288,7 +288,7 @@ class CommitRequests:
             ask, epoch = link
             try:
                 decided = partial(uncommitted.decided, part)
-                on_behalf((span,) if span is not None else (), ask, uncommitted.claim(part, epoch), decided)
+                call_within_spans((span,) if span is not None else (), ask, uncommitted.claim(part, epoch), decided)
             except BaseException:
                 self._table.uncommitted.end([put.block for _, put in part])
                 self._answers.take(answer)

@@ -14,7 +14,7 @@ import numpy as np
 from kvstore.protocol.errors import InvalidArgument, TierFailed
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, AbortPuts, CommitPuts, OpenSlots, OpenSlotsReply
+from kvstore.protocol.node_messages import RETRY_LATER, STORED, AbortPuts, CommitPuts, OpenSlots, OpenSlotsReply
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, Block
@@ -167,11 +167,11 @@ class InPlacePuts:
             put = table.puts.get(put_id, session) if put_id not in kept else None
             if put is None:
                 table.settle(put_id, session)
-                flags.append(ASK_AGAIN)
+                flags.append(RETRY_LATER)
                 continue
             if put.grant is not None and found.get(put_id) != checksum:
                 table.abort(put)
-                flags.append(ASK_AGAIN)
+                flags.append(RETRY_LATER)
                 continue
             if put.block.generation != UNCOMMITTED:
                 table.commit(put, checksum)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, QuotaExceeded
 from kvstore.protocol.frames import MAX_VALUE_BYTES, FrameHeader
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE_NOW, KEPT_ACKS, OpenSlots, Put
+from kvstore.protocol.node_messages import ACK_NODE_NO_WAIT, NODE_ACKS, OpenSlots, Put
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.open_puts import OpenBatch, OpenPut
@@ -54,7 +54,7 @@ class SlotAllocator:
             raise InvalidArgument(f"value sizes must be 1 to {MAX_VALUE_BYTES} bytes; got {min(sizes)} to {max(sizes)}")
         if len(message.namespace) > MAX_NAMESPACE_BYTES or len(message.namespace.encode()) > MAX_NAMESPACE_BYTES:
             raise InvalidArgument(f"namespace is too long: at most {MAX_NAMESPACE_BYTES} bytes")
-        if isinstance(message, Put) and message.ack in KEPT_ACKS and any(message.generations):
+        if isinstance(message, Put) and message.ack in NODE_ACKS and any(message.generations):
             raise InvalidArgument("a reserved put is acknowledged by the master: use ack 0")
         if sizes:
             self.table.check_size(max(sizes), tenant)
@@ -104,7 +104,7 @@ class SlotAllocator:
             raise
         finally:
             spare.free()
-        if isinstance(message, Put) and message.ack == ACK_NODE_NOW:
+        if isinstance(message, Put) and message.ack == ACK_NODE_NO_WAIT:
             return opening
         return None if self._must_wait(tenant, message.keys, statuses) else opening
 
@@ -196,7 +196,7 @@ class _SpareSlots:
 
 def is_kept(message: OpenSlots | Put, generation: int) -> bool:
     """Return True if the put is acknowledged once this node holds the block (ack="node")."""
-    return message.ack in KEPT_ACKS if isinstance(message, Put) else generation == UNCOMMITTED
+    return message.ack in NODE_ACKS if isinstance(message, Put) else generation == UNCOMMITTED
 
 
 class SlotRequest(WaitingRequest):

@@ -1,7 +1,7 @@
 """Puts into slots opened ahead: the value is in its slot when the put's only message arrives.
 
 The node offers the slot in a page shared with a local writer (protocol/writer_page.py). The put is served from the
-receive buffer, as in socket_puts.py. Other cases (another writer, a withdrawn slot) are answered ASK_AGAIN, with
+receive buffer, as in socket_puts.py. Other cases (another writer, a withdrawn slot) are answered RETRY_LATER, with
 nothing done; the client then uses OpenSlots.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, VERSION, FrameHeader
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, MapSlabsReply, OpenSlotAhead, PutFromSlot
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_STORED, RETRY_LATER, STORED, MapSlabsReply, OpenSlotAhead, PutFromSlot
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import (
     AT_NUMBER,
@@ -150,12 +150,12 @@ class SlotsAheadService:
         table, tenant = self._table, caller.tenant
         ahead = table.ahead.of(session, number)
         if ahead is None or ahead.slot.size_bytes != put.size_bytes:
-            return ASK_AGAIN, None
+            return RETRY_LATER, None
         if table.find(tenant, put.key) is not None:
-            return ALREADY_THERE, None  # the slot stays the connection's
+            return ALREADY_STORED, None  # the slot stays the connection's
         block = table.rows.make(tenant, put.key, put.size_bytes, UNCOMMITTED, put.namespace, put.parent, put.checksum)
         if not table.place_at(block, ahead.slot):
-            return ASK_AGAIN, None
+            return RETRY_LATER, None
         table.ahead.used(session)
         table.copies.make_placed_visible(block)
         if next_bytes:

@@ -17,7 +17,7 @@ from kvstore.protocol.batch_of_one import OnePut, OnePutForm
 from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, ProtocolError
 from kvstore.protocol.frames import HEADER, HEADER_BYTES, MAGIC, MAX_DEADLINE_MS, VERSION, FrameHeader
 from kvstore.protocol.message import GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, KEPT_ACKS, STORED, Put
+from kvstore.protocol.node_messages import ALREADY_STORED, NODE_ACKS, RETRY_LATER, STORED, Put
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import Block
@@ -65,11 +65,11 @@ class InlinePuts:
         if put is None:
             return False
         value = frame[at:]
-        if put.ack not in KEPT_ACKS:
+        if put.ack not in NODE_ACKS:
             header = FrameHeader(kind, request_id, min(deadline_ms, MAX_DEADLINE_MS), body_bytes, payload_bytes)
             return self._start_commit(session, header, tenant, put, value, partial(session.count, header))
         if self._table.find(tenant, put.key) is not None:
-            session.send_whole(answer_of(request_id, ALREADY_THERE))
+            session.send_whole(answer_of(request_id, ALREADY_STORED))
             return True
         block = self._make_visible(tenant, put, value)
         if block is None:
@@ -85,15 +85,15 @@ class InlinePuts:
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> bool:
         """Serve a Put whose message was parsed and whose value may have arrived. Return False if it takes the general
         path."""
-        value, caller = session.arrived_payload(), session.context
+        value, caller = session.buffered_payload(), session.context
         if value is None or not isinstance(caller, Caller) or (put := self._form.unpack(body)) is None:
             return False
         tenant = caller.tenant
-        if put.ack not in KEPT_ACKS:
+        if put.ack not in NODE_ACKS:
             return self._start_commit(session, header, tenant, put, value, session.take_payload)
         if self._table.find(tenant, put.key) is not None:
             session.take_payload()
-            session.reply(header.request_id, Flags(bytes((ALREADY_THERE,))))
+            session.reply(header.request_id, Flags(bytes((ALREADY_STORED,))))
             return True
         block = self._make_visible(tenant, put, value)
         if block is None:
@@ -217,7 +217,7 @@ class SocketPuts:
         """Record the put until its payload has arrived, and return the buffers for its values."""
         statuses, puts = opening.statuses, opening.puts
         waits: list[Block] = []
-        is_kept = message.ack in KEPT_ACKS
+        is_kept = message.ack in NODE_ACKS
         if PRESENT in statuses and not is_kept:
             present = (self._table.find(caller.tenant, key) for key in message.keys)
             waits = [block for block in present if block is not None and block.event_seq]
@@ -242,7 +242,7 @@ class SocketPuts:
     def _give_up(self, session: Session, frame: PutFrame) -> None:
         puts = [put for put in frame.puts if put is not None]
         if not any(map(self._table.puts.holds, puts)):  # they expire together
-            session.divert_payload()
+            session.discard_payload()
             frame.give_up()
             self._slots.abort(puts)
 
@@ -290,7 +290,7 @@ class SocketPuts:
                 continue
             if put is not None:
                 self._table.abort(put)
-            flags.append(ALREADY_THERE if status == PRESENT else ASK_AGAIN)
+            flags.append(ALREADY_STORED if status == PRESENT else RETRY_LATER)
         self._table.events.stored(caller.tenant, stored)
         if frame.is_kept and stored and session.traces is not None:
             self._table.uncommitted.note_cause(caller.tenant, stored[0].namespace, session.traces.span(header.request_id))

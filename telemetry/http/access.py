@@ -19,7 +19,7 @@ from kvstore.security.actor import HTTP, Actor, kind_of
 from kvstore.security.authenticator import Authenticator
 from kvstore.security.config_file import signature
 from kvstore.security.credentials import digest_of
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind
+from kvstore.security.identity import ANONYMOUS, UNAUTHENTICATED, Identity, IdentityKind
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -66,7 +66,7 @@ class LocalAccess:
 
     def identify(self, request: "web.Request") -> Identity:
         """Return the identity of a request that was let in, for the audit trail."""
-        return EVERYBODY
+        return ANONYMOUS
 
 
 def is_foreign(request: "web.Request") -> bool:
@@ -104,18 +104,18 @@ class OperatorAccess(LocalAccess):
         self._guard, self._denied = guard, denied
 
     def allowed(self, request: "web.Request") -> AccessLevel:
-        if self._guard.lets_everybody_in:
+        if self._guard.allows_anonymous:
             return super().allowed(request)
         token = _bearer(request)
         if token is None:
             return AccessLevel.NONE
         try:
             identity = self._guard.identify("", token)
-            if identity.operates:
+            if identity.is_admin:
                 return AccessLevel.ADMIN
             raise NotAllowed(f"{kind_of(identity)} is no operator: the console and metrics need a token of [admins]")
         except KVStoreError as error:
-            self._denied(Actor.of(STRANGER, peer=request.remote or "", via=HTTP), error)
+            self._denied(Actor.of(UNAUTHENTICATED, peer=request.remote or "", via=HTTP), error)
             return AccessLevel.NONE
 
     def explain(self, request: "web.Request") -> str:
@@ -130,7 +130,7 @@ class OperatorAccess(LocalAccess):
         try:
             return self._guard.identify("", _bearer(request) or "")
         except KVStoreError:  # revoked in between
-            return STRANGER
+            return UNAUTHENTICATED
 
 
 class TokenAccess(LocalAccess):

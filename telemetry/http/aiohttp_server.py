@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from kvstore.protocol.errors import GRPC_STATUS, KVStoreError, grpc_status, typed
-from kvstore.rpc.keepalive import PEER_TIMEOUT_S, notice_vanished_host
+from kvstore.rpc.keepalive import PEER_TIMEOUT_S, enable_keepalive
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.telemetry.http.access import AccessLevel, is_foreign
 from kvstore.telemetry.http.listener import BACKLOG
@@ -72,7 +72,7 @@ class ConnectionFactory:
         if made is not None and not made.has_asked:
             made.has_asked = True
             if (sock := request.get_extra_info("socket")) is not None:
-                notice_vanished_host(sock, PEER_TIMEOUT_S, gives_up_unread=True)
+                enable_keepalive(sock, PEER_TIMEOUT_S, limit_unacknowledged=True)
 
     def is_let_in(self, request: web.Request) -> None:
         """It is no stranger's."""

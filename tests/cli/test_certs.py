@@ -42,7 +42,7 @@ def test_certificates_are_made_for_each_role_and_keys_are_secret(folder: str) ->
 
 def test_what_cannot_be_made_is_refused_in_one_line(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = run("init", folder)
-    assert (code, said) == (2, f"kvstore: error: {folder}/ca.pem is there already: remove it first, or choose another name\n")
+    assert (code, said) == (2, f"kvstore: error: {folder}/ca.pem exists: remove it first, or choose another name\n")
     code, said = run("client", folder, "../x")
     assert (code, said) == (2, f"kvstore: error: 'client-../x' would be no file of {folder}: names of certificates have no /\n")
     monkeypatch.setitem(sys.modules, "kvstore.security.tls.authority", None)

@@ -45,10 +45,10 @@ def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
         return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])
 
     said = [
-        told(left_blocks=500),
+        told(remaining_blocks=500),
         pb.StatusReply(role="following"),
         pb.StatusReply(role="following"),
-        told(left_blocks=400),
+        told(remaining_blocks=400),
         told(is_done=True),
     ]
     with stub_controls(told()) as (control,), stub_masters(1) as (master,):
@@ -73,18 +73,18 @@ def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
     ("node", "said"),
     [
         (status(), "n1: looking for blocks that only its memory has"),
-        (status(left_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left in its memory only; 20 are being copied"),
+        (status(remaining_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left in its memory only; 20 are being copied"),
         (
-            status(left_blocks=2, lacks_room=True),
+            status(remaining_blocks=2, lacks_space=True),
             "n1: 2 blocks left in its memory only (no node has room); 0 are being copied",
         ),
         (
-            status(kept_blocks=3, lacks_room=True),
+            status(nvme_only_blocks=3, lacks_space=True),
             "n1: 0 blocks left in its memory only; 3 blocks are on its NVMe only, until it is back; 0 are being copied",
         ),
-        (status("dead", left_blocks=2), "n1 is dead: its drain goes on when it is started again"),
+        (status("dead", remaining_blocks=2), "n1 is dead: its drain goes on when it is started again"),
         (
-            status(is_done=True, kept_blocks=3),
+            status(is_done=True, nvme_only_blocks=3),
             "n1 is drained: it holds no block that no other node has, and can be stopped; 3 blocks are on its NVMe only, until it is back",
         ),
     ],

@@ -25,7 +25,7 @@ OTHER = replace(ONE, block_tokens=32, revision="base@v1")
 
 FIRST = Namespace(model="llama", revision="base@v1", dtype="bf16", block_tokens=16, salt="pepper")
 SECOND = replace(FIRST, block_tokens=32)
-HELD = pb.Held(blocks=1200, bytes=1 << 20)
+STORED = pb.StorageUsage(blocks=1200, bytes=1 << 20)
 
 
 def run(system: System, *arguments: str) -> Result:
@@ -94,7 +94,7 @@ def printed(shown: RenderableType) -> str:
 
 
 def usage(name: str, tenant: str = "red") -> pb.NamespaceUsage:
-    return pb.NamespaceUsage(tenant=tenant, namespace=name, held=HELD)
+    return pb.NamespaceUsage(tenant=tenant, namespace=name, stored=STORED)
 
 
 def of(namespace: Namespace, tenant: str = "red") -> ListedNamespace:
@@ -108,7 +108,7 @@ def form(namespace: Namespace, tenant: str = "red") -> pb.KnownNamespace:
 def test_what_has_blocks_and_what_engines_reported_is_known() -> None:
     reply = pb.ContentsReply(namespaces=[usage(FIRST.id.hex()), usage("a name")])
     found = known(reply, pb.WeightsTable(namespaces=[form(FIRST), form(SECOND)]))
-    assert [(one.name, one.usage.held.blocks, one.identity is not None) for one in found] == [
+    assert [(one.name, one.usage.stored.blocks, one.identity is not None) for one in found] == [
         (FIRST.id.hex(), 1200, True),
         ("a name", 1200, False),
         (SECOND.id.hex(), 0, True),

@@ -68,8 +68,8 @@ BIG, OTHER = b"B" * 100_000, b"C" * 100_000
 class OracleChannel:
     """A channel to one of the oracle's daemons."""
 
-    def __init__(self, address: Address, welcome: Welcome, *, spreads_reads: bool = False) -> None:
-        self.spreads_reads = spreads_reads
+    def __init__(self, address: Address, welcome: Welcome, *, makes_hot_copies: bool = False) -> None:
+        self.makes_hot_copies = makes_hot_copies
         self.address = address
         self.welcome = welcome
         self.is_open = self.is_settled = True
@@ -77,7 +77,7 @@ class OracleChannel:
         self.sent: Message | None = None
         """A question whose answer is awaited."""
 
-    def has_hung_up(self) -> bool:
+    def is_closed_by_peer(self) -> bool:
         return not self.is_open
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Oracle:
         """What is raised instead of a connection, by address."""
         self.strangers: dict[str, str] = {}
         """Names of those that answer in the place of the daemon, by address or path."""
-        self.spreads_reads = False
+        self.makes_hot_copies = False
         """Whether the master has what is read much copied to further nodes."""
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
         self.log: list[Message] = []
@@ -194,7 +194,7 @@ class Oracle:
         return effects.drive(operation, self._do)
 
     def all_given_back(self) -> bool:
-        return all(loan._give_back is None for loan in self.loans)
+        return all(loan._release is None for loan in self.loans)
 
     def _do(self, effect: Any) -> Any:
         match effect:
@@ -258,7 +258,7 @@ class Oracle:
                 raise InvalidTicket("this ticket has ended")
             welcome = self._welcome(address)
             welcome = replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name))
-            channel = OracleChannel(address, welcome, spreads_reads=self.spreads_reads)
+            channel = OracleChannel(address, welcome, makes_hot_copies=self.makes_hot_copies)
         loan = ConnectionLease(channel, lambda channel: None, reused=reused)
         self.loans.append(loan)
         return loan
@@ -432,7 +432,7 @@ class Oracle:
         node = self.node_at(channel.address)
         assert node is not None
         there = [slab in node.fds for slab in message.slabs]
-        gone = [slab for slab in message.held if slab not in node.fds]
+        gone = [slab for slab in message.mapped if slab not in node.fds]
         sizes = [SLAB_BYTES * found for found in there]
         return MapSlabsReply(sizes, gone), [os.dup(node.fds[slab]) for slab in message.slabs if slab in node.fds]
 

@@ -126,7 +126,7 @@ class Scene:
     def lent(self) -> int:
         """Connections in use, but for those that are its desks' at nodes."""
         pool, desks = self.client._driver.pool, len(self.client._operations.local.ready)
-        return sum(pool.counts(address)[0] for address in list(pool._shelf._endpoints)) - desks
+        return sum(pool.counts(address)[0] for address in list(pool._state._endpoints)) - desks
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from kvstore.client.connections import routes
 from kvstore.client.connections.routes import ShmDiagnostics
-from kvstore.rpc.address import ELSEWHERE
+from kvstore.rpc.address import NOT_LOCAL
 
 
 def nowhere(unix: str, host_id: str) -> str:
-    return ELSEWHERE
+    return NOT_LOCAL
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class Simulated:
         """Of partitions, by the masters' names; none: there is one partition."""
         self.failure: KVStoreError | None = None
         self.missing: tuple[str, ...] = ()
-        self.endings: list[pb.Ending] = []
+        self.expirations: list[pb.Expiration] = []
         self.full: dict[str, float] = {}
         """Shares by tier, of every node; of others they follow from its number."""
         self.done: list[tuple[object, ...]] = []
@@ -69,7 +69,7 @@ class Simulated:
             records=40_000 * self.count,
             shards=64,
             partitions=len(self.owners) or 1,
-            endings=self.endings,
+            expirations=self.expirations,
             owners=[pb.CatalogOwner(name=name) for name in self.owners],
             quotas=pb.Quotas(tenants={"acme": pb.TenantQuota(pins=18), "beta": pb.TenantQuota(dram_bytes=GIB)}),
             grants=[pb.TenantGrants(tenant="acme", pins=17)],
@@ -111,7 +111,9 @@ class Simulated:
             ("", "demo"),
         ]
         namespaces = [
-            pb.NamespaceUsage(tenant=tenant, namespace=name, held=_held(40_000 // (place + 1), place), pinned=17 if tenant == "acme" else 0)
+            pb.NamespaceUsage(
+                tenant=tenant, namespace=name, stored=_stored(40_000 // (place + 1), place), pinned=17 if tenant == "acme" else 0
+            )
             for place, (tenant, name) in enumerate(names)
         ]
         namespaces[0].MergeFrom(
@@ -220,7 +222,7 @@ class Simulated:
             rates=[pb.PeerRate(node_id=(index + 1) % self.count + 1, bytes_per_s=(1 + phase) * 1e9, basis_bytes=1 << 30)],
         )
         if name in self.drained:
-            node.drain.CopyFrom(pb.DrainStatus(to="peers", is_done=self.drained[name], left_blocks=0 if self.drained[name] else 1234))
+            node.drain.CopyFrom(pb.DrainStatus(to="peers", is_done=self.drained[name], remaining_blocks=0 if self.drained[name] else 1234))
         return node
 
 
@@ -233,10 +235,10 @@ def _name(index: int) -> str:
     return f"node-{index}"
 
 
-def _held(blocks: int, place: int = 1) -> pb.Held:
+def _stored(blocks: int, place: int = 1) -> pb.StorageUsage:
     each = 5 << 20
     hbm, dram = (blocks * (4 - place) // 10 * each), (blocks * 4 // 10 * each)
-    return pb.Held(blocks=blocks, bytes=blocks * each, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=blocks * each - hbm - dram)
+    return pb.StorageUsage(blocks=blocks, bytes=blocks * each, hbm_bytes=hbm, dram_bytes=dram, nvme_bytes=blocks * each - hbm - dram)
 
 
 def _tree(limit: int, *, is_hot: bool = False) -> list[pb.PrefixSegment]:
@@ -252,7 +254,7 @@ def _tree(limit: int, *, is_hot: bool = False) -> list[pb.PrefixSegment]:
             pb.PrefixSegment(
                 parent=parent,
                 key=bytes([depth, place % 256]) * 8,
-                held=pb.Held(blocks=blocks, bytes=size, **{f"{tier}_bytes": size}),
+                stored=pb.StorageUsage(blocks=blocks, bytes=size, **{f"{tier}_bytes": size}),
                 branches=0 if depth > 4 else 3 + place % 4,
             )
         )

@@ -43,18 +43,24 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
             [(WARNING, "A tier of n, and of 2 more nodes, failed: nvme: gone", "nodes?state=failed")],
         ),
         (
-            {"nodes": [node("n", drain=pb.DrainStatus(lacks_room=True, left_blocks=2))]},
+            {"nodes": [node("n", drain=pb.DrainStatus(lacks_space=True, remaining_blocks=2))]},
             [(WARNING, "No node has room for the rest of n's drain", "nodes?state=draining")],
         ),
         ({"nodes": []}, [(WARNING, "No node has joined yet", "nodes")]),
         (
             {
                 "name": "m1",
-                "endings": [pb.Ending(what="token of tenant red", left_s=-1), pb.Ending(what="certificate tls_cert", left_s=9e5)],
+                "expirations": [
+                    pb.Expiration(what="token of tenant red", left_s=-1),
+                    pb.Expiration(what="certificate tls_cert", left_s=9e5),
+                ],
             },
             [(ERROR, "Token of tenant red has ended", "overview"), (WARNING, "Certificate tls_cert of m1 ends in 10 days", "overview")],
         ),
-        ({"endings": [pb.Ending(what="token of node n1", left_s=90_000)]}, [(WARNING, "Token of node n1 ends in 25 hours", "overview")]),
+        (
+            {"expirations": [pb.Expiration(what="token of node n1", left_s=90_000)]},
+            [(WARNING, "Token of node n1 ends in 25 hours", "overview")],
+        ),
     ],
 )
 def test_a_trouble_has_a_level_a_text_and_a_view(facts: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:

@@ -142,7 +142,7 @@ def test_action_is_done_and_audited(console: tuple[Served, Simulated, Clock], na
     assert source.done[-1] == done
     found.watch.look()
     entry = source.entries[-1]
-    assert (entry.kind, entry.peer, entry.via) == ("anybody", "127.0.0.1", "console")
+    assert (entry.kind, entry.peer, entry.via) == ("anonymous", "127.0.0.1", "console")
     assert line_of(entry) in [event["text"] for event in found.watch.events(0)]
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from kvstore.cli.main import kvstore
 from kvstore.protocol.errors import Denied
 from kvstore.protocol.messages import MESSAGES
-from kvstore.security.identity import STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import UNAUTHENTICATED, Identity, IdentityKind, Role
 from kvstore.security.permissions import MASTER_FRAMES, NODE_FRAMES, RPCS, Permission
 from tests.credentials import OPERATOR, tokens_file
 from tests.system.running import PATIENT_S, System
@@ -22,7 +22,7 @@ HEAD: Final = ["may", "none", "read", "write", "admin", "operator", "node", "eng
 CELLS: Final = {"", "yes", "own", "any", "part"}
 TENANT: Final = "green"
 WHO: Final = {
-    "none": STRANGER,
+    "none": UNAUTHENTICATED,
     **{role.name.lower(): Identity(IdentityKind.TENANT, role, TENANT) for role in (Role.READ, Role.WRITE, Role.ADMIN)},
     "operator": Identity(IdentityKind.OPERATOR, Role.ADMIN),
     "node": Identity(IdentityKind.NODE),

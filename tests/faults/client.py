@@ -337,7 +337,7 @@ def main() -> None:
     plan = Plan(**json.loads(sys.argv[1]))
     watch(POINTS)
     if plan.is_far:
-        setattr(operations, "is_here", lambda _unix, _host_id: False)  # noqa: B010 - what clients find their host by
+        setattr(operations, "is_local_socket", lambda _unix, _host_id: False)  # noqa: B010 - what clients find their host by
     actor = Actor(plan)
 
     def end(*_: object) -> None:

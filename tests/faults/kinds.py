@@ -28,7 +28,7 @@ POINT_S: Final = 5.0
 HELD_S: Final = (0.01, 0.3)
 SIGNALS: Final = 10
 """Of one fault that interrupts a client."""
-NOT_BY_LOAD: Final = ("drain", "register", "takeover", "inventory", "OpenIndex", "Slabs", "Release", "Nodes")
+NOT_BY_LOAD: Final = ("drain", "register", "takeover", "inventory", "OpenIndex", "MapSlabs", "ReleaseLeases", "Nodes")
 """Points that the clients' load does not lead to."""
 
 

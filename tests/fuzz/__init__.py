@@ -1,1 +1,3 @@
-"""Coverage-guided fuzzing of all that is read from peers, disks and files: whatever the bytes, an answer or one typed error."""
+"""Coverage-guided fuzzing of everything parsed from peers, disks and files: any bytes give an answer or one typed
+error.
+"""

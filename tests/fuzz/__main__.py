@@ -1,5 +1,8 @@
-"""`make fuzz`: every target under a coverage-guided fuzzer for a while, from the inputs that are kept. Exit code 1 and the input in base64
-if one raises anything but a typed error, takes more than a second or much memory. --keep adds what reached new code to what is kept."""
+"""`make fuzz`: every target under a coverage-guided fuzzer for a while, from the inputs that are kept.
+
+Exit code 1 and the input in base64 if one raises anything but a typed error, takes more than a second or much memory.
+--keep adds what reached new code to what is kept.
+"""
 
 import base64
 import os

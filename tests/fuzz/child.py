@@ -1,4 +1,6 @@
-"""One target under atheris, in a process of its own, which its fuzzer ends: python -m tests.fuzz.child TARGET LIBFUZZER-ARGUMENT..."""
+"""One target under atheris, in a process of its own, which its fuzzer ends: python -m tests.fuzz.child TARGET
+LIBFUZZER-ARGUMENT...
+"""
 
 import sys
 

@@ -1,4 +1,6 @@
-"""A master whose control plane is fuzzed: one of this process, over real gRPC, where everybody is let in and every handler is reached."""
+"""Master whose control plane is fuzzed: in this process, over real gRPC, without authentication, so that every handler
+is reached.
+"""
 
 import atexit
 import tempfile
@@ -39,7 +41,10 @@ NODE: Final = pb.RegisterRequest(name="n1", instance=1)
 
 
 def parsed(data: bytes) -> tuple[str, Message, bool] | None:
-    """The call that the bytes are: the first one chooses the method, the others are its request. None: no request, which gRPC refuses."""
+    """The call that the bytes are: the first one chooses the method, the others are its request.
+
+    None: no request, which gRPC refuses.
+    """
     if not data:
         return None
     method, kind, streams = METHODS[data[0] % len(METHODS)]
@@ -50,7 +55,10 @@ def parsed(data: bytes) -> tuple[str, Message, bool] | None:
 
 
 def call(data: bytes) -> grpc.StatusCode:
-    """The status with which the master ends it; INVALID_ARGUMENT for what is no request. Raises AssertionError for one of FAULTS."""
+    """The status with which the master ends it; INVALID_ARGUMENT for what is no request.
+
+    Raises AssertionError for one of FAULTS.
+    """
     asked = parsed(data)
     if asked is None:
         return grpc.StatusCode.INVALID_ARGUMENT

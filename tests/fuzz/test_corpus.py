@@ -1,5 +1,7 @@
-"""The inputs that are kept, and what becomes of them when bytes are changed: an answer or a typed error. Without a coverage-guided fuzzer,
-which `make fuzz` brings."""
+"""The inputs that are kept, and what becomes of them when bytes are changed: an answer or a typed error.
+
+Without a coverage-guided fuzzer, which `make fuzz` brings.
+"""
 
 import random
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ CHANGED = 300
 
 @pytest.fixture(autouse=True, scope="module")
 def master() -> Iterator[None]:
-    """The master of `control` ends with this file: its threads open descriptors, and later tests limit those of the process."""
+    """The master of `control` ends with this file: its threads open descriptors, and later tests limit those of the
+    process.
+    """
     yield
     control_plane.close()
 

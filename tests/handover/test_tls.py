@@ -50,5 +50,5 @@ def test_ranks_of_another_tenant_or_without_a_certificate_get_nothing(opened: Ex
 
 
 def test_certificates_that_serve_only_one_end_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a rank of a hand-over connects and is connected to: for TLS it needs"):
+    with pytest.raises(ConfigError, match="a rank of a hand-over connects and serves: for TLS set"):
         executor(TlsSettings(tls_ca=shared().client().tls_ca))

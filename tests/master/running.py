@@ -209,7 +209,7 @@ class NodeSide:
         if header.type == Failure.TYPE:
             failure = Failure.unpack(body)
             raise from_code(failure.code, failure.text)
-        return pb.HeartbeatReply.FromString(HeartbeatResponse.unpack(body).said)
+        return pb.HeartbeatReply.FromString(HeartbeatResponse.unpack(body).reply)
 
     def publish(self, *events: Event, phase: int = PHASE_STREAM) -> None:
         header, _body = self.ask(publish(self.registration.registration_epoch, events, phase))

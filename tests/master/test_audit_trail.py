@@ -107,7 +107,7 @@ def test_repeats_are_merged(reactor: Reactor) -> None:
 
 def test_entry_has_all_of_a_change() -> None:
     entry = entry_of(Change(BY, "drain", "node n1", "takes blocks", "drained to nvme"), "done", master="m1", time_s=5.0)
-    assert (entry.kind, entry.actor, entry.credential, entry.peer, entry.via) == tuple(BY.told().values())
+    assert (entry.kind, entry.actor, entry.credential, entry.peer, entry.via) == tuple(BY.to_dict().values())
     assert (entry.action, entry.target, entry.old, entry.new) == ("drain", "node n1", "takes blocks", "drained to nvme")
     assert (entry.result, entry.master, entry.time_s, entry.number, entry.count) == ("done", "m1", 5.0, 0, 0)
 

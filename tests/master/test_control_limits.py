@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvstore.master.control_limits import MAX_WAITING, CallExecutor, UnauthenticatedConnections
 from kvstore.protocol.errors import Full
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, UNAUTHENTICATED, Identity, IdentityKind, Role
 from tests.no_threads import no_more_threads
 
 RED, BLUE, GREEN = (Identity(IdentityKind.TENANT, Role.READ, name) for name in ("red", "blue", "green"))
@@ -55,7 +55,7 @@ def test_each_caller_has_its_share_of_threads() -> None:
     executor, threads = executor_of(8)
     submit(executor, RED, *(f"r{number}" for number in range(9)))
     assert threads.running == ["r0", "r1", "r2", "r3"], "half"
-    submit(executor, STRANGER, "s0", "s1", "s2")
+    submit(executor, UNAUTHENTICATED, "s0", "s1", "s2")
     assert threads.running[4:] == ["s0", "s1"], "a quarter"
     submit(executor, BLUE, "b0")
     submit(executor, NODE, "n0", "n1", "n2")
@@ -80,8 +80,8 @@ def test_callers_take_turns() -> None:
 
 def test_without_authentication_joins_have_a_quarter() -> None:
     executor, threads = executor_of(8)
-    submit(executor, EVERYBODY, *"abcdefghi")
-    submit(executor, EVERYBODY, "node", joins=True)
+    submit(executor, ANONYMOUS, *"abcdefghi")
+    submit(executor, ANONYMOUS, "node", joins=True)
     assert threads.running == [*"abcdef", "node"]
 
 
@@ -93,7 +93,7 @@ def test_calls_of_one_caller_that_wait_are_bounded() -> None:
     submit(executor, BLUE, "b")
 
 
-@given(st.integers(1, 9), st.lists(st.sampled_from([RED, BLUE, STRANGER, NODE, None]), max_size=60))
+@given(st.integers(1, 9), st.lists(st.sampled_from([RED, BLUE, UNAUTHENTICATED, NODE, None]), max_size=60))
 def test_all_calls_run_once_on_no_more_threads_than_there_are(count: int, steps: list[Identity | None]) -> None:
     executor, threads = executor_of(count)
     begun = list[str]()

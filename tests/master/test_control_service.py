@@ -117,8 +117,8 @@ def test_contents_without_authentication_have_all_tenants(places: Places, node: 
     node.sync(Event(b"a", namespace="x"), Event(b"b", namespace="x", parent=b"a"), Event(b"c", tenant="blue"))
     with places.stub() as stub:
         found = stub.Contents(pb.ContentsRequest(tenant=TENANT, namespace="x", max_segments=10), timeout=TIMEOUT_S)
-    assert [(one.tenant, one.namespace, one.held.blocks) for one in found.namespaces] == [(TENANT, "x", 2), ("blue", "ns", 1)]
-    assert [(one.key, one.held.blocks) for one in found.segments] == [(b"a", 2)]
+    assert [(one.tenant, one.namespace, one.stored.blocks) for one in found.namespaces] == [(TENANT, "x", 2), ("blue", "ns", 1)]
+    assert [(one.key, one.stored.blocks) for one in found.segments] == [(b"a", 2)]
 
 
 def test_health_and_reflection_are_served(places: Places) -> None:

@@ -30,7 +30,7 @@ def test_peers_are_listed_with_their_requests_and_addresses(tmp_path: Path, monk
         client, local, node = places.client("red"), unix_client(places), NodeSide(places)
         ask(client, Exists([b"k"]), Flags)
         first, second, third = listed(places)
-        assert (first.kind, first.name, first.requests) == ("anybody", "red", 2), "its Hello, too"
+        assert (first.kind, first.name, first.requests) == ("anonymous", "red", 2), "its Hello, too"
         assert first.peer.startswith("127.0.0.1:")
         assert second.peer.startswith("unix:uid ")
         assert (third.name, third.id) == ("one", 3)
@@ -54,7 +54,7 @@ def test_end_closes_one_connection_and_is_audited(tmp_path: Path) -> None:
             master.reactor.call(lambda: found.end(99, ALICE), deadline_s=TIMEOUT_S)
         done, failed = master.reactor.call(lambda: master.partitions[0].role_manager.audit().after(0), deadline_s=TIMEOUT_S)
         assert (done.actor, done.action, done.result) == ("alice", "session_end", "done")
-        assert done.old.startswith("anybody red at 127.0.0.1:")
+        assert done.old.startswith("anonymous red at 127.0.0.1:")
         assert failed.result == "failed"
         red.close()
         blue.close()

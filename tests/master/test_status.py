@@ -77,8 +77,8 @@ def test_status_lists_credentials_that_expire_soon(tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path, more=more)
     with master_in_thread(tmp_path / "run", tokens=tokens, wall_s=lambda: at) as places, places.stub() as stub:
         status = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("", OPERATOR))
-        assert [(one.what, one.left_s) for one in status.endings] == [("token of tenant soon", 7 * 86_400)]
-        assert not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")).endings
+        assert [(one.what, one.left_s) for one in status.expirations] == [("token of tenant soon", 7 * 86_400)]
+        assert not stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("red", "secret")).expirations
         assert places.master is not None
         read = places.master.reactor.call(places.master._status.readings, deadline_s=TIMEOUT_S)
     assert read["kvstore_master_token_valid_seconds"] == {("tenant", "soon"): 7 * 86_400, ("tenant", "late"): 59 * 86_400}

@@ -1,4 +1,6 @@
-"""Messages for the tests of the protocol: any message of a kind, one sample of a kind, and the vectors of this protocol version."""
+"""Messages for the tests of the protocol: any message of a kind, one sample of a kind, and the vectors of this protocol
+version.
+"""
 
 import json
 from array import array

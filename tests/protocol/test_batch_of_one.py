@@ -1,4 +1,6 @@
-"""Promises of batch_of_one.py: the bytes and values are those that the columns give, and what is no batch of one is left to them."""
+"""Promises of batch_of_one.py: the bytes and values are those that the columns give, and what is no batch of one is
+left to them.
+"""
 
 import struct
 from array import array
@@ -97,7 +99,7 @@ def test_texts_and_parents_too(namespace: str, key: bytes, parent: bytes, size: 
         put(b"k", flags=[0]),  # the columns take it, too
     ],
 )
-def test_what_is_too_long_or_of_another_number_is_left_to_the_columns(message: Any) -> None:
+def test_batch_of_one_leaves_long_or_several_entries_to_columns(message: Any) -> None:
     assert BatchOfOne(PUT).pack(message) is None
 
 
@@ -175,7 +177,7 @@ def test_garbage_is_read_as_the_columns_read_it_or_not_at_all(garbage: bytes) ->
         (("a", "count"), ("b", "u8s")),
     ],
 )
-def test_forms_with_columns_of_texts_or_several_batches_or_none_are_not_suited(columns: tuple[tuple[str, str], ...]) -> None:
+def test_batch_of_one_does_not_suit_texts_or_several_batches(columns: tuple[tuple[str, str], ...]) -> None:
     assert not BatchOfOne.suits(columns)
     assert BatchOfOne.suits(KEYED)
     assert BatchOfOne.suits(COUNTED)
@@ -236,7 +238,7 @@ def test_of_any_bytes_it_reads_what_the_message_reads_or_nothing(put: OnePut, at
         assert message.keys == [found.key]
 
 
-def test_several_blocks_and_reserved_ones_are_left_to_the_message() -> None:
+def test_one_put_leaves_several_or_reserved_blocks_to_message() -> None:
     several = Put("ns", [b"a", b"b"], [1, 1], [0, 0], [1, 1], [b"", b""]).pack()
     assert OnePutForm().unpack(several) is None
     one = OnePut(1, "ns", b"key", 1, 1, b"")

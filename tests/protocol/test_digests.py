@@ -21,20 +21,20 @@ def test_a_run_is_in_the_same_tiers_and_no_longer_than_its_limit(parts: list[tup
         assert end == len(tiers) or tiers[end] != tiers[begin] or end - begin == MAX_RUN
 
 
-def test_a_generation_falls_into_the_last_run_that_does_not_begin_after_it() -> None:
+def test_run_of_is_the_last_run_that_begins_at_or_before() -> None:
     assert run_of(as_numbers([10, 20]), as_numbers([9, 10, 19, 20, 2**64 - 1])).tolist() == [-1, 0, 0, 1, 1]
     assert run_of(as_numbers([]), as_numbers([9])).tolist() == [-1]
 
 
 @pytest.mark.parametrize("other", [(2, 5, 6, 7), (1, 6, 6, 7), (1, 5, 7, 7), (1, 5, 6, 8), (1, 5, 7, 6)])
-def test_seed_generation_checksum_and_size_change_the_number_of_a_block(other: tuple[int, int, int, int]) -> None:
+def test_number_depends_on_seed_generation_checksum_and_size(other: tuple[int, int, int, int]) -> None:
     def number(seed: int, *columns: int) -> int:
         return int(numbers(seed, *(as_numbers([column]) for column in columns))[0])
 
     assert number(1, 5, 6, 7) != number(*other)
 
 
-def test_the_number_of_a_block_is_the_one_of_the_protocols_description() -> None:
+def test_number_of_a_block_matches_the_protocol_description() -> None:
     def mix(x: int) -> int:
         x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) % 2**64
         x = ((x ^ x >> 27) * 0x94D049BB133111EB) % 2**64

@@ -56,7 +56,7 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
 
 
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.__name__)
-def test_an_error_that_crossed_the_wire_is_of_the_same_type_and_text(kind: type[KVStoreError]) -> None:
+def test_error_from_the_wire_keeps_type_and_text(kind: type[KVStoreError]) -> None:
     error = from_code(kind.code, "why")
     assert type(error) is kind
     assert str(error) == "why"
@@ -67,7 +67,7 @@ def test_an_unknown_code_becomes_its_branch_or_the_root(code: int, kind: type[KV
     assert type(from_code(code, "")) is kind
 
 
-def test_an_exception_that_is_not_of_the_tree_is_told_of_as_the_root() -> None:
+def test_foreign_exception_becomes_the_root_error() -> None:
     error = typed(ZeroDivisionError("division by zero"))
     assert (type(error), str(error)) == (KVStoreError, "internal error: ZeroDivisionError: division by zero")
     full = Full("no room")

@@ -34,7 +34,7 @@ def test_it_is_not_called_as_somebody_elses_package() -> None:
     assert PROJECT["name"] == "kvstore-llm"
 
 
-def test_nothing_tells_a_reader_to_install_somebody_elses_package() -> None:
+def test_no_text_installs_the_other_kvstore_package() -> None:
     """`kvstore` on the public index is not this project."""
     wrong = re.compile(r"pip install +['\"]?kvstore\b(?!-llm)|kvstore\[")
     assert [str(path) for path in [*SOURCES, *PAGES] if wrong.search(path.read_text(encoding="utf-8"))] == []

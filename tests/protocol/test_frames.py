@@ -58,12 +58,12 @@ def test_a_tls_handshake_is_told_from_garbage() -> None:
     received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(received, sent, server_hostname="node").do_handshake()
-    with pytest.raises(ProtocolError, match=r"^TLS is spoken to a port without it: set tls_cert and tls_key here"):
+    with pytest.raises(ProtocolError, match=r"^the peer uses TLS and this port does not: set tls_cert and tls_key here"):
         unpack_header(sent.read())
 
 
 @given(st.binary(min_size=HEADER_BYTES - 3, max_size=HEADER_BYTES - 3))
-def test_any_header_of_this_version_is_within_the_limits_or_refused(rest: bytes) -> None:
+def test_any_header_is_within_limits_or_refused(rest: bytes) -> None:
     try:
         header = unpack_header(b"kV" + bytes([VERSION]) + rest)
     except ProtocolError:
@@ -77,7 +77,7 @@ def test_any_header_of_this_version_is_within_the_limits_or_refused(rest: bytes)
 def test_frame_of_another_version_is_refused(version: int) -> None:
     frame = bytearray(pack_header(1, 1, 0))
     frame[2] = version
-    with pytest.raises(ProtocolError, match=f"version {version}, this side speaks {VERSION}: run one release on both"):
+    with pytest.raises(ProtocolError, match=f"version {version}, this side {VERSION}: run the same release on both"):
         unpack_header(frame)
 
 
@@ -91,7 +91,7 @@ def test_a_deadline_further_than_an_hour_is_cut() -> None:
     assert unpack_header(pack_header(1, 1, 0, 0, 2**32 - 1)).deadline_ms == MAX_DEADLINE_MS
 
 
-def test_a_header_field_too_large_for_its_place_is_the_callers_fault() -> None:
+def test_header_field_out_of_range_is_a_callers_error() -> None:
     with pytest.raises(struct.error):
         pack_header(1, 2**32, 0)
 

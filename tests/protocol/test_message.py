@@ -1,4 +1,6 @@
-"""Promises of message.py, on a message of the test's own: fields travel in the order of WIRE, and only a body of that form is read."""
+"""Promises of message.py, on a message of the test's own: fields travel in the order of WIRE, and only a body of that
+form is read.
+"""
 
 from array import array
 

@@ -1,5 +1,6 @@
-"""Promises of messages.py and of the modules that it collects: every message is there under its number, its bytes are those of its vector,
-it comes back as it was sent, and from any bytes comes a message or ProtocolError."""
+"""Promises of messages.py and of the modules that it collects: every message is there under its number, its bytes are
+those of its vector, it comes back as it was sent, and from any bytes comes a message or ProtocolError.
+"""
 
 from array import array
 
@@ -74,7 +75,7 @@ def test_one_changed_byte_gives_a_message_or_a_protocol_error(message: Message, 
             return
 
 
-def test_every_message_of_every_plane_is_there_under_a_number_of_its_own() -> None:
+def test_every_message_has_a_unique_type_number() -> None:
     kinds = [kind for module in MODULES for kind in kinds_of(module)]
     assert sorted(MESSAGES) == sorted(kind.TYPE for kind in kinds)
     assert set(MESSAGES.values()) == set(kinds)

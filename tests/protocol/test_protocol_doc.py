@@ -21,7 +21,7 @@ def section(title: str) -> str:
 
 
 @pytest.mark.parametrize("kind", MESSAGES.values(), ids=lambda kind: kind.__name__)
-def test_the_document_has_each_message_with_its_fields_in_wire_order(kind: type[Message]) -> None:
+def test_doc_has_each_message_with_fields_in_wire_order(kind: type[Message]) -> None:
     rows = re.findall(r"^\| (\w+) \| (\w+) \| .+ \|$", section(f"{kind.TYPE} {kind.__name__}"), re.MULTILINE)
     assert tuple(row for row in rows if row != ("field", "kind")) == kind.FORM
 
@@ -43,7 +43,7 @@ def test_the_document_has_every_kind_of_field() -> None:
 
 
 @pytest.mark.parametrize("kind", BY_CODE.values(), ids=lambda kind: kind.__name__)
-def test_the_document_has_each_error_with_its_code_and_grpc_status(kind: type[KVStoreError]) -> None:
+def test_doc_has_each_error_with_code_and_grpc_status(kind: type[KVStoreError]) -> None:
     assert f"| {kind.code} | {kind.__name__} | {grpc_status(kind(''))} |" in section("Errors")
 
 

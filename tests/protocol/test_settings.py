@@ -1,4 +1,6 @@
-"""Promises of settings.py: flags beat the environment, that beats the file, that beats defaults; a bad value names its source."""
+"""Promises of settings.py: flags beat the environment, that beats the file, that beats defaults; a bad value names its
+source.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +138,7 @@ def test_a_bad_value_of_the_environment_or_file_names_it(file: Path) -> None:
         load(file)
 
 
-def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Path) -> None:
+def test_settings_refuse_unknown_key_and_list_known_ones(file: Path) -> None:
     file.write_text("[oven]\ntray = 1\nheta = 2\n")
     with pytest.raises(ConfigError, match=r"section \[oven\]: unknown setting heta, tray; did you mean heat, trays\?$"):
         load(file)
@@ -152,10 +154,10 @@ def test_a_key_the_program_does_not_know_is_refused_with_those_it_knows(file: Pa
         ("[oven]\n[Oven]\n", "unknown section [Oven]: did you mean [oven]?"),
         ("[oven.top]\n[share]\n", "unknown section [share]: did you mean [shared]?"),
         ("[[nodes]]\n", "unknown section [nodes]: did you mean [node]?"),
-        ("heat = 3\n[oven]\n", "heat stands in no section: write it below the line [SECTION] of the program that it is for"),
+        ("heat = 3\n[oven]\n", "heat is outside of any section: move it below the line [SECTION] of its program"),
     ],
 )
-def test_a_section_that_no_program_has_is_refused_with_the_nearest_one_there_is(file: Path, content: str, message: str) -> None:
+def test_settings_refuse_unknown_section_with_nearest_one(file: Path, content: str, message: str) -> None:
     file.write_text(content)
     with pytest.raises(ConfigError) as refused:
         load(file)
@@ -237,7 +239,7 @@ def test_a_shared_setting_of_other_programs_is_left_alone(file: Path) -> None:
         ("[shared]\nlid = true\n", r"section \[shared\]: unknown setting lid; known are "),
     ],
 )
-def test_a_key_of_the_shared_section_that_no_program_shares_is_refused(file: Path, lines: str, message: str) -> None:
+def test_settings_refuse_unshared_key_in_shared_section(file: Path, lines: str, message: str) -> None:
     file.write_text(lines)
     with pytest.raises(ConfigError, match=message):
         load_settings(Pan, "pan", flags={}, environ={}, config=str(file))
@@ -254,7 +256,7 @@ class Marked:
     is_loaded: bool = loaded_mark()
 
 
-def test_a_mark_tells_settings_that_were_loaded_and_is_no_setting() -> None:
+def test_loaded_mark_is_set_by_load_and_is_no_setting() -> None:
     loaded = load_settings(Marked, "oven", flags={}, environ={"KVSTORE_OVEN_TRAYS": "3"})
     assert (loaded.trays, loaded.is_loaded, Marked().is_loaded) == (3, True, False)
     assert loaded == Marked(trays=3)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.shared_index import (
     BODIES,
-    DESK_BYTES,
     ENTRIES,
     KEY,
     KEY_WORDS,
     MAX_KEY_BYTES,
+    READER_SLOTS_BYTES,
     TAG_BYTES,
     TAGS,
     UP_TO_KEY,
@@ -115,4 +115,4 @@ def test_the_parts_lie_behind_one_another_and_words_are_aligned() -> None:
         assert BODIES[count].size + 8 == ENTRIES[count].size == 8 * (KEY + count)
     assert UP_TO_KEY[MAX_KEY_BYTES].size == ENTRIES[KEY_WORDS[-1]].size
     assert ENTRIES[KEY_WORDS[0]].size == 64
-    assert DESK_BYTES % 8 == 0
+    assert READER_SLOTS_BYTES % 8 == 0

@@ -1,4 +1,4 @@
-"""Promises of merging.py: what the owners of partitions tell of a cluster comes to the sums of the cluster."""
+"""Tests of status_merge.py: replies of the partitions' owners add up to the cluster's status."""
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.status_merge import merged_status
@@ -8,7 +8,7 @@ def node(blocks: int, state: str = "alive", drain: pb.DrainStatus | None = None,
     return pb.NodeStatus(name=name, blocks=blocks, state=state, drain=drain, counters={"misses": 3})
 
 
-def test_blocks_and_what_is_counted_by_partition_are_summed_and_a_process_counts_once() -> None:
+def test_merge_sums_partitions_and_counts_a_process_once() -> None:
     first = pb.StatusReply(
         name="a", blocks=1, reserved=2, pinned=3, records=4, rss_bytes=10, catalog_health="ok", nodes=[node(5), node(1, name="m")]
     )
@@ -39,20 +39,20 @@ def test_a_node_is_what_it_is_where_it_is_worst() -> None:
 
 
 def test_a_drain_is_done_once_it_is_in_every_partition() -> None:
-    half = pb.DrainStatus(to="peers", left_blocks=2, kept_blocks=1, copying_blocks=3, lacks_room=True)
-    done = pb.DrainStatus(to="peers", is_done=True, kept_blocks=1)
+    half = pb.DrainStatus(to="peers", remaining_blocks=2, nvme_only_blocks=1, copying_blocks=3, lacks_space=True)
+    done = pb.DrainStatus(to="peers", is_done=True, nvme_only_blocks=1)
 
     def drained(*drains: pb.DrainStatus | None) -> pb.NodeStatus:
         return merged_status([pb.StatusReply(name="a", nodes=[node(1, drain=drain)]) for drain in drains]).nodes[0]
 
-    whole = pb.DrainStatus(to="peers", left_blocks=2, kept_blocks=2, copying_blocks=3, lacks_room=True)
+    whole = pb.DrainStatus(to="peers", remaining_blocks=2, nvme_only_blocks=2, copying_blocks=3, lacks_space=True)
     assert drained(done, half).drain == whole
     assert drained(done, done).drain.is_done
     assert not drained(done, None).drain.is_done
     assert not drained(None, None).HasField("drain")
 
 
-def test_a_drain_is_not_done_where_only_a_follower_has_told_of_a_partition() -> None:
+def test_merge_drain_is_not_done_if_a_follower_replied() -> None:
     done = pb.DrainStatus(to="peers", is_done=True)
     replies = [pb.StatusReply(name="a", role="owner", nodes=[node(1, drain=done)]), pb.StatusReply(name="b", role="following")]
     assert not merged_status(replies).nodes[0].drain.is_done

@@ -10,7 +10,7 @@ def test_a_request_to_write_looks_like_one_to_read() -> None:
     assert ReadRegions(*columns).pack() == WriteRegions(*columns).pack()
 
 
-def test_a_body_has_room_for_the_largest_request_and_notification() -> None:
+def test_body_limit_fits_largest_request_and_notification() -> None:
     most = array("Q", [2**64 - 1]) * MAX_PIECES
     assert len(ReadRegions(most, most, most, most).pack()) <= MAX_TRANSFER_BODY_BYTES
     assert len(Notice(bytes(MAX_NOTICE_BYTES)).pack()) <= MAX_TRANSFER_BODY_BYTES

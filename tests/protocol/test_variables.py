@@ -1,4 +1,4 @@
-"""Promises of variables.py: what is misspelt is told, what is another's is left alone."""
+"""Tests of variables.py: misspelt variables are reported, other programs' are ignored."""
 
 import pytest
 
@@ -31,12 +31,12 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(variable: str, nea
         check(variable)
 
 
-def test_one_of_the_programs_own_that_is_like_nothing_is_refused_too() -> None:
+def test_variables_refuse_unknown_one_with_own_prefix() -> None:
     with pytest.raises(ConfigError, match="KVSTORE_NODE_QUUX_ZYGOTE is no setting: those of node are in docs/settings"):
         check("KVSTORE_NODE_QUUX_ZYGOTE")
 
 
-def test_a_variable_with_the_name_of_the_shared_section_is_refused() -> None:
+def test_variables_refuse_one_of_the_shared_section() -> None:
     with pytest.raises(ConfigError, match="KVSTORE_SHARED_TLS_CA is no setting: the variable of a shared setting is KVSTORE_NAME"):
         check("KVSTORE_SHARED_TLS_CA")
 

@@ -94,7 +94,7 @@ def test_a_batch_over_the_limit_is_refused(size: int) -> None:
     ],
 )
 def test_nothing_is_read_beyond_the_end(read: Callable[[Reader], Any]) -> None:
-    with pytest.raises(ProtocolError, match="ends where"):
+    with pytest.raises(ProtocolError, match="is too short"):
         read(Reader(b""))
 
 

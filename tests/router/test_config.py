@@ -11,7 +11,7 @@ from kvstore.router.config import SECTION, RouterSettings, check_settings
     ("flags", "message"),
     [
         ({}, "no model is named: give --model NAME"),
-        ({"model": "m", "listen": "0.0.0.0:0"}, "listen is 0.0.0.0, which other hosts reach"),
+        ({"model": "m", "listen": "0.0.0.0:0"}, "listen 0.0.0.0 is not loopback"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused_in_one_line(flags: dict[str, str], message: str) -> None:

@@ -43,7 +43,7 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
     [
         ([], "no model is named: give --model NAME, as the engines' blocks have it"),
         (["--model", "m", "--listen", "nowhere"], "'nowhere' is not an address"),
-        (["--model", "m", "--listen", "0.0.0.0:0"], "listen is 0.0.0.0, which other hosts reach, and whoever gets there would be let in"),
+        (["--model", "m", "--listen", "0.0.0.0:0"], "listen 0.0.0.0 is not loopback, and authentication is off"),
         (["--model", "m", "--master", "http://127.0.0.1:7440"], "'http://127.0.0.1:7440' is not an address: write HOST:PORT"),
         (["--model", "m", "--max-requests", "0"], "--max-requests: 0 is below the minimum of 1"),
     ],

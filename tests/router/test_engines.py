@@ -244,10 +244,10 @@ async def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> Non
 def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed = []
 
-    def notice(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
-        noticed.append((sock.family, timeout_s, gives_up_unread))
+    def notice(sock: socket.socket, timeout_s: float, *, limit_unacknowledged: bool) -> None:
+        noticed.append((sock.family, timeout_s, limit_unacknowledged))
 
-    monkeypatch.setattr(module, "notice_vanished_host", notice)
+    monkeypatch.setattr(module, "enable_keepalive", notice)
     run(prefill())
     assert noticed == [(socket.AF_INET, PEER_TIMEOUT_S, True)]
 

@@ -1,4 +1,4 @@
-"""A small real daemon on real sockets for tests of channels and pools: it answers in a thread of its own, as it is told to."""
+"""Small daemon on real sockets for tests of channels and pools: it answers in its own thread, as configured."""
 
 import contextlib
 import os
@@ -22,7 +22,9 @@ Answer = Callable[[Session, FrameHeader, Message], None]
 
 
 class Daemon:
-    """Welcomes everyone but `refused`; answers Put with the payload's size, Slabs with descriptors, Nodes as `on_nodes` says."""
+    """Welcomes everyone but `refused`; answers Put with the payload's size, Slabs with descriptors, Nodes as `on_nodes`
+    says.
+    """
 
     def __init__(self) -> None:
         self.reactor = Reactor()

@@ -119,7 +119,7 @@ class RawAsker:
         assert JoinReply.unpack(body).name
 
     def is_refused(self) -> bool:
-        """Whether the other side hangs up, having said no more."""
+        """Whether the other side closes the connection without sending more."""
         try:
             return not self.socket.recv(1)
         except ConnectionResetError:
@@ -235,7 +235,7 @@ def welcome(sock: socket.socket) -> None:
 
 
 def reset(sock: socket.socket) -> None:
-    """Hang up without a word."""
+    """Close the connection without sending anything."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
 

@@ -1,4 +1,7 @@
-"""A master of which there is only what it says: who owns the catalog, and answers to questions. Real sockets; a thread a connection."""
+"""A master of which there is only what it says: who owns the catalog, and answers to questions.
+
+Real sockets; a thread a connection.
+"""
 
 import contextlib
 import socket

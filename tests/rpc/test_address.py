@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.rpc.address import (
-    ELSEWHERE,
+    NOT_LOCAL,
     Address,
-    Found,
+    ResolvedAddresses,
     connect,
     host_id,
-    is_here,
+    is_local_socket,
+    local_socket_problem,
     parse_address,
     resolve,
     socket_id,
-    why_not_here,
 )
 from kvstore.rpc.reactor import Reactor
 from kvstore.testing.transfer.waiting import within
@@ -74,14 +74,14 @@ def test_a_socket_file_is_told_from_another_at_the_same_path(tmp_path: Path) -> 
         first.bind(path)
         told = socket_id(path)
         assert told.startswith(host_id() + "/")
-        assert is_here(path, told)
+        assert is_local_socket(path, told)
         os.rename(path, aside)
-        assert not is_here(path, told), "there is none"
+        assert not is_local_socket(path, told), "there is none"
         second.bind(path)
-        assert not is_here(path, told), "it is another"
-        assert is_here(aside, told)
-    assert not is_here("", told)
-    assert not is_here("not\0a path", told)
+        assert not is_local_socket(path, told), "it is another"
+        assert is_local_socket(aside, told)
+    assert not is_local_socket("", told)
+    assert not is_local_socket("not\0a path", told)
 
 
 def test_a_socket_that_is_not_to_be_had_says_why(tmp_path: Path) -> None:
@@ -89,17 +89,17 @@ def test_a_socket_that_is_not_to_be_had_says_why(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         told = socket_id(path)
-    assert why_not_here(path, told) == ""
-    assert why_not_here("", told) == why_not_here(path, "another boot/1:2") == ELSEWHERE
+    assert local_socket_problem(path, told) == ""
+    assert local_socket_problem("", told) == local_socket_problem(path, "another boot/1:2") == NOT_LOCAL
     assert (
-        why_not_here(path, f"{host_id()}/1:2")
-        == f"{path} is another daemon's in this mount namespace: mount the folder of the one that is meant"
+        local_socket_problem(path, f"{host_id()}/1:2")
+        == f"{path} is another daemon's socket in this mount namespace: mount the intended daemon's folder at that path"
     )
     os.unlink(path)
-    assert why_not_here(path, told) == f"there is no {path} in this mount namespace: mount its folder at that path"
+    assert local_socket_problem(path, told) == f"there is no {path} in this mount namespace: mount its folder at that path"
 
 
-def test_what_keeps_another_user_out_is_named_with_what_would_let_it_in() -> None:
+def test_denied_reason_names_path_and_remedy() -> None:
     with common_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
         run_dir = folder / "run"
         run_dir.mkdir()
@@ -109,8 +109,8 @@ def test_what_keeps_another_user_out_is_named_with_what_would_let_it_in() -> Non
 
         def reason() -> str:
             become_another(is_member=False)
-            assert not is_here(str(path), told)
-            return why_not_here(str(path), told)
+            assert not is_local_socket(str(path), told)
+            return local_socket_problem(str(path), told)
 
         only_owner = "it is only for its owner; set the daemon's socket_group to a group that this user is in"
         path.chmod(0o600 if IS_ROOT else 0)
@@ -126,7 +126,7 @@ def test_what_keeps_another_user_out_is_named_with_what_would_let_it_in() -> Non
         run_dir.chmod(0o700)
 
 
-def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_leaves_time_for_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     with black_hole() as silent, socket.create_server(("127.0.0.1", 0)) as listener:
         has_addresses(monkeypatch, silent, listener.getsockname())
         with connect(Address("host", 1), timeout_s=1) as sock:
@@ -164,7 +164,7 @@ def test_a_name_that_cannot_be_a_hosts_is_an_os_error() -> None:
         connect(Address("a" * 64, 80), timeout_s=1)
 
 
-Answers = SimpleQueue[Found | OSError]
+Answers = SimpleQueue[ResolvedAddresses | OSError]
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def reactor() -> Any:
     reactor.close()
 
 
-def serve(reactor: Reactor, answers: Answers) -> Found | OSError:
+def serve(reactor: Reactor, answers: Answers) -> ResolvedAddresses | OSError:
     """The next answer, which comes in the loop."""
     while answers.empty():
         reactor.run_once(10)
@@ -189,7 +189,7 @@ def serve(reactor: Reactor, answers: Answers) -> Found | OSError:
 def test_a_names_addresses_come_in_the_loop(reactor: Reactor, answers: Answers) -> None:
     threads: list[threading.Thread] = []
 
-    def on_found(found: Found | OSError) -> None:
+    def on_found(found: ResolvedAddresses | OSError) -> None:
         threads.append(threading.current_thread())
         answers.put(found)
 

@@ -27,7 +27,7 @@ def test_it_begins_after_a_short_wait_and_goes_on_while_it_finds() -> None:
     assert busy.is_on
 
 
-def test_each_time_in_vain_doubles_the_short_waits_before_the_next_up_to_a_bound() -> None:
+def test_vain_polls_double_the_waits_before_the_next_up_to_max() -> None:
     busy = BusyPoll(100, processors=2)
     rests = []
     for _ in range(12):

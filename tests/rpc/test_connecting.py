@@ -1,4 +1,6 @@
-"""Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain sockets holds."""
+"""Promises of connect_to, and of sessions, servers and both kinds of channel over TLS: what they promise of plain
+sockets holds.
+"""
 
 import asyncio
 import random
@@ -32,7 +34,10 @@ MIB = 1 << 20
 
 
 class Daemon:
-    """Over TLS, in a thread. Answers Put with how many bytes came, Exists with a payload of the keys' sizes in MiB, the rest with Ok."""
+    """Over TLS, in a thread.
+
+    Answers Put with how many bytes came, Exists with a payload of the keys' sizes in MiB, the rest with Ok.
+    """
 
     def __init__(self, tls: Certificates | None, *, name: str = "m", server: int = SERVER_MASTER, room: str = "now") -> None:
         self.reactor = Reactor()
@@ -101,11 +106,11 @@ def test_a_blocking_channel_moves_values_both_ways(make: Callable[..., Daemon]) 
         channel.read_into([memoryview(room) for room in rooms], Deadline(PATIENCE_S))
         assert (bytes(rooms[0]), bytes(rooms[1])) == (b"a" * MIB, b"b" * (MIB // 4))
         assert channel.is_quiet()
-        assert not channel.has_hung_up()
+        assert not channel.is_closed_by_peer()
     channel.close()
 
 
-def test_values_that_came_with_the_answer_are_taken_without_waiting_for_a_poll(make: Callable[..., Daemon]) -> None:
+def test_values_received_with_the_answer_need_no_poll(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     channel = Channel.open(daemon.address, HELLO, Deadline(PATIENCE_S), tls=client())
     channel.ask(Exists([b"aaaa"]), Deadline(PATIENCE_S))
@@ -136,7 +141,7 @@ def test_an_asynchronous_channel_does_the_same(make: Callable[..., Daemon]) -> N
     asyncio.run(use())
 
 
-def test_requests_that_lie_decrypted_are_served_without_another_event(make: Callable[..., Daemon]) -> None:
+def test_decrypted_requests_are_served_without_another_event(make: Callable[..., Daemon]) -> None:
     """Two requests and a payload in one record, and a node that has room for the payload only later."""
     daemon = make(master(), room="later")
     channel = Channel.open(daemon.address, HELLO, Deadline(PATIENCE_S), tls=client())
@@ -153,7 +158,7 @@ def test_requests_that_lie_decrypted_are_served_without_another_event(make: Call
     sock.close()
 
 
-def test_a_record_larger_than_the_room_for_frames_is_read_to_its_end(make: Callable[..., Daemon]) -> None:
+def test_record_larger_than_the_buffer_is_read_completely(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     channel = Channel.open(daemon.address, HELLO, Deadline(PATIENCE_S), tls=client())
     sock = channel.detach()
@@ -183,21 +188,21 @@ def test_who_is_not_let_in_reads_why_though_he_spoke_on(make: Callable[..., Daem
     daemon = make(master())
     bare = certificates(replace(shared().client(), tls_cert="", tls_key=""))
     for _ in range(5):
-        assert "lets in nobody without a certificate: set tls_cert and tls_key" in refused(lambda: opened(daemon, bare))
-    assert "lets in nobody without a certificate" in refused(lambda: opened_async(daemon, bare))
+        assert "requires a certificate: set tls_cert and tls_key" in refused(lambda: opened(daemon, bare))
+    assert "requires a certificate" in refused(lambda: opened_async(daemon, bare))
     assert not daemon.handler.frames
 
 
 def test_plain_and_tls_are_told_from_one_another_in_one_line(make: Callable[..., Daemon], caplog: pytest.LogCaptureFixture) -> None:
     encrypted, plain = make(master()), make(None)
-    assert "this port speaks TLS, and this side does not" in refused(lambda: opened(encrypted, None))
-    assert "does not: set its tls_ca" in refused(lambda: opened_async(encrypted, None))
+    assert "this port requires TLS, and this side does not use it" in refused(lambda: opened(encrypted, None))
+    assert "does not use it: set its tls_ca" in refused(lambda: opened_async(encrypted, None))
     assert "does not speak TLS: give it tls_cert and tls_key" in refused(lambda: opened(plain, client()))
     assert "does not speak TLS" in refused(lambda: opened_async(plain, client()))
-    assert "TLS is spoken to a port without it: set tls_cert and tls_key here" in caplog.text
+    assert "the peer uses TLS and this port does not: set tls_cert and tls_key here" in caplog.text
 
 
-def test_nobody_says_or_answers_that_he_is_another_than_his_certificate_says(make: Callable[..., Daemon]) -> None:
+def test_peer_must_match_its_certificate(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     with pytest.raises(Unauthorized, match="a client of tenant 'blue' introduces itself"):
         opened(daemon, client(), Hello(ROLE_CLIENT, "blue"))
@@ -228,7 +233,7 @@ def test_over_a_unix_socket_there_is_no_tls(tmp_path: Path) -> None:
     reactor.close()
 
 
-def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Callable[..., Daemon]) -> None:
+def test_stalled_handshake_is_unauthenticated_and_times_out(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     with socket.create_connection((daemon.address.host, daemon.address.port)) as silent:
         opened(daemon, client()).close()
@@ -245,7 +250,7 @@ def test_a_handshake_that_does_not_come_is_a_strangers_and_keeps_nobody(make: Ca
             with socket.create_connection(place) as kept, socket.create_connection(place) as more:
                 pump(reactor, lambda: bool(server.sessions))
                 (session,) = server.sessions
-                session._handler._know(session)  # type: ignore[attr-defined]  # as if it had said Hello
+                session._handler._mark_authenticated(session)  # type: ignore[attr-defined]  # as if it had said Hello
                 more.settimeout(PATIENCE_S)
                 for _ in range(20):
                     reactor.run_once(0)
@@ -276,7 +281,7 @@ def test_one_who_was_refused_and_goes_on_is_hung_up_on() -> None:
     reactor.close()
 
 
-def test_a_session_that_connects_shakes_hands_when_it_first_speaks(make: Callable[..., Daemon]) -> None:
+def test_outgoing_session_shakes_hands_on_first_send(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     reactor, replies = Reactor(), Replies()
     sock = socket.create_connection((daemon.address.host, daemon.address.port))
@@ -292,7 +297,7 @@ def test_a_session_that_connects_shakes_hands_when_it_first_speaks(make: Callabl
     session = Session(reactor, client().begin_to(sock, "127.0.0.1", ("node",)), Recorder())
     session.request(HELLO, lambda _, error: unmeant.append(error), deadline_s=PATIENCE_S)  # type: ignore[arg-type]
     pump(reactor, lambda: bool(unmeant))
-    assert "is for kvstore://master, and one for kvstore://node/NAME is needed" in str(unmeant[0])
+    assert "is for kvstore://master, and kvstore://node/NAME is required" in str(unmeant[0])
     reactor.close()
 
 
@@ -303,7 +308,7 @@ def test_connecting_ends_with_what_the_caller_is_to_know() -> None:
             connect_to(address, client(), Deadline(0.05))
         silent.accept()[0].close()
         gone = in_background(lambda: silent.accept()[0].close())
-        with pytest.raises(Unavailable, match=r"hung up in the TLS handshake|reset"):
+        with pytest.raises(Unavailable, match=r"closed the connection in the TLS handshake|reset"):
             connect_to(address, client(), Deadline(PATIENCE_S))
         gone.result(PATIENCE_S)
         connect_to(address, None, Deadline(PATIENCE_S)).close()

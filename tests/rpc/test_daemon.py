@@ -12,19 +12,19 @@ import pytest
 
 PROGRAM = """
 import os
-from kvstore.rpc.daemon import begin_logging, on_hangup, say, serve, stop_on_signals
+from kvstore.rpc.daemon import begin_logging, on_sighup, announce, serve, stop_on_signals
 from kvstore.rpc.reactor import Reactor
 begin_logging()
 reactor = Reactor()
 reactor.every(0.1, lambda: None)  # as daemons have: Python hears of a signal that strikes just before the wait when that ends
 stop_on_signals(reactor ASK)
-say("ready", {"pid": os.getpid()})
+announce("ready", {"pid": os.getpid()})
 serve(reactor)
 reactor.close()
-say("over", {})
+announce("over", {})
 """
 
-SAYING_ONE_IN_THE_LOOP = ')\nreactor.call_soon(lambda: say("within", {}))\nreactor.call_soon(reactor.stop'
+SAYING_ONE_IN_THE_LOOP = ')\nreactor.call_soon(lambda: announce("within", {}))\nreactor.call_soon(reactor.stop'
 
 
 def start(ask_to_end: str = "") -> "subprocess.Popen[str]":
@@ -42,8 +42,8 @@ def test_a_signal_ends_it_cleanly_and_every_line_is_json(number: signal.Signals)
     assert (process.returncode, json.loads(out), errors) == (0, {"event": "over"}, "")
 
 
-def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signal() -> None:
-    process = start(', lambda: say("asked", {})')
+def test_stop_on_signals_ends_at_second_signal_at_the_latest() -> None:
+    process = start(', lambda: announce("asked", {})')
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
@@ -54,15 +54,15 @@ def test_one_that_is_asked_to_end_does_so_in_its_own_time_or_at_the_second_signa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_daemon_without_a_reactor_is_told_of_a_signal_and_knows_its_name(number: signal.Signals) -> None:
+def test_end_on_signals_reports_the_names_without_a_reactor(number: signal.Signals) -> None:
     program = """
 import threading
-from kvstore.rpc.daemon import end_on_signals, say
+from kvstore.rpc.daemon import end_on_signals, announce
 ended = threading.Event()
 came = end_on_signals(ended.set)
-say("ready", {})
+announce("ready", {})
 ended.wait()
-say("over", {"came": came})
+announce("over", {"came": came})
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -72,9 +72,9 @@ say("over", {"came": came})
     assert (process.returncode, json.loads(out)) == (0, {"event": "over", "came": [number.name]})
 
 
-@pytest.mark.parametrize(("act", "said"), [("None", []), ('lambda: reactor.call_soon(lambda: say("hung up", {}))', ["hung up"])])
+@pytest.mark.parametrize(("act", "said"), [("None", []), ('lambda: reactor.call_soon(lambda: announce("hung up", {}))', ["hung up"])])
 def test_a_terminal_that_hangs_up_ends_nothing(act: str, said: list[str]) -> None:
-    process = start(f")\non_hangup({act}")
+    process = start(f")\non_sighup({act}")
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGHUP)
@@ -116,7 +116,7 @@ def test_a_starter_that_no_longer_listens_is_no_reason_to_stop() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     with process.stderr as errors:
-        assert "nothing is said there any more: Broken pipe" in errors.read()
+        assert "further events are not printed: Broken pipe" in errors.read()
 
 
 def dead_terminal() -> int:
@@ -130,16 +130,16 @@ def dead_terminal() -> int:
     [(lambda: os.open("/dev/full", os.O_WRONLY), "No space left on device"), (dead_terminal, "Input/output error")],
     ids=["full disk", "dead terminal"],
 )
-def test_standard_output_that_cannot_be_written_is_no_reason_to_stop_and_is_told_once(opened: Callable[[], int], why: str) -> None:
+def test_unwritable_stdout_is_logged_once_and_not_fatal(opened: Callable[[], int], why: str) -> None:
     program = PROGRAM.replace(" ASK", SAYING_ONE_IN_THE_LOOP)
     with open(opened(), "wb") as output:
         process = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     (line,) = process.stderr.splitlines()
-    assert line.endswith(f"nothing is said there any more: {why}")
+    assert line.endswith(f"further events are not printed: {why}")
 
 
-def test_a_daemon_without_a_standard_output_says_nothing_and_goes_on() -> None:
+def test_daemon_without_stdout_announces_nothing_and_runs() -> None:
     program = PROGRAM.replace(" ASK", SAYING_ONE_IN_THE_LOOP)
     closing = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", program]
     process = subprocess.run(closing, stderr=subprocess.PIPE, text=True, timeout=120)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from kvstore.protocol.errors import DeadlineExceeded
-from kvstore.rpc.deadline import Deadline, seconds_shown
+from kvstore.rpc.deadline import Deadline, format_seconds
 
 
 @pytest.mark.parametrize("late_ns", [0, 1, 10**12])
@@ -22,7 +22,7 @@ def test_no_time_left_is_an_error_that_names_how_much_there_was(monkeypatch: pyt
     ("seconds", "shown"), [(0.0692551, "0.069 s"), (0.5, "0.5 s"), (2.000004, "2 s"), (1.234, "1.23 s"), (3600, "3600 s")]
 )
 def test_seconds_are_told_in_few_digits(seconds: float, shown: str) -> None:
-    assert seconds_shown(seconds) == shown
+    assert format_seconds(seconds) == shown
 
 
 def test_a_part_ends_within_the_whole_and_names_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

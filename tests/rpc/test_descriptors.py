@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvstore.rpc.descriptors import INTERVAL_NS, RefusalLog, SpareDescriptor, allow_many_descriptors, described_limit, max_accepted
+from kvstore.rpc.descriptors import INTERVAL_NS, RefusalLog, SpareDescriptor, allow_many_descriptors, max_accepted, open_files_limit
 
 
 def test_limit_is_raised_to_what_the_system_allows() -> None:
@@ -24,7 +24,7 @@ def test_half_of_the_descriptors_are_for_connections(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(resource, "getrlimit", lambda _what, soft=soft: (soft, soft))
         assert max_accepted() == expected
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (1700, 1700))
-    assert described_limit().startswith("1,700 open files")
+    assert open_files_limit().startswith("1,700 open files")
 
 
 def test_spare_descriptor_is_free_while_it_is_given_up() -> None:

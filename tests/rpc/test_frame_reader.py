@@ -1,4 +1,4 @@
-"""Promises of frame_reader.py, against the bytes themselves: whatever the cuts, frames and values come out as they went in."""
+"""Tests of frame_reader.py: frames and values are unchanged for any segmentation of the bytes."""
 
 import random
 import socket
@@ -40,7 +40,7 @@ def feed(reader: FrameReader, data: bytes) -> int:
 
 
 class Receiver:
-    """Reads frames and their values, into views of at most `view_bytes`, as whoever owns a connection does."""
+    """Reads frames and their values, into views of at most `view_bytes`, as the owner of a connection does."""
 
     def __init__(self, view_bytes: int) -> None:
         self.reader = FrameReader()
@@ -82,7 +82,7 @@ FRAMES = st.lists(st.builds(lambda body, payload: Sent(noise(body), noise(payloa
 
 
 @given(FRAMES, st.lists(st.one_of(st.integers(1, 30), st.integers(1, 100_000)), min_size=1, max_size=8), st.integers(1, 50_000))
-def test_frames_and_values_come_out_as_they_went_in_whatever_the_cuts(frames: list[Sent], cuts: list[int], view_bytes: int) -> None:
+def test_frames_and_values_survive_any_cuts(frames: list[Sent], cuts: list[int], view_bytes: int) -> None:
     receiver = Receiver(max(view_bytes, 100))
     data = b"".join(sent.packed(index) for index, sent in enumerate(frames))
     at = turn = 0
@@ -112,7 +112,7 @@ def test_an_announced_length_takes_no_memory() -> None:
 def test_bytes_that_are_no_frame_are_refused() -> None:
     for data, why in (
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a kvstore frame"),
-        (Sent(b"").packed(1)[:2] + bytes([VERSION + 1]) + Sent(b"").packed(1)[3:], "run one release on both"),
+        (Sent(b"").packed(1)[:2] + bytes([VERSION + 1]) + Sent(b"").packed(1)[3:], "run the same release on both"),
         (pack_header(KIND, 1, 1 << 31), "over the limit"),
     ):
         reader = FrameReader()
@@ -127,11 +127,11 @@ def test_a_body_beyond_what_is_taken_of_this_peer_is_refused() -> None:
     data = pack_header(1, 1, 100)
     reader.recv_buffer()[: len(data)] = data
     reader.received(len(data))
-    with pytest.raises(ProtocolError, match="say Hello first: until then a message has at most 99 bytes, not 100"):
+    with pytest.raises(ProtocolError, match="a body of 100 bytes is over the limit of 99 before Hello"):
         reader.next_frame()
 
 
-def test_what_lies_behind_a_frame_can_be_looked_at_where_it_is_whole() -> None:
+def test_peek_returns_complete_bytes_behind_a_frame() -> None:
     reader = FrameReader()
     feed(reader, Sent(b"body", b"value").packed(1)[:-1])
     assert reader.next_frame() is not None
@@ -171,9 +171,9 @@ def came_along(data: bytes) -> FrameReader:
 
 def test_bytes_go_where_they_belong_first_those_that_came_along(ends: Ends) -> None:
     one, memory = payload_of(9), bytearray(9)
-    assert (one.is_waiting, one.is_coming) == (True, False)
+    assert (one.is_waiting, one.is_receiving) == (True, False)
     one.accept([memoryview(memory)[:4], memoryview(memory)[4:4], memoryview(memory)[4:]])
-    assert (one.is_waiting, one.is_coming) == (False, True)
+    assert (one.is_waiting, one.is_receiving) == (False, True)
     one.take_from(came_along(b"abcdef"))
     assert not one.is_whole
     ends[1].sendall(b"ghiNEXT")
@@ -184,12 +184,12 @@ def test_bytes_go_where_they_belong_first_those_that_came_along(ends: Ends) -> N
     assert one.header is not None
     assert (one.header.request_id, one.body) == (7, b"body")
     one.over()
-    assert (one.header, one.is_coming, one.is_whole) == (None, False, True)
+    assert (one.header, one.is_receiving, one.is_whole) == (None, False, True)
 
 
-def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends: Ends) -> None:
+def test_diverted_payload_is_discarded_and_request_is_served(ends: Ends) -> None:
     one, memory = payload_of(9), bytearray(9)
-    with pytest.raises(AssertionError, match="on its way"):
+    with pytest.raises(AssertionError, match="no payload is being received"):
         one.divert()
     one.accept([memoryview(memory)])
     one.take_from(came_along(b"abc"))
@@ -202,7 +202,7 @@ def test_what_is_diverted_reaches_its_place_no_more_and_the_request_goes_on(ends
     assert ends[0].recv(10) == b"NEXT"
 
 
-def test_one_connection_reads_so_much_before_others_have_their_turn(ends: Ends) -> None:
+def test_connection_reads_a_limited_amount_each_round(ends: Ends) -> None:
     size = TURN_BYTES + 10
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * size)
     ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * size)

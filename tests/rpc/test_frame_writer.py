@@ -1,4 +1,6 @@
-"""Promises of frame_writer.py, over a real socket whose reader may stall; test_session.py has what holds on a connection."""
+"""Promises of frame_writer.py, over a real socket whose reader may stall; test_session.py has what holds on a
+connection.
+"""
 
 import socket
 from collections import deque
@@ -63,7 +65,7 @@ def test_an_answer_given_while_one_ends_is_sent_after_it(pair: Pair) -> None:
     assert pair.sent == ["second"]
 
 
-def test_a_peer_that_reads_as_fast_as_it_is_written_to_gets_no_more_than_its_turn(pair: Pair) -> None:
+def test_flush_sends_at_most_turn_bytes_to_a_fast_peer(pair: Pair) -> None:
     """Of a socket that would take all of it at once, where the system allows it so much."""
     pair.mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 20)
     pair.writer.send(b"head", [bytes(3 * TURN_BYTES)])
@@ -83,7 +85,7 @@ def test_advance_drops_exactly_the_first_bytes(parts: list[bytes], data: st.Data
     assert not buffers or len(buffers[0]) > 0
 
 
-def test_request_ids_begin_anew_and_an_answer_that_cannot_be_read_is_the_peers_fault() -> None:
+def test_request_ids_wrap_and_malformed_answer_is_peers_error() -> None:
     pending = PendingRequests(Reactor())
     pending._next_id = 0xFFFFFFFF
 

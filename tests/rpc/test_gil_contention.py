@@ -27,7 +27,7 @@ def test_a_late_copy_has_the_next_ones_made_with_the_gil() -> None:
     assert not gil.is_on
 
 
-def test_of_two_long_waits_the_second_was_for_the_gil_if_the_thread_slept_twice() -> None:
+def test_second_long_wait_was_for_the_gil_if_thread_slept_twice() -> None:
     gil = GilContention()
     gil.waited(0)
     assert gil.is_suspected
@@ -64,7 +64,7 @@ def test_a_full_or_broken_socket_takes_nothing(pair: Pair) -> None:
 
 
 def test_no_other_thread_runs_meanwhile(pair: Pair) -> None:
-    """The wait is shorter than the switch interval, which is made long here: whoever lets go of the GIL has to wait for so long."""
+    """The wait is shorter than the switch interval, which is long here: a thread that releases the GIL waits that long."""
     ran: list[int] = []
     over = threading.Event()
 

@@ -40,7 +40,7 @@ def raised(channel: grpc.Channel, status: str) -> KVStoreError:
 
 
 @pytest.mark.parametrize("status", sorted(set(GRPC_STATUS.values()) - {"INTERNAL", "UNKNOWN"}))
-def test_a_status_comes_back_as_an_error_that_would_have_it_with_its_text(channel: grpc.Channel, status: str) -> None:
+def test_grpc_status_translates_back_to_error_with_text(channel: grpc.Channel, status: str) -> None:
     found = raised(channel, status)
     assert (grpc_status(found), str(found)) == (status, "why")
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.rpc.keepalive import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S, grpc_options, notice_vanished_host
+from kvstore.rpc.keepalive import MAX_PEER_TIMEOUT_S, MIN_PEER_TIMEOUT_S, PEER_TIMEOUT_S, enable_keepalive, grpc_options
 from tests.store.daemons import master_flags, running
 
 
@@ -22,22 +22,22 @@ def told(sock: socket.socket) -> tuple[int, ...]:
     ("timeout_s", "idle_s", "interval_s"),
     [(MIN_PEER_TIMEOUT_S, 1, 1), (2.5, 1, 1), (PEER_TIMEOUT_S, 15, 3), (MAX_PEER_TIMEOUT_S, 1800, 450)],
 )
-def test_the_kernel_asks_an_idle_peer_so_that_it_is_given_up_in_its_time(timeout_s: float, idle_s: int, interval_s: int) -> None:
+def test_keepalive_options_end_an_idle_dead_peer_in_time(timeout_s: float, idle_s: int, interval_s: int) -> None:
     with socket.socket() as sock:
-        notice_vanished_host(sock, timeout_s, gives_up_unread=True)
+        enable_keepalive(sock, timeout_s, limit_unacknowledged=True)
         assert told(sock) == (1, idle_s, interval_s, 4, int(timeout_s * 1000))
     with socket.socket() as sock:
-        notice_vanished_host(sock, timeout_s, gives_up_unread=False)
+        enable_keepalive(sock, timeout_s, limit_unacknowledged=False)
         assert told(sock) == (1, idle_s, interval_s, 4, 0)
 
 
 def test_a_unix_socket_is_left_as_it_is() -> None:
     with socket.socket(socket.AF_UNIX) as sock:
-        notice_vanished_host(sock, 1.0, gives_up_unread=True)
+        enable_keepalive(sock, 1.0, limit_unacknowledged=True)
         assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
-def test_a_call_to_a_grpc_peer_that_says_nothing_any_more_ends_long_before_its_deadline(tmp_path: Path) -> None:
+def test_grpc_call_to_a_silent_peer_ends_before_its_deadline(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         with grpc.insecure_channel(master.facts["control"], options=grpc_options(1.0)) as channel:
             stub = ControlStub(channel)  # type: ignore[no-untyped-call]

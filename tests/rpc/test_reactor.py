@@ -47,7 +47,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def test_a_ready_descriptor_calls_its_callback_until_it_is_unregistered(reactor: Reactor, pipe: tuple[int, int]) -> None:
+def test_ready_descriptor_calls_back_until_unregistered(reactor: Reactor, pipe: tuple[int, int]) -> None:
     seen: list[int] = []
     reactor.register(pipe[0], seen.append)
     reactor.run_once(0)
@@ -62,7 +62,7 @@ def test_a_ready_descriptor_calls_its_callback_until_it_is_unregistered(reactor:
     assert len(seen) == 2
 
 
-def test_a_descriptor_forgotten_earlier_in_the_round_is_not_called_even_if_its_number_is_reused(reactor: Reactor) -> None:
+def test_descriptor_unregistered_in_the_round_is_not_called(reactor: Reactor) -> None:
     """Both ends are ready in one round; the first callback closes the other and gives its number to a new, idle pipe."""
     first, second = os.pipe(), os.pipe()
     fresh: list[int] = []
@@ -119,7 +119,7 @@ def test_timers_run_in_the_order_of_their_time_and_not_before(reactor: Reactor, 
     assert reactor.now_ns() == 2 * SECOND_NS
 
 
-def test_cancelled_timers_leave_though_their_time_is_far_away_and_the_others_run(reactor: Reactor, clock: Clock) -> None:
+def test_cancelled_timers_are_removed_early_others_run(reactor: Reactor, clock: Clock) -> None:
     done: list[int] = []
     for number in range(100):
         reactor.call_later(number + 1, lambda number=number: done.append(number))  # type: ignore[misc]
@@ -141,7 +141,7 @@ def test_what_repeats_does_not_crowd_after_a_late_call(reactor: Reactor, clock: 
     assert done == [1, 9, 10]
 
 
-def test_a_loop_that_lacks_memory_goes_on_and_what_repeats_goes_on_with_it() -> None:
+def test_loop_and_periodic_callbacks_survive_memory_errors() -> None:
     starved: list[int] = []
 
     def now_ns() -> int:
@@ -166,7 +166,7 @@ def test_a_loop_that_lacks_memory_goes_on_and_what_repeats_goes_on_with_it() -> 
     reactor.close()
 
 
-def test_a_call_handed_over_while_calls_run_waits_for_the_next_round(reactor: Reactor) -> None:
+def test_callback_from_a_callback_waits_for_the_next_round(reactor: Reactor) -> None:
     done: list[int] = []
     reactor.call_soon(lambda: reactor.call_soon(lambda: done.append(1)))
     reactor.run_once(0)
@@ -185,7 +185,7 @@ def test_another_thread_gets_the_very_error_of_its_call(running: Reactor, error:
     assert raised.value is error
 
 
-def test_a_call_that_the_loop_does_not_reach_in_time_is_never_run(reactor: Reactor) -> None:
+def test_call_that_misses_its_deadline_is_never_run(reactor: Reactor) -> None:
     done: list[int] = []
     with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s"):
         reactor.call(lambda: done.append(1), deadline_s=0.01)
@@ -202,7 +202,7 @@ def test_a_closed_reactor_takes_no_calls(reactor: Reactor) -> None:
         reactor.call(lambda: None, deadline_s=1)
 
 
-def test_stop_may_come_from_a_signal_handler_that_interrupts_a_hand_over(reactor: Reactor) -> None:
+def test_stop_in_a_signal_handler_may_interrupt_call_soon(reactor: Reactor) -> None:
     """A handler runs in the loop's own thread, between any two steps of it: a plain lock would wait for itself."""
     with reactor._close_lock:
         reactor.stop()
@@ -221,7 +221,7 @@ def looking(looks: Looks) -> Iterator[Reactor]:
     reactor.close()
 
 
-def test_a_reactor_that_may_look_first_sleeps_unless_the_last_wait_was_short(looks: Looks, looking: Reactor, pipe: tuple[int, int]) -> None:
+def test_busy_polling_starts_only_after_a_short_wait(looks: Looks, looking: Reactor, pipe: tuple[int, int]) -> None:
     seen: list[int] = []
     looking.register(pipe[0], seen.append)
     os.write(pipe[1], b"x")
@@ -232,7 +232,7 @@ def test_a_reactor_that_may_look_first_sleeps_unless_the_last_wait_was_short(loo
     assert (looks.told, len(seen)) == (["slept", "found"], 2)
 
 
-def test_a_reactor_that_looks_hears_other_threads_and_serves_timers(looks: Looks) -> None:
+def test_busy_polling_reactor_serves_threads_and_timers(looks: Looks) -> None:
     reactor = Reactor(busy_poll=looks)
     looks.is_on = True
     rung = threading.Event()

@@ -1,4 +1,6 @@
-"""Promises of workers.py: a pool's threads are there from its start, or what it is given is done once, or never where it was refused."""
+"""Promises of workers.py: a pool's threads are there from its start, or what it is given is done once, or never where
+it was refused.
+"""
 
 import sys
 import threading
@@ -46,7 +48,7 @@ def test_what_was_refused_for_want_of_a_thread_is_not_done_later(pool: ThreadPoo
     assert not done
 
 
-def test_all_its_threads_work_where_the_system_has_none_to_give_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_pool_works_when_no_more_threads_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(3, "crew") as crew:
         no_more_threads(monkeypatch)
         together = threading.Barrier(3, timeout=PATIENCE_S)
@@ -54,11 +56,11 @@ def test_all_its_threads_work_where_the_system_has_none_to_give_any_more(monkeyp
             done.result(PATIENCE_S)
 
 
-def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_a_pool_is_reported_and_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def there() -> list[str]:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("crew-of-few")]
 
     no_more_threads(monkeypatch, after=2)
-    with pytest.raises(ConfigError, match=r"3 threads \(crew-of-few\) cannot be had: can't start new thread"):
+    with pytest.raises(ConfigError, match=r"cannot start 3 threads \(crew-of-few\): can't start new thread"):
         started(3, "crew-of-few")
     eventually(lambda: not there(), "its threads have ended")

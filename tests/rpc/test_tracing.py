@@ -1,4 +1,4 @@
-"""Promises of tracing.py: the time of each request is told once, with its answer; only one that a Trace announced has a span."""
+"""Tests of tracing.py: each request's duration is reported once, with its response; only one with a Trace has a span."""
 
 from functools import partial
 
@@ -18,10 +18,10 @@ from kvstore.rpc.tracing import (
     SampledCall,
     Stopwatch,
     TracedStopwatch,
-    asking_for,
-    on_behalf,
+    call_within_spans,
     parent_in,
     trace_metadata,
+    within_span,
 )
 from tests.rpc.traced import Part, Spans, sampled
 
@@ -75,7 +75,7 @@ def spans() -> Spans:
     return Spans()
 
 
-def test_metadata_name_the_call_that_is_sampled_and_only_one_that_can_be_read() -> None:
+def test_metadata_has_the_sampled_call_and_ignores_bad_ones() -> None:
     assert trace_metadata() == ()
     with sampled() as call:
         shown = trace_metadata()
@@ -89,7 +89,7 @@ def announcement(span_id: int) -> memoryview:
     return memoryview(Trace(TraceParent(7, span_id).text()).pack())
 
 
-def test_a_message_for_several_requests_is_below_the_first_and_linked_to_the_others(spans: Spans) -> None:
+def test_message_for_several_is_child_of_first_linked_to_rest(spans: Spans) -> None:
     stopwatch = TracedStopwatch(None, spans)
     for span_id in range(1, MAX_LINKS + 10):
         stopwatch.announced(announcement(span_id))
@@ -108,18 +108,18 @@ def test_what_is_asked_on_behalf_of_spans_announces_each_of_them(spans: Spans) -
         asked.append(CALL.get())
         return number
 
-    assert on_behalf((), ask, 1) == 1
+    assert call_within_spans((), ask, 1) == 1
     assert asked == [None]
     one, other = (Part(spans, "", place=TraceParent(7, span_id)) for span_id in (1, 2))
-    assert on_behalf([one, other], ask, 2) == 2
+    assert call_within_spans([one, other], ask, 2) == 2
     call = asked[1]
     assert call is not None
     assert call.parent == TraceParent(7, 1)
     assert call.frame == SampledCall(one.place).frame + SampledCall(other.place).frame
     assert CALL.get() is None
     with pytest.raises(Full):
-        on_behalf([one], full)
-    with asking_for(other):
+        call_within_spans([one], full)
+    with within_span(other):
         assert trace_metadata() == (("traceparent", other.place.text()),)
     assert CALL.get() is None
 
@@ -128,7 +128,7 @@ def full() -> None:
     raise Full("no room")
 
 
-def test_of_one_peer_only_so_many_spans_are_open_and_they_end_with_the_connection(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_spans_are_limited_and_end_with_the_connection(spans: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "MAX_UNANSWERED", 2)
     stopwatch = TracedStopwatch(None, spans)
     for request_id in (1, 2, 3):

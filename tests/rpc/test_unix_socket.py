@@ -13,13 +13,13 @@ from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import ConnectionLimits, NullHandler, Server
-from kvstore.rpc.unix_socket import MIN_AGE_S, UNCHANGED, SocketAccess, sweep
+from kvstore.rpc.unix_socket import MIN_AGE_S, UNCHANGED, SocketAccess, remove_stale_sockets
 from tests.forks import told_by_child
 from tests.rpc.wires import read_frame
 from tests.users import GROUP, IS_ROOT, NOBODY, become_another, common_folder, shut_out
 
 UNKNOWN_GID = 987_654
-"""Of a group that nobody has named, and that only root can give a file to."""
+"""A gid without a name, which only root can give to a file."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_group_or_mode_that_there_is_not_is_refused(group: str, mode: str, say
         SocketAccess.chosen(group, mode)
 
 
-def test_members_of_the_group_connect_in_a_folder_that_was_made_for_it_and_nobody_else(server: Server, folder: Path) -> None:
+def test_only_group_members_connect_in_a_new_folder(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"
     server.listen_unix(path, SocketAccess.chosen(GROUP.gr_name, ""))
     assert permissions(path) == (0o660, GROUP.gr_gid)
@@ -121,7 +121,7 @@ def test_a_folder_that_they_can_enter_stays_as_it_is(server: Server, folder: Pat
     assert connected(run_dir / "node.sock", is_member=True) == "None"
 
 
-def test_a_folder_that_is_open_to_another_group_is_refused_and_stays(server: Server, folder: Path) -> None:
+def test_folder_of_another_group_is_refused_and_unchanged(server: Server, folder: Path) -> None:
     run_dir = folder / "run"
     run_dir.mkdir()
     run_dir.chmod(0o750)
@@ -133,7 +133,7 @@ def test_a_folder_that_is_open_to_another_group_is_refused_and_stays(server: Ser
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_group_that_this_user_may_not_give_files_to_is_refused_and_leaves_nothing(server: Server, folder: Path) -> None:
+def test_group_that_user_may_not_use_is_refused_without_trace(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"
     path.parent.mkdir(mode=0o777)
     path.parent.chmod(0o777)
@@ -150,7 +150,7 @@ def test_a_group_that_this_user_may_not_give_files_to_is_refused_and_leaves_noth
 
 
 def answered(server: Server, path: Path, *, is_member: bool, says: bytes) -> str:
-    """What another user's process is told that connects and `says` this, once it is hung up on."""
+    """Bytes received by another user's process that connects and sends `says`, until the connection closes."""
 
     def listen() -> str:
         become_another(is_member=is_member)
@@ -173,7 +173,7 @@ def answered(server: Server, path: Path, *, is_member: bool, says: bytes) -> str
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
-def test_a_socket_whose_file_was_opened_to_others_behind_our_back_still_takes_none_of_them(server: Server, folder: Path) -> None:
+def test_admits_refuses_others_even_if_file_mode_was_changed(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"
     server.listen_unix(path, SocketAccess.chosen(GROUP.gr_name, ""))
     path.chmod(0o666)
@@ -185,7 +185,7 @@ def test_a_socket_whose_file_was_opened_to_others_behind_our_back_still_takes_no
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
-def test_one_that_is_its_owners_alone_takes_nobody_elses_connection(server: Server, folder: Path) -> None:
+def test_owner_only_socket_admits_no_other_user(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"
     server.listen_unix(path)
     path.chmod(0o666)
@@ -195,7 +195,7 @@ def test_one_that_is_its_owners_alone_takes_nobody_elses_connection(server: Serv
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
-def test_who_is_in_the_group_by_any_of_his_groups_is_let_in_and_one_in_too_many_is_not() -> None:
+def test_admits_any_supplementary_group_up_to_the_limit() -> None:
     access = SocketAccess(UNKNOWN_GID, 0o660)
     for count, is_in in ((3, True), (300, False)):
 
@@ -227,7 +227,7 @@ def age(path: Path, age_s: float) -> None:
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     dead = [left(tmp_path / name) for name in ("node-7450.sock", "master-7440.sock", "transfer-12-ab.sock")]
-    sweep(tmp_path)
+    remove_stale_sockets(tmp_path)
     assert not any(path.exists() for path in dead)
 
 
@@ -240,5 +240,5 @@ def test_live_young_and_foreign_sockets_and_files_stay(tmp_path: Path) -> None:
         alive.bind(str(tmp_path / "node-3.sock"))
         alive.listen()
         age(tmp_path / "node-3.sock", 2 * MIN_AGE_S)
-        sweep(tmp_path)
+        remove_stale_sockets(tmp_path)
         assert all(path.exists() for path in (young, foreign, file, tmp_path / "node-3.sock"))

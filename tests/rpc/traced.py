@@ -9,7 +9,7 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, SampledCall
 
 PLACE: Final = TraceParent(3, 5)
-"""Where a span stands that nobody has said it of."""
+"""Traceparent of a span without one of its own."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Addresses at which nobody answers, and hosts that have several, for tests of connecting."""
+"""Unresponsive addresses, and hosts with several addresses, for tests of connecting."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""What the tests of sessions, servers and channels share: raw frames on plain sockets, and a handler that notes what it is given."""
+"""What the tests of sessions, servers and channels share: raw frames on plain sockets, and a handler that notes what it
+is given.
+"""
 
 import itertools
 import socket
@@ -12,13 +14,13 @@ from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 from kvstore.rpc.busy_poll import BusyPoll
-from kvstore.rpc.client.pool_state import C, ChannelTurn, PoolState, Waiter
+from kvstore.rpc.client.pool_state import C, ChannelPermit, PoolState, Waiter
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 
 
 class Clock:
-    """A clock that stands until it is told."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -92,13 +94,13 @@ def pump(reactor: Reactor, until: Callable[[], bool]) -> None:
 def counted(shelf: PoolState[C]) -> list[Address]:
     """For each look of a caller that waits for a channel of `shelf` from now on, the address."""
     looks: list[Address] = []
-    look = shelf.lend_or_queue
+    look = shelf.acquire_or_queue
 
-    def counting(address: Address, waiter: Waiter[C]) -> tuple[ChannelTurn | None, C | None]:
+    def counting(address: Address, waiter: Waiter[C]) -> tuple[ChannelPermit | None, C | None]:
         looks.append(address)
         return look(address, waiter)
 
-    shelf.lend_or_queue = counting  # type: ignore[method-assign]
+    shelf.acquire_or_queue = counting  # type: ignore[method-assign]
     return looks
 
 

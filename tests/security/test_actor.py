@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.security.actor import CONTROL, THIS_MASTER, Actor, host_of
-from kvstore.security.grpc_metadata import acting, on_behalf_of
+from kvstore.security.grpc_metadata import actor_from, on_behalf_of
 from kvstore.security.identity import Identity, IdentityKind, Role
 
 
@@ -12,14 +12,16 @@ def test_actor_names_the_credential_and_the_address() -> None:
     assert actor == Actor("operator", "alice", "0123", "10.0.0.7", "control")
     assert str(actor) == "operator alice from 10.0.0.7"
     assert str(THIS_MASTER) == "master"
-    assert Actor.read(actor.told()) == actor
-    assert acting(on_behalf_of(actor)) == actor
+    assert Actor.from_dict(actor.to_dict()) == actor
+    assert actor_from(on_behalf_of(actor)) == actor
 
 
-@pytest.mark.parametrize("told", [None, [], {}, {"kind": "operator"}, {**THIS_MASTER.told(), "name": 5}, {**THIS_MASTER.told(), "x": ""}])
-def test_what_is_no_actor_is_refused(told: object) -> None:
+@pytest.mark.parametrize(
+    "fields", [None, [], {}, {"kind": "operator"}, {**THIS_MASTER.to_dict(), "name": 5}, {**THIS_MASTER.to_dict(), "x": ""}]
+)
+def test_actor_refuses_malformed_fields(fields: object) -> None:
     with pytest.raises(ValueError, match="not an actor"):
-        Actor.read(told)
+        Actor.from_dict(fields)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Unauthorized
 from kvstore.security.authenticator import Authenticator
-from kvstore.security.identity import FELLOW, Identity, IdentityKind
+from kvstore.security.identity import PEER_MASTER, Identity, IdentityKind
 
 TEXT = '[tenants]\nred = "secret"\nblue = { token = "short", expires = 2027-01-01 }\n[nodes]\n"*" = "join"\nn1 = "one"\n'
 
@@ -29,7 +29,7 @@ def test_who_is_identified_holds_until_the_token_ends(file: Path) -> None:
     clock = Clock()
     guard = Authenticator(str(file), wall_s=clock)
     blue = guard.identify("blue", "short")
-    assert not guard.lets_everybody_in
+    assert not guard.allows_anonymous
     assert guard.holds(blue)
     clock.now_s = blue.expires_s
     assert not guard.holds(blue)
@@ -43,18 +43,18 @@ def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, to
 
 
 @pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
-def test_a_node_with_anothers_token_or_a_tenants_or_none_does_not_join(file: Path, name: str, token: str) -> None:
+def test_node_without_its_own_join_token_may_not_join(file: Path, name: str, token: str) -> None:
     guard = Authenticator(str(file))
-    with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: give it, in join_token "):
+    with pytest.raises(Unauthorized, match=f"^node '{name}' may not join, its join token is missing or wrong: set join_token "):
         guard.identify_node(name, token)
     assert guard.refused == 1
 
 
-def test_another_master_comes_by_the_key_that_this_one_has_made_and_by_no_other(file: Path) -> None:
+def test_peer_master_authenticates_only_by_the_master_key(file: Path) -> None:
     guard, other = Authenticator(str(file)), Authenticator(str(file))
-    assert guard.identify_master(guard.master_key) is FELLOW
+    assert guard.identify_master(guard.master_key) is PEER_MASTER
     for wrong in ("", other.master_key, guard.master_key[:-1], "\udcff"):
-        with pytest.raises(Unauthorized, match="master's key"):
+        with pytest.raises(Unauthorized, match="master key is not this master's"):
             guard.identify_master(wrong)
     assert guard.refused == 4
 

@@ -8,7 +8,7 @@ from kvstore.protocol.errors import ConfigError
 from kvstore.security.config_file import read_toml, signature
 
 
-def test_a_file_that_was_written_replaced_or_removed_is_another_one(tmp_path: Path) -> None:
+def test_signature_differs_after_write_replace_and_removal(tmp_path: Path) -> None:
     file, other = tmp_path / "a", tmp_path / "b"
     assert signature(str(file)) == ()
     file.write_text("one")

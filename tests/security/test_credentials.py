@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
 from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, digest_of, read_credentials
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 
 NODES = '[nodes]\n"*" = "join"\n'
 FULL = f"""
@@ -90,14 +90,14 @@ def test_a_token_ends_at_its_time(full: Credentials) -> None:
 
 def test_without_credentials_everybody_is_let_in() -> None:
     nobody = read_credentials("")
-    assert nobody.lets_everybody_in
-    assert nobody.identify("any", "thing", now_s=0) == EVERYBODY
-    assert nobody.holds(EVERYBODY, now_s=0)
+    assert nobody.allows_anonymous
+    assert nobody.identify("any", "thing", now_s=0) == ANONYMOUS
+    assert nobody.holds(ANONYMOUS, now_s=0)
     assert len(nobody) == 0
     assert not nobody.holds(Identity(IdentityKind.TENANT, Role.READ, "red", "1f"), now_s=0)
 
 
-def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: Credentials) -> None:
+def test_certificate_suffices_and_must_match_the_token(full: Credentials) -> None:
     node, red, blue = (
         Identity(IdentityKind.NODE, name="n1"),
         Identity(IdentityKind.TENANT, Role.WRITE, "red"),
@@ -110,12 +110,15 @@ def test_a_certificate_does_alone_and_may_not_be_anothers_than_the_token(full: C
     assert shown.certificate == b"f" * 32
     assert full.holds(shown, now_s=IN_TIME_S)
     assert full.identify("red", "secret", now_s=IN_TIME_S, certificate=node).kind is IdentityKind.TENANT
-    with pytest.raises(Denied, match=r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write$"):
+    why = r"^the certificate is of tenant 'blue' with role write, the token of tenant 'red' with role write: use two of the same tenant$"
+    with pytest.raises(Denied, match=why):
         full.identify("red", "secret", now_s=IN_TIME_S, certificate=blue)
 
 
 def test_operator_token_beside_a_certificate(full: Credentials) -> None:
-    """An operator's certificate stands for each tenant that is named; a tenant's own certificate does not go with an operator's token."""
+    """An operator's certificate stands for each tenant that is named; a tenant's own certificate does not go with an
+    operator's token.
+    """
     any_tenant = Identity(IdentityKind.TENANT, Role.ADMIN, "red", certificate=b"f" * 32)
     found = full.identify("red", "root", now_s=IN_TIME_S, certificate=any_tenant)
     assert (found.kind, found.certificate) == (IdentityKind.OPERATOR, b"f" * 32)
@@ -125,11 +128,11 @@ def test_operator_token_beside_a_certificate(full: Credentials) -> None:
 
 def test_what_another_file_lacks_or_has_for_another_role_is_gone(tmp_path: Path, full: Credentials) -> None:
     changed = read_credentials(written(tmp_path, FULL.replace('"read"', '"write"').replace('p0 = "engine"', 'p0 = "other"')))
-    gone = {(identity.kind, identity.name) for identity in changed.gone_since(full)}
+    gone = {(identity.kind, identity.name) for identity in changed.revoked_since(full)}
     assert gone == {(IdentityKind.TENANT, "blue"), (IdentityKind.INSTANCE, "p0")}
     assert not changed.holds(full.identify("blue", "reads", now_s=IN_TIME_S), now_s=IN_TIME_S)
     assert changed.holds(full.identify("red", "secret", now_s=IN_TIME_S), now_s=IN_TIME_S)
-    assert changed.gone_since(changed) == []
+    assert changed.revoked_since(changed) == []
 
 
 @pytest.mark.parametrize(
@@ -162,7 +165,7 @@ def test_a_bad_file_is_one_error_that_names_what_is_wrong(tmp_path: Path, text: 
         read_credentials(written(tmp_path, text))
 
 
-def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it(tmp_path: Path) -> None:
+def test_file_without_join_tokens_is_refused_with_remedy(tmp_path: Path) -> None:
     path = written(tmp_path, '[tenants]\nred = "secret"\n')
     with pytest.raises(ConfigError, match="no node can join") as refused:
         read_credentials(path)
@@ -172,12 +175,12 @@ def test_a_file_by_which_no_node_can_join_is_refused_with_the_line_that_mends_it
     assert not read_credentials(written(tmp_path, '[tenants]\nred = "secret"\n'), nodes_have_certificates=True).has(IdentityKind.NODE)
 
 
-def test_the_owner_of_a_token_is_known_without_its_tenant_and_after_its_end(full: Credentials) -> None:
+def test_owner_of_a_token_is_known_without_tenant_and_expired(full: Credentials) -> None:
     owners = {token: found.name if (found := full.owner(token)) else None for token in ("secret", "rules", "one", "root", "guess")}
     assert owners == {"secret": "red", "rules": "blue", "one": "n1", "root": "ops", "guess": None}
 
 
 def test_tokens_that_end_are_known_in_that_order(full: Credentials) -> None:
-    ends = [one.expires_s for one in full.first_to_end]
+    ends = [one.expires_s for one in full.next_to_expire]
     assert ends
     assert ends == sorted(one.expires_s for one in full.identities() if one.expires_s != math.inf)

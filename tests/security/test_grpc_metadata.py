@@ -3,7 +3,17 @@
 import pytest
 
 from kvstore.security.actor import THIS_MASTER, Actor
-from kvstore.security.grpc_metadata import ACTOR, MASTER_KEY, TENANT, TOKEN, acting, as_metadata, from_metadata, master_key, on_behalf_of
+from kvstore.security.grpc_metadata import (
+    ACTOR,
+    MASTER_KEY,
+    TENANT,
+    TOKEN,
+    actor_from,
+    as_metadata,
+    from_metadata,
+    master_key,
+    on_behalf_of,
+)
 
 
 @pytest.mark.parametrize(("tenant", "token"), [("red", "secret"), ("", "join"), ("röd \x00", "\udcff"), ("red", "")])
@@ -24,7 +34,7 @@ def test_a_masters_key_is_an_entry_of_its_own() -> None:
 
 def test_operator_for_whom_a_master_asks_goes_along() -> None:
     alice = Actor("operator", "alice", peer="10.0.0.7", via="console")
-    assert acting(on_behalf_of(alice)) == alice
+    assert actor_from(on_behalf_of(alice)) == alice
     assert on_behalf_of(THIS_MASTER) == ()
     for damaged in (b"", b"{", b"[]", b"\xff"):
-        assert acting([(ACTOR, damaged)]) == THIS_MASTER
+        assert actor_from([(ACTOR, damaged)]) == THIS_MASTER

@@ -1,6 +1,8 @@
-"""Every RPC and every frame of a master by every kind of credential, over real sockets: who is let through to the service, and who is not.
+"""Every RPC and every frame of a master by every kind of credential, over real sockets: who is let through to the
+service, and who is not.
 
-What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new, fails here first.
+What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new,
+fails here first.
 """
 
 import socket
@@ -120,7 +122,8 @@ CALLS: Final[Mapping[str, tuple[Any, set[str]]]] = {
     "/grpc.health.v1.Health/Watch": (health_pb2.HealthCheckRequest(), set(CREDENTIALS)),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest(list_services=""), VALID),
 }
-"""What is asked, and who is let through to be answered: perhaps with an error, but not for who he is."""
+"""A request, and the identities that are permitted to make it; the answer may be an error, but not one of permission.
+"""
 
 STRANGERS: Final = {method for method, (_request, who) in CALLS.items() if "none" in who}
 FELLOWS: Final = {
@@ -172,13 +175,13 @@ def test_there_is_a_row_for_every_rpc_and_every_frame() -> None:
 
 
 @pytest.mark.parametrize("method", CALLS)
-def test_a_call_reaches_its_service_from_who_may_make_it_and_from_nobody_else(places: Places, method: str) -> None:
+def test_call_reaches_its_service_only_with_permission(places: Places, method: str) -> None:
     request, expected = CALLS[method]
     with grpc.insecure_channel(places.control) as channel:
         assert {name for name, shown in CREDENTIALS.items() if is_let_through(channel, method, request, as_metadata(*shown))} == expected
 
 
-def test_another_master_asks_and_does_what_its_console_needs_and_nothing_else(places: Places) -> None:
+def test_peer_master_may_do_what_its_console_needs_only(places: Places) -> None:
     assert places.master is not None
     key = places.master._authenticator.master_key
     with grpc.insecure_channel(places.control) as channel:
@@ -209,7 +212,7 @@ def is_let_through(channel: grpc.Channel, method: str, request: Any, metadata: S
 
 
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
-def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(places: Places, kind: type[Message]) -> None:
+def test_frame_reaches_master_service_only_with_permission(places: Places, kind: type[Message]) -> None:
     message, expected = FRAMES[kind]
     assert {name for name, shown in CREDENTIALS.items() if is_taken(places, message, name, shown)} == expected
 
@@ -236,7 +239,7 @@ def is_taken(places: Places, message: Message, name: str, shown: Shown) -> bool:
 
 @pytest.mark.parametrize("role", [ROLE_CLIENT, ROLE_NODE])
 @pytest.mark.parametrize("name", CREDENTIALS)
-def test_a_hello_opens_a_session_for_whom_it_says_he_is_and_for_nobody_else(places: Places, name: str, role: int) -> None:
+def test_hello_opens_a_session_for_the_matching_identity_only(places: Places, name: str, role: int) -> None:
     shown = CREDENTIALS[name]
     with closing(connect(parse_address(places.listen), timeout_s=TIMEOUT_S)) as sock:
         error = said(sock, Hello(role, shown.tenant, shown.token, "n1"))
@@ -252,8 +255,10 @@ def said(sock: socket.socket, message: Message) -> KVStoreError | None:
     return from_code(answer.code, answer.text) if isinstance(answer, Failure) else None
 
 
-def test_what_is_overheard_can_be_said_again_as_the_same_and_not_beside_a_node_that_lives(tmp_path: Path) -> None:
-    """It can be for as long as it is valid, which is why there is TLS; but the node that it is of is still the one that it was."""
+def test_replayed_hello_does_not_displace_a_live_node(tmp_path: Path) -> None:
+    """It can be for as long as it is valid, which is why there is TLS; but the node that it is of is still the one that
+    it was.
+    """
     shown = as_metadata("", "the token of n1")
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path, more=FILE)) as places, places.stub() as stub:
         first = stub.Register(pb.RegisterRequest(name="n1", instance=1), timeout=TIMEOUT_S, metadata=shown)

@@ -1,4 +1,6 @@
-"""What docs/security.md says is never done, looked for in every source that is installed: nothing that is read is ever run."""
+"""What docs/security.md says is never done, looked for in every source that is installed: nothing that is read is ever
+run.
+"""
 
 import ast
 from pathlib import Path

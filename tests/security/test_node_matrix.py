@@ -1,6 +1,7 @@
 """Every frame of a node by every kind of ticket, over real sockets: which reach their service.
 
-What each may do stands here a second time, in words of its own: a rule that changes, and a frame that is new, fails here first.
+What each may do stands here a second time, in words of its own: a rule that changes, and a frame that is new, fails
+here first.
 """
 
 from collections.abc import Iterator
@@ -107,7 +108,7 @@ def hellos(node: Served) -> dict[str, Hello | None]:
         key = node.call(lambda: node.issuer._nodes[5].current)
         return seal(Ticket(key.key_id, node_id, ends_ms, Role.ADMIN, 1, bytes(16), "red"), secret or key.secret)
 
-    node_pass = node.call(lambda: node.issuer.pass_for(5, "red", [BLOCK], [4], node.reactor.now_ns()))
+    node_pass = node.call(lambda: node.issuer.issue_pass(5, "red", [BLOCK], [4], node.reactor.now_ns()))
     good = node.ticket()
     assert key_id_of(good) == key_id_of(sealed())
     return {
@@ -137,7 +138,7 @@ def test_there_is_a_row_for_every_frame() -> None:
 
 
 def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVStoreError | None:
-    """Why the last of them is not taken: None for one that is, whatever comes of it."""
+    """The error with which the last message is refused; None if it is permitted, even if it fails later."""
     with connect(parse_address(f"unix:{node.unix}"), timeout_s=TIMEOUT_S) as sock:
         answer: object = None
         if hello is not None:
@@ -158,7 +159,7 @@ def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVSto
 
 
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
-def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(node: Served, kind: type[Message]) -> None:
+def test_frame_reaches_node_service_only_with_permission(node: Served, kind: type[Message]) -> None:
     taken = set()
     for name, hello in hellos(node).items():
         error = refusal(node, hello, FRAMES[kind])
@@ -169,11 +170,11 @@ def test_a_frame_reaches_its_service_from_who_may_say_it_and_from_nobody_else(no
     assert taken == ALLOWED[kind]
 
 
-def test_a_hello_is_welcome_from_who_shows_a_ticket_of_his_own_for_this_node(node: Served) -> None:
+def test_hello_needs_the_senders_own_ticket_for_this_node(node: Served) -> None:
     assert {name for name, hello in hellos(node).items() if hello is not None and refusal(node, hello, None) is None} == KNOWN
 
 
-def test_a_pass_reads_no_other_block_and_a_ticket_to_read_maps_nothing_to_write(node: Served) -> None:
+def test_pass_reads_only_its_blocks_read_ticket_maps_read_only(node: Served) -> None:
     told = hellos(node)
     assert isinstance(refusal(node, told["a pass"], ReadBlocks([b"other"], [4], 100, 0)), Denied)
     assert isinstance(refusal(node, told["a pass"], ExportSlabs([0])), Denied)

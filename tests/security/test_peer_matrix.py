@@ -1,5 +1,6 @@
-"""Every frame that peers say to one another, and neither to a master nor to a node, by who says it, over real sockets: between transfer
-engines by what was shown when they joined and by the region's key, between ranks of a hand-over by the run that was greeted.
+"""Every frame that peers say to one another, and neither to a master nor to a node, by who says it, over real sockets:
+between transfer engines by what was shown when they joined and by the region's key, between ranks of a hand-over by
+the run that was greeted.
 
 What each may do stands here in words of its own: a frame that is new has no row, and fails here first.
 """
@@ -82,9 +83,7 @@ def asked(kind: type[Message], region: Region, *, key: int) -> tuple[Message, by
 
 
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.__name__)
-def test_an_engine_takes_a_frame_from_who_has_shown_its_secret_and_from_nobody_else(
-    kind: type[Message], region: tuple[Exports, Region]
-) -> None:
+def test_engine_accepts_frames_only_after_its_secret(kind: type[Message], region: tuple[Exports, Region]) -> None:
     exports, memory = region
     taken = set()
     with a_target(exports, SECRET, stall_timeout_s=PATIENCE_S) as (_target, metadata):
@@ -99,7 +98,7 @@ def test_an_engine_takes_a_frame_from_who_has_shown_its_secret_and_from_nobody_e
                 try:
                     if peer.answer()[0].type != Failure.TYPE:
                         taken.add(name)
-                except (EOFError, ConnectionResetError):  # it was hung up on
+                except (EOFError, ConnectionResetError):  # the connection was closed
                     pass
     assert taken == ENGINES[kind]
     assert bytes(memory.memory) == (b"them" if kind is WriteRegions else b"ours")
@@ -117,7 +116,7 @@ def test_who_has_joined_reads_and_writes_what_he_has_the_key_of(region: tuple[Ex
 
 
 @pytest.mark.parametrize("kind", RANKS, ids=lambda kind: kind.__name__)
-def test_a_rank_takes_a_frame_from_who_has_greeted_this_run_of_it_and_from_nobody_else(kind: type[Message]) -> None:
+def test_rank_accepts_frames_only_after_hello_to_this_run(kind: type[Message]) -> None:
     with running() as reactor, ExitStack() as stack:
         one, other = End(reactor, 1), End(reactor, 2)
         stack.callback(other.close)

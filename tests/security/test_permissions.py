@@ -17,7 +17,7 @@ from kvstore.protocol.handover_messages import (
 )
 from kvstore.protocol.messages import MESSAGES, NO_REQUESTS
 from kvstore.protocol.session_messages import Hello
-from kvstore.security.identity import EVERYBODY, MASTER, STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, MASTER, UNAUTHENTICATED, Identity, IdentityKind, Role
 from kvstore.security.permissions import (
     COMMANDS,
     MASTER_FRAMES,
@@ -28,10 +28,10 @@ from kvstore.security.permissions import (
     REPORTS,
     RPCS,
     Permission,
-    allowed,
+    allowed_frames,
     check,
     check_complete,
-    refusal,
+    denial,
 )
 
 READER, WRITER, ADMIN = (Identity(IdentityKind.TENANT, role, "red") for role in (Role.READ, Role.WRITE, Role.ADMIN))
@@ -39,10 +39,10 @@ OPERATOR, NODE, INSTANCE = (Identity(kind) for kind in (IdentityKind.OPERATOR, I
 BETWEEN_RANKS = {
     kind.TYPE for kind in (RequestCache, ReadsDone, RankHello, PartReady, RankReport, ExportRegions, CancelRequest, RequestEnded)
 }
-"""Hand-over: ranks of engines say these to one another, and nobody to a master or a node."""
+"""Hand-over messages between engine ranks, never sent to a master or node."""
 
 
-def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
+def test_every_request_has_a_rule_and_no_answer_has() -> None:
     requests = set(MESSAGES) - NO_REQUESTS - BETWEEN_RANKS
     assert set(MASTER_FRAMES) | set(NODE_FRAMES) == requests
     assert set(MASTER_FRAMES) & set(NODE_FRAMES) == {Hello.TYPE}
@@ -50,27 +50,34 @@ def test_every_request_that_there_is_has_a_rule_and_no_answer_has() -> None:
 
 @pytest.mark.parametrize("frames", [MASTER_FRAMES, NODE_FRAMES], ids=["master", "node"])
 def test_each_role_may_what_those_before_it_may(frames: Mapping[int, Permission]) -> None:
-    assert allowed(frames, STRANGER) < allowed(frames, READER) < allowed(frames, WRITER) <= allowed(frames, ADMIN)
-    assert allowed(frames, ADMIN) < allowed(frames, EVERYBODY) | {number for number, rule in frames.items() if rule is COMMANDS}
+    assert (
+        allowed_frames(frames, UNAUTHENTICATED)
+        < allowed_frames(frames, READER)
+        < allowed_frames(frames, WRITER)
+        <= allowed_frames(frames, ADMIN)
+    )
+    assert allowed_frames(frames, ADMIN) < allowed_frames(frames, ANONYMOUS) | {
+        number for number, rule in frames.items() if rule is COMMANDS
+    }
 
 
 def test_only_its_master_commands_a_node() -> None:
     commands = {number for number, rule in NODE_FRAMES.items() if rule is COMMANDS}
-    assert commands <= allowed(NODE_FRAMES, MASTER)
-    for identity in (STRANGER, READER, WRITER, ADMIN, OPERATOR, NODE, INSTANCE, EVERYBODY):
-        assert not commands & allowed(NODE_FRAMES, identity)
+    assert commands <= allowed_frames(NODE_FRAMES, MASTER)
+    for identity in (UNAUTHENTICATED, READER, WRITER, ADMIN, OPERATOR, NODE, INSTANCE, ANONYMOUS):
+        assert not commands & allowed_frames(NODE_FRAMES, identity)
 
 
 def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
     check_complete(RPCS, ["/kvstore.v1.Control/Status"])
-    with pytest.raises(InvalidArgument, match=r"^no rule in security/permissions.py says who may say /kvstore.v1.Control/New, /x$"):
+    with pytest.raises(InvalidArgument, match=r"^no rule in security/permissions.py for /kvstore.v1.Control/New, /x: add one$"):
         check_complete(RPCS, ["/kvstore.v1.Control/New", "/kvstore.v1.Control/Status", "/x"])
 
 
 @pytest.mark.parametrize(
     ("rule", "identity", "error", "text"),
     [
-        (OPERATES, STRANGER, Unauthorized, r"^a token of \[admins\], or a tenant's with role admin is needed to drain a node$"),
+        (OPERATES, UNAUTHENTICATED, Unauthorized, r"^a token of \[admins\], or a tenant's with role admin is needed to drain a node$"),
         (OPERATES, WRITER, Denied, r"^tenant 'red' with role write may not drain a node: it needs a token of \[admins\], or .*$"),
         (REPORTS, WRITER, Denied, r"instance's token"),
     ],
@@ -78,13 +85,13 @@ def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
 def test_who_may_not_is_told_what_it_needs(rule: Permission, identity: Identity, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         check(rule, identity, "Drain")
-    assert isinstance(refusal(rule, identity, "Drain"), error)
+    assert isinstance(denial(rule, identity, "Drain"), error)
 
 
 def test_where_no_credentials_are_configured_everybody_may_all() -> None:
     for rule in set(RPCS.values()) - {MASTERS}:
-        check(rule, EVERYBODY, "it")
+        check(rule, ANONYMOUS, "it")
     with pytest.raises(Denied, match="another master"):
-        check(MASTERS, EVERYBODY, "RecordAudit")
+        check(MASTERS, ANONYMOUS, "RecordAudit")
     for rule in (OPEN, OPERATES):
         check(rule, ADMIN, "it")

@@ -51,7 +51,7 @@ import kvstore.store.writes.checksums
 import kvstore.store.writes.socket_puts
 import kvstore.tiers.memfd
 from kvstore.client.core.effects import Operation, drive
-from kvstore.rpc.address import ELSEWHERE
+from kvstore.rpc.address import NOT_LOCAL
 from kvstore.rpc.server.server import Server
 from kvstore.tiers.policies.by_name import make_policy
 from tests.simulation.control import ControlPlane
@@ -290,8 +290,8 @@ class Machine:
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (master, "Forwarder", NoForwarder),
-            (operations, "is_here", self.is_here),
-            (resources, "why_not_here", lambda unix, told: "" if self.is_here(unix, told) else ELSEWHERE),
+            (operations, "is_local_socket", self.is_here),
+            (resources, "local_socket_problem", lambda unix, told: "" if self.is_here(unix, told) else NOT_LOCAL),
             (driver, "begin_thread", lambda run: world.here.spawn(run, "background")),
             (driver, "run_together", self.run_together),
         ]
@@ -304,7 +304,7 @@ class Machine:
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]
-        table += [(module, "is_here", self.is_here) for module in (kvstore.store.master_session.owner_search, fetching)]
+        table += [(module, "is_local_socket", self.is_here) for module in (kvstore.store.master_session.owner_search, fetching)]
         return table + self._of_memory()
 
     def _of_memory(self) -> list[tuple[Any, str, Any]]:

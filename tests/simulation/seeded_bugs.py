@@ -13,7 +13,7 @@ from kvstore.master.directory.index.tenants import Tenant
 from kvstore.master.directory.writes.removals import RemovedKeys
 from kvstore.master.directory.writes.reservations import DirectoryReservations
 from kvstore.master.server.node_frames import NodeFrames
-from kvstore.protocol.catalog_messages import EVENT_GONE, Publish
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, Publish
 from kvstore.rpc.tracing import TraceSpan
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.copies import BlockCopies
@@ -103,7 +103,7 @@ def eviction_not_told() -> Iterator[None]:
     emit = EventReplicator.emit
 
     def quiet(self: EventReplicator, kind: int, block: Block) -> None:
-        if kind != EVENT_GONE:
+        if kind != EVENT_REMOVED:
             emit(self, kind, block)
 
     with patch.object(EventReplicator, "emit", quiet):

@@ -67,7 +67,7 @@ class Member:
     def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
         return
 
-    def begin(self, sock: socket.socket, registration: pb.RegisterReply, takes_traces: bool) -> None:
+    def begin(self, sock: socket.socket, registration: pb.RegisterReply, accepts_traces: bool) -> None:
         self.linked.put((sock.dup(), registration))
         self.sessions.append(Session(self.reactor, sock, Deaf()))
 

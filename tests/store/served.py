@@ -155,7 +155,7 @@ class Served(Storage):
     def ticket(self, tenant: str = "red", role: Role = Role.WRITE, *, left_s: float = TIMEOUT_S, credential: str = "one") -> bytes:
         """As the master would issue it."""
         bearer = Bearer(IdentityKind.TENANT, role, tenant, credential)
-        return self.call(lambda: self.issuer.ticket(5, bearer, left_s=left_s, now_ns=self.reactor.now_ns()))
+        return self.call(lambda: self.issuer.issue_ticket(5, bearer, left_s=left_s, now_ns=self.reactor.now_ns()))
 
     def demote(self, *names: str) -> None:
         """Have these blocks of red leave DRAM for NVMe."""

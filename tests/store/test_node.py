@@ -96,7 +96,7 @@ def test_a_node_starts_serves_and_closes(settings: NodeSettings, caplog: pytest.
         node.close()
     assert [(tier.name, tier.used_bytes, tier.health) for tier in tiers] == [("hbm", 0, "ok"), ("dram", 0, "ok"), ("nvme", 0, "ok")]
     assert tiers[1].prefaulted_bytes == tiers[1].capacity_bytes == 1 << 20
-    assert (tiers[0].why_not_huge, tiers[1].why_not_huge) == ("", unavailable_reason())
+    assert (tiers[0].not_huge_reason, tiers[1].not_huge_reason) == ("", unavailable_reason())
     assert counters.pop("max_table_bytes") == MIN_TABLE_BYTES
     assert counters.pop("max_connections")
     assert counters.pop("max_open_files")

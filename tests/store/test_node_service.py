@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_NOT, CopyBlocks, DeleteBlocks, RevokeCredentials, SetDraining, SetPinned
+from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_OFF, CopyBlocks, DeleteBlocks, RevokeCredentials, SetDraining, SetPinned
 from kvstore.protocol.errors import (
     Denied,
     Draining,
@@ -115,7 +115,7 @@ def test_a_pass_permits_reads_of_its_blocks_only(tmp_path: Path) -> None:
         node.authenticator.master_epochs[0] = 3
         with contextlib.closing(node.connect(ticket=node.ticket())) as writer:
             writer.put({"a": b"a" * 3000, "b": b"b" * 3000}, generation=4)
-        shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        shown = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [4], node.reactor.now_ns()))
 
         def meet(*, role: int = ROLE_NODE, epoch: int = 3, tenant: str = "red", ticket: bytes = shown) -> Client:
             hello = Hello(role, tenant, "", "other", epoch, ticket)
@@ -150,8 +150,8 @@ def test_revocation_closes_connections_and_refuses_the_ticket(tmp_path: Path) ->
         number = node.call(lambda: node.issuer.revoke(node.issuer.bearers()[0], node.reactor.now_ns()))
         link.sendall(frame(RevokeCredentials(0, "red", [number])))
         assert read_frame(link)[1] == Count(1)
-        eventually(revoked.channel.has_hung_up, "the node hangs up")
-        assert not stays.channel.has_hung_up()
+        eventually(revoked.channel.is_closed_by_peer, "the node hangs up")
+        assert not stays.channel.is_closed_by_peer()
         with pytest.raises(InvalidTicket, match="revoked"):
             node.connect(ticket=shown)
         for client in (revoked, stays):
@@ -163,7 +163,7 @@ def test_a_connection_cannot_change_its_caller(tmp_path: Path) -> None:
     """Otherwise a revoked token would not end the session that it opened."""
     with served(tmp_path, needs_tickets=True) as node:
         node.authenticator.master_epochs[0] = 3
-        read = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        read = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [4], node.reactor.now_ns()))
         as_red, as_blue = Hello(ROLE_CLIENT, "red", ticket=node.ticket()), Hello(ROLE_CLIENT, "blue", ticket=node.ticket("blue"))
         as_node = Hello(ROLE_NODE, "red", name="other", epoch=3, ticket=read)
         with contextlib.closing(node.connect(ticket=node.ticket())) as red:
@@ -294,7 +294,7 @@ def test_a_draining_node_serves_reads_and_refuses_puts(node: Served, client: Cli
     with pytest.raises(Draining):
         client.open({"b": 100})
     assert client.read("a", "b")[1] == [b"a", None]
-    assert master.ask(SetDraining(1, DRAIN_NOT)) == Ok()
+    assert master.ask(SetDraining(1, DRAIN_OFF)) == Ok()
     assert client.put({"b": b"b"}) == [1]
 
 

@@ -16,7 +16,7 @@ from tests.system.running import DEADLINE_S, System, until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text()
 KEYS = [b"block-%d" % number for number in range(50)]
-LATER = [b"later-%d" % number for number in range(50)]
+DEFERRED = [b"later-%d" % number for number in range(50)]
 
 
 def etcdctl(*arguments: str, endpoint: str = "") -> None:
@@ -37,7 +37,7 @@ def fill(system: System) -> None:
 def change(system: System) -> None:
     """After it: what the backup does not have."""
     with system.client() as client:
-        client.put_batch(LATER, [b"y" * 100] * len(LATER), namespace="kept")
+        client.put_batch(DEFERRED, [b"y" * 100] * len(DEFERRED), namespace="kept")
         client.remove(KEYS[-1:])
     with control(system) as asked:
         asked.set_quota("red", {"pins": 9})
@@ -56,7 +56,7 @@ def check(system: System) -> None:
     assert status.quotas.tenants["red"].pins == 7
     assert status.pinned == 1
     with system.client() as client:
-        until(lambda: all(value is not None for value in client.get_batch([*KEYS[:-1], *LATER])), "blocks are found")
+        until(lambda: all(value is not None for value in client.get_batch([*KEYS[:-1], *DEFERRED])), "blocks are found")
         client.put(b"new", b"z")
         assert client.get(b"new") == b"z"
 

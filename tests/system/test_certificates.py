@@ -135,7 +135,7 @@ def test_a_revoked_certificate_ends_unix_sessions_and_tickets(encrypted: Encrypt
             assert client.get(KEY) == VALUE
             assert client.shared_memory() == {"n0": ""}
         revoke(revoked, leaked)
-        eventually(session.has_hung_up, "the node ends the session of its Unix socket")
+        eventually(session.is_closed_by_peer, "the node ends the session of its Unix socket")
         with pytest.raises(InvalidTicket, match="certificate that this ticket was issued upon is revoked"):
             Channel.open(unix, hello, Deadline(PATIENT_S))
         eventually(refuses(lambda: ended.get(KEY)), "its own keys are not read any more")
@@ -154,7 +154,7 @@ def test_a_revoked_certificate_ends_at_nodes_without_a_master(encrypted: Encrypt
     with closing(Channel.open(unix, hello, Deadline(PATIENT_S))) as session:
         encrypted.system.masters[0].kill()
         revoke(revoked, leaked)
-        eventually(session.has_hung_up, "the node ends the session")
+        eventually(session.is_closed_by_peer, "the node ends the session")
         with pytest.raises(InvalidTicket, match="revoked"):
             Channel.open(unix, hello, Deadline(PATIENT_S))
 
@@ -185,7 +185,7 @@ ANYWHERE = ("--listen", "127.0.0.1:0")
 def test_a_master_with_another_programs_certificate_does_not_start(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "certs")
     line = refusal(MASTER, *ANYWHERE, "--run-dir", str(tmp_path), *flags(cluster.node("n1")))
-    assert "tls_cert: it is for kvstore://node/n1, and one for kvstore://master is needed" in line
+    assert "tls_cert is for kvstore://node/n1, and kvstore://master is required" in line
 
 
 @pytest.mark.parametrize(
@@ -195,15 +195,15 @@ def test_a_master_with_another_hosts_certificate_does_not_start(tmp_path: Path, 
     hosts = tuple(name for name in ("127.0.0.1", "master-2") if name != host)
     of_another = Cluster(tmp_path / "certs").server(CertificateSubject(subjects.MASTER), hosts=hosts)
     line = refusal(MASTER, *ANYWHERE, *more, "--run-dir", str(tmp_path), *flags(of_another))
-    assert f"tls_cert: it does not name {host}, by which others reach this master" in line
+    assert f"tls_cert does not have {host}, by which peers reach this master" in line
 
 
 def test_a_node_with_another_ones_certificate_does_not_start(tmp_path: Path) -> None:
     own = Cluster(tmp_path / "certs").node("n1")
     common = (*ANYWHERE, "--dram", "16MiB", "--run-dir", str(tmp_path), *flags(own))
-    assert "kvstore://node/n2 is needed: name the certificate of this node" in refusal(NODE, "--name", "n2", *common)
+    assert "kvstore://node/n2 is required: set the certificate of this node" in refusal(NODE, "--name", "n2", *common)
     line = refusal(NODE, "--name", "n1", *common, "--advertise", "node-1:7450")
-    assert "tls_cert: it does not name node-1, by which others reach this node" in line
+    assert "tls_cert does not have node-1, by which peers reach this node" in line
 
 
 def test_a_client_with_a_revoked_certificate_is_told_so(encrypted: Encrypted, revoked: Path) -> None:

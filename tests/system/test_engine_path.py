@@ -48,7 +48,7 @@ from tests.system.running import DEADLINE_S, MIB, System, heard, process, runnin
 from tests.tickets import hello_to_node
 
 BY_ENGINE = ClientSettings(engine_min_bytes=Size(1))
-ASK_AGAIN = 2
+RETRY_LATER = 2
 TTL_S = 0.3
 SIZES = (100, 70_000, 16 << 10, MIB + 3)
 KEYS = [b"block-%d" % number for number in range(16)]
@@ -207,7 +207,7 @@ def test_what_a_stopped_client_writes_after_its_put_expired_harms_nobody(small: 
             assert client.put(b"k", value, deadline_s=DEADLINE_S), "though the stopped one still has its connections"
             assert client.get(b"k") == value
         writer.send("go on")
-        assert heard(writer) == ("hung up on", [ASK_AGAIN])
+        assert heard(writer) == ("hung up on", [RETRY_LATER])
         assert client.get(b"k") == value
         until(lambda: small.node_status().counters["open_puts"] == 0, "no put is open")
 

@@ -94,7 +94,7 @@ class Scene:
         others = self.buffers()
         self.check(others, self.get(others, DEADLINE_S))
         assert (buffers == STAMP).all()
-        assert sum(self.client._driver.pool.counts(address)[0] for address in list(self.client._driver.pool._shelf._endpoints)) == 0
+        assert sum(self.client._driver.pool.counts(address)[0] for address in list(self.client._driver.pool._state._endpoints)) == 0
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from kvstore.testing.transfer.waiting import within
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, running_system, stopped, until
 
-ASK_AGAIN = 2
+RETRY_LATER = 2
 TTL_S = 0.3
 BLOCKS = 4
 
@@ -39,14 +39,14 @@ def hold_views(connection: Connection, address: str, keys: list[bytes]) -> None:
         assert all(view.__enter__() is not None for view in views)
         connection.send("holding")
         connection.recv()
-        endings = []
+        expirations = []
         for view in views:
             try:
                 view.__exit__(None, None, None)
-                endings.append("in time")
+                expirations.append("in time")
             except LeaseExpired:
-                endings.append("lease expired")
-    connection.send(endings)
+                expirations.append("lease expired")
+    connection.send(expirations)
 
 
 def hold_put(connection: Connection, unix: str, key: bytes) -> None:
@@ -149,7 +149,7 @@ def test_an_open_put_of_a_stopped_client_ends_and_what_it_writes_later_harms_nob
             assert all(client.put(other, value_of(other, 0, MIB)) for other in others)
             assert client.get(others[-1]) == value_of(others[-1], 0, MIB)
         writer.send("go on")
-        assert heard(writer) == [ASK_AGAIN]
+        assert heard(writer) == [RETRY_LATER]
         kept = [name for name in [key, *others] if client.exists(name)]
         assert len(kept) == BLOCKS - 1, "all room but the stopped writer's slot"
         assert client.get_batch(kept) == [value_of(name, int(name == key), MIB) for name in kept]

@@ -105,7 +105,7 @@ def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp
             assert other.put(b"k", b"blue's")
             (system.folder / "new.toml").write_text(tokens_text({"red": "another secret", "blue": TOKENS["blue"]}))
             os.replace(system.folder / "new.toml", system.folder / "tokens.toml")
-            eventually(red.has_hung_up, "the node hangs up on who showed a ticket of that token")
+            eventually(red.is_closed_by_peer, "the node hangs up on who showed a ticket of that token")
             with pytest.raises(InvalidTicket):
                 Channel.open(address, hellos["red"], Deadline(DEADLINE_S))
 
@@ -119,7 +119,7 @@ def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp
             eventually(is_out, "the client gets nothing any more")
             with pytest.raises(Unauthorized):
                 client.put(b"new", b"value")
-            assert not blue.has_hung_up()
+            assert not blue.is_closed_by_peer()
             assert blue.call(ReadBlocks([b"k"], [0], 100, 0), ReadBlocksReply, Deadline(DEADLINE_S)).sizes[0] == len(b"blue's")
             assert other.get(b"k") == b"blue's"
         with system.client(tenant="red", token="another secret") as again:
@@ -142,7 +142,7 @@ def test_a_takeover_ends_no_session_and_tickets_of_the_former_owner_open_others(
                 pass
             eventually(lambda: _puts(client), "the second owns the catalog, and the node has found it")
             assert client.get_batch(KEYS) == VALUES
-            assert not session.has_hung_up()
+            assert not session.is_closed_by_peer()
             with closing(Channel.open(address, hello, Deadline(DEADLINE_S))):
                 pass
             with system.client(tenant="red", token=TOKENS["red"]) as newcomer:
@@ -163,6 +163,6 @@ def test_without_a_master_sessions_end_when_the_time_of_grace_is_over(tmp_path: 
         address = parse_address(node_table(system.address, "red", TOKENS["red"]).tcp[0])
         with closing(Channel.open(address, hello, Deadline(DEADLINE_S))) as session:
             system.masters[0].kill()
-            eventually(session.has_hung_up, "the node hangs up")
+            eventually(session.is_closed_by_peer, "the node hangs up")
             with pytest.raises(Unavailable, match=r"has had no link to its master for 0\.5 s"):
                 Channel.open(address, hello, Deadline(DEADLINE_S))

@@ -88,8 +88,8 @@ def test_nobody_without_a_certificate_of_this_authority_is_let_in(encrypted: Enc
     system, good = encrypted.system, encrypted.client()
     encrypted.node("n0")
     other = Cluster(tmp_path / "other")
-    assert "this port speaks TLS, and this side does not: set its tls_ca" in refused(system, ClientSettings())
-    assert "lets in nobody without a certificate" in refused(system, replace(good, tls_cert="", tls_key=""))
+    assert "this port requires TLS, and this side does not use it: set its tls_ca" in refused(system, ClientSettings())
+    assert "requires a certificate" in refused(system, replace(good, tls_cert="", tls_key=""))
     assert "signed by an authority that is not in tls_ca" in refused(system, given_to(good, other.client()))
     stranger = replace(other.client(), tls_ca=good.tls_ca)
     assert "does not know the authority of this side's certificate" in refused(system, given_to(good, stranger))
@@ -171,12 +171,12 @@ def test_a_certificate_that_is_revoked_ends_what_it_opened_and_opens_nothing_mor
         assert asks() is asks_on() is grpc.StatusCode.OK
         revoke(revoked, leaked)
         for channel in ended:
-            until(channel.has_hung_up, "the session of a certificate that is revoked ends")
+            until(channel.is_closed_by_peer, "the session of a certificate that is revoked ends")
         assert asks() is calls(leaked)() is grpc.StatusCode.UNAUTHENTICATED
         for address in daemons:
             with pytest.raises(KVStoreError):
                 Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(PATIENT_S), tls=Certificates.of(leaked))
-        assert not any(channel.has_hung_up() for channel in going_on)
+        assert not any(channel.is_closed_by_peer() for channel in going_on)
         assert asks_on() is grpc.StatusCode.OK
         with system.remote_client(settings=kept, tenant="red", transfer=BY_TCP) as client:
             assert client.put(KEYS[0], VALUES[0])
@@ -234,4 +234,4 @@ def test_the_command_line_takes_the_same_settings(encrypted: Encrypted) -> None:
     assert "1 of 1 alive" in found.output
     found = CliRunner().invoke(kvstore, ["status", "--master", encrypted.system.address])
     assert found.exit_code == 2
-    assert "this port speaks TLS" in found.output
+    assert "this port requires TLS" in found.output

@@ -28,7 +28,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.session_messages import Hello, Ok
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES, ROLE_AGENT, Attach, Notice
-from kvstore.rpc.address import Address, is_here
+from kvstore.rpc.address import Address, is_local_socket
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.thread_pools import submit_once
@@ -135,7 +135,7 @@ class SharedMemoryAgent(TransferAgent):
         if not metadata.startswith(MAGIC) or not host or not path or len(metadata) > 300:
             raise ProtocolError("malformed metadata of a shared-memory agent")
         peer = _PeerProcess(host.decode("ascii", "replace"), os.fsdecode(path))
-        if not is_here(peer.path, peer.host_id):
+        if not is_local_socket(peer.path, peer.host_id):
             raise Unreachable("the peer's Unix socket is not reachable: it is on another host, or in another container")
         with self._lock:
             self._peers.append(peer)

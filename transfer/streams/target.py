@@ -20,7 +20,7 @@ from kvstore.protocol.errors import Closed, KVStoreError, ProtocolError, Unautho
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
-from kvstore.rpc.thread_pools import not_given
+from kvstore.rpc.thread_pools import start_error
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports
 from kvstore.transfer.streams.connection import Connection, Listener
@@ -99,7 +99,7 @@ class Target:
                 self._spawn(lambda: self._accept(listener), "kvstore-accept")
             except (RuntimeError, MemoryError) as error:
                 listener.close()
-                raise not_given(1, "kvstore-accept", error) from error
+                raise start_error(1, "kvstore-accept", error) from error
             self._listeners.append(listener)
 
     def _spawn(self, function: Callable[[], None], name: str) -> None:

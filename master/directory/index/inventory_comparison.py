@@ -51,22 +51,22 @@ class DigestComparison:
     def take(self, message: Digests) -> bool:
         """Add a message; return True if it is the last. Raises InvalidArgument for too many, invalid or missing
         runs; the comparison is over then."""
-        self._runs += len(message.firsts)
+        self._runs += len(message.first_generations)
         if self._runs > self._limit:
             raise InvalidArgument(f"digests of {self._runs} runs, at most {self._limit} are allowed: send the whole inventory")
         if self._messages and self._messages[0].seed != message.seed:
             raise InvalidArgument("digests of one inventory differ in their seed: send all with one seed")
-        if message.more and not len(message.firsts):
+        if message.has_more and not len(message.first_generations):
             raise InvalidArgument("a digest message that is not the last has no runs")
-        last = self._messages[-1].firsts[-1:] if self._messages else ()
-        firsts = as_numbers((*last, *message.firsts))
+        last = self._messages[-1].first_generations[-1:] if self._messages else ()
+        first_generations = as_numbers((*last, *message.first_generations))
         if (firsts[1:] <= firsts[:-1]).any():
             raise InvalidArgument("runs are not in ascending order of generation")
-        if len(message.firsts) and not (min(message.counts) and 1 <= min(message.tiers) <= max(message.tiers) <= _MASKS):
+        if len(message.first_generations) and not (min(message.counts) and 1 <= min(message.tiers) <= max(message.tiers) <= _MASKS):
             raise InvalidArgument("a run has no blocks, or unknown tiers")
         self._messages.append(message)
         self._same = np.zeros(self._runs, np.bool_)
-        return not message.more
+        return not message.has_more
 
     def steps(self) -> Iterator[list[Change]]:
         """Compare some rows in each step; yields catalog operations that need no wait."""
@@ -85,12 +85,12 @@ class DigestComparison:
 
     def flags(self) -> list[bytes]:
         """Return one byte a run, for each message; all 0 until `steps` are over."""
-        ends = np.cumsum([len(message.firsts) for message in self._messages])[:-1]
+        ends = np.cumsum([len(message.first_generations) for message in self._messages])[:-1]
         return [part.astype(np.uint8).tobytes() for part in np.split(self._same, ends)]
 
     def _begin(self) -> None:
         self._seed = self._messages[0].seed
-        self._firsts = np.concatenate([as_numbers(message.firsts) for message in self._messages])
+        self._firsts = np.concatenate([as_numbers(message.first_generations) for message in self._messages])
         self._tiers = np.frombuffer(b"".join(message.tiers for message in self._messages), np.uint8)
         self._counted = np.zeros(self._runs, np.int64)
         self._sums = np.zeros(self._runs, np.uint64)

@@ -25,7 +25,7 @@ from kvstore.master.directory.records import (
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Full, InvalidArgument, StaleEpoch
 from kvstore.protocol.message import MAX_TENANT_USES
-from kvstore.protocol.node_states import ALIVE, AWAY, DEAD, STOPPED, SYNCING
+from kvstore.protocol.node_states import ALIVE, DEAD, NOT_RUNNING, STOPPED, SYNCING
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NodeInfo:
     unix: str = ""
     tcp: str = ""
     http: str = ""
-    takes_traces: bool = False
+    accepts_traces: bool = False
     """It accepts trace messages on its connection."""
 
 
@@ -90,7 +90,7 @@ class NodeMember:
 
     @property
     def is_live(self) -> bool:
-        return self.state not in AWAY
+        return self.state not in NOT_RUNNING
 
     @property
     def takes_blocks(self) -> bool:

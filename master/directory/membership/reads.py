@@ -109,23 +109,23 @@ class BlockHeat:
         """Replace a node's report; one that was not requested is dropped. Raises InvalidArgument for implausible
         values."""
         if any(
-            len(report.keys) != len(report.reads_per_s) or len(report.far_reads_per_s) not in (0, len(report.keys)) for report in reports
+            len(report.keys) != len(report.reads_per_s) or len(report.remote_reads_per_s) not in (0, len(report.keys)) for report in reports
         ):
             raise InvalidArgument("a node reported hot blocks and their reads in lists of different length")
         blocks = {report.tenant: dict(zip(report.keys, report.reads_per_s, strict=True)) for report in reports}
         count = sum(map(len, blocks.values()))
         if count > MAX_OF_NODE:
             raise InvalidArgument(f"a node reported {count} hot blocks: at most {MAX_OF_NODE} are allowed")
-        if not all(0 <= rate <= MAX_READS_PER_S for report in reports for rate in (*report.reads_per_s, *report.far_reads_per_s)):
+        if not all(0 <= rate <= MAX_READS_PER_S for report in reports for rate in (*report.reads_per_s, *report.remote_reads_per_s)):
             raise InvalidArgument(f"a node reported the reads of a block as negative, or above {MAX_READS_PER_S:g} a second")
         node = self._nodes.get(node_id)
         if node is not None and blocks:
             node.blocks, node.reported_ns = blocks, now_ns
             node.remote = [
-                (report.tenant, key, far_reads_per_s)
+                (report.tenant, key, remote_reads_per_s)
                 for report in reports
-                for key, far_reads_per_s in zip(report.keys, report.far_reads_per_s, strict=False)  # empty from older releases
-                if far_reads_per_s
+                for key, remote_reads_per_s in zip(report.keys, report.remote_reads_per_s, strict=False)  # empty from older releases
+                if remote_reads_per_s
             ]
 
     def of(self, tenant: str, now_ns: int) -> dict[bytes, float]:

@@ -38,10 +38,10 @@ class DrainProgress:
 
     to: str
     is_done: bool
-    left_blocks: int
-    kept_blocks: int
+    remaining_blocks: int
+    nvme_only_blocks: int
     copying_blocks: int
-    lacks_room: bool
+    lacks_space: bool
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Drain:
     kept: int = 0
     is_quiet: bool = False
     """At the last count the node had reported all its blocks."""
-    lacks_room: bool = False
+    lacks_space: bool = False
     """A block found no free space in this walk over the rows; `lacked_room`: in the one before."""
     lacked_room: bool = False
     saves: bool = False
@@ -183,8 +183,8 @@ class NodeDrains:
         """Begin a walk over the rows. Nodes with blocks that found no room in the last walk are to write them to
         their NVMe."""
         for drain in self._drains.values():
-            drain.saves |= drain.lacks_room
-            drain.lacked_room, drain.lacks_room = drain.lacks_room, False
+            drain.saves |= drain.lacks_space
+            drain.lacked_room, drain.lacks_space = drain.lacks_space, False
 
     def _order_one(self, row: int, going: dict[int, NodeMember]) -> None:
         key, size_bytes = self._rows.keys[row], self._rows.sizes[row]
@@ -199,7 +199,7 @@ class NodeDrains:
             self._target = max(room, key=room.__getitem__, default=0)
             self._most_bytes = room.get(self._target, 0)
         if room.get(self._target, 0) < size_bytes:
-            self._drains[source].lacks_room = True
+            self._drains[source].lacks_space = True
             return
         self._batcher.add(tenant, key, size_bytes, node_id=self._target, source_node_id=source)
 

@@ -16,7 +16,7 @@ from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder, CopyReceivers
 from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
+from kvstore.protocol.message import MAX_REPLICAS, REPLICAS_NO_BLOCK, REPLICAS_NO_NODES, REPLICAS_PENDING, REPLICAS_REACHED
 from kvstore.protocol.node_states import ALIVE
 
 PAUSE_NS: Final = 1_000_000_000
@@ -67,7 +67,7 @@ class ReplicaTargets:
         there: dict[int, int] = {}  # by holder set: the number of confirmed, staying holders
         for key, row in zip(keys, owner.rows.find(keys).tolist(), strict=True):
             if not self._rows.sets.live[self._rows.holders[row]]:
-                flags.append(REPLICAS_ABSENT)
+                flags.append(REPLICAS_NO_BLOCK)
                 continue
             if count > owner.targets.get(key, 1):
                 owner.targets[key] = count
@@ -77,7 +77,7 @@ class ReplicaTargets:
             if held not in there:
                 there[held] = sum(node_id in accepting and not state & HINT for node_id, state in self._rows.pairs(row))
             is_there, may_be = there[held] >= count, len(accepting) >= count
-            flags.append(REPLICAS_THERE if is_there else REPLICAS_NOT_YET if may_be else REPLICAS_NOWHERE)
+            flags.append(REPLICAS_REACHED if is_there else REPLICAS_PENDING if may_be else REPLICAS_NO_NODES)
             if not is_there and may_be and (tenant, key) not in self._no_room and not self._replication.is_ordered(tenant, key):
                 self._due[tenant, key] = None  # a replica was evicted since: without a check a waiting client would time out
         return TargetResult(bytes(flags), ops)

@@ -27,7 +27,7 @@ from kvstore.master.directory.placement.commands import NodeCommands
 from kvstore.master.directory.records import Version
 from kvstore.master.directory.writes.record_policy import DURABLE_TIERS
 from kvstore.master.directory.writes.reservations import DirectoryReservations
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, EVENT_MOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_MOVED, EVENT_REMOVED, PHASE_SYNC_BEGIN, PHASE_SYNC_END, Publish
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_states import ALIVE, SYNCING
@@ -215,7 +215,7 @@ class BlockEventWriter:
         removal_horizon = node.removal_horizon
         if self._plan_new(plan, node, message, tenants):
             return
-        if len(tenants) == 1 and message.kinds.count(EVENT_GONE) == len(message.keys):
+        if len(tenants) == 1 and message.kinds.count(EVENT_REMOVED) == len(message.keys):
             plan.ops += self.remove_holder_all(plan.node_id, tenants[0], message.keys, message.generations)
             return
         left = self._plan_held(node, message, tenants)
@@ -228,7 +228,7 @@ class BlockEventWriter:
                     plan.commands.drop(plan.node_id, tenant, key, generation, force=True)
                 else:
                     self._commit(plan, tenant, key, version, tiers & TIERS)
-            elif kind == EVENT_GONE:
+            elif kind == EVENT_REMOVED:
                 plan.ops += self.remove_holder(plan.node_id, tenant, key, generation)
             else:
                 self._moved(plan.node_id, tenant, key, generation, tiers & TIERS)
@@ -423,7 +423,7 @@ def _check_columns(message: Publish, last_generation: int) -> None:
         raise InvalidArgument(f"a tenant index of {max(message.tenant_indexes)} for {len(message.tenants)} tenants")
     if message.keys and max(message.namespace_indexes) >= len(message.namespaces):
         raise InvalidArgument(f"a namespace index of {max(message.namespace_indexes)} for {len(message.namespaces)} namespaces")
-    unknown = set(message.kinds) - {EVENT_COMMIT, EVENT_GONE, EVENT_MOVED}
+    unknown = set(message.kinds) - {EVENT_COMMIT, EVENT_REMOVED, EVENT_MOVED}
     if unknown:
         raise InvalidArgument(f"events of unknown kind {min(unknown)}")
     for tenant in message.tenants:

@@ -19,7 +19,10 @@ from tests.client.embedded import embedded
 
 def test_what_the_hosts_give_in_huge_pages_is_a_figure_with_its_reasons() -> None:
     def node(huge_bytes: int, reason: str) -> pb.NodeStatus:
-        tiers = [pb.TierStatus(name="dram", capacity_bytes=4 << 20, huge_bytes=huge_bytes, why_not_huge=reason), pb.TierStatus(name="nvme")]
+        tiers = [
+            pb.TierStatus(name="dram", capacity_bytes=4 << 20, huge_bytes=huge_bytes, not_huge_reason=reason),
+            pb.TierStatus(name="nvme"),
+        ]
         return pb.NodeStatus(tiers=tiers)
 
     status = pb.StatusReply(

@@ -99,7 +99,7 @@ def test_status_names_the_slowest_of_the_ways_that_were_measured() -> None:
     ],
 )
 def test_status_says_how_much_of_dram_is_in_huge_pages_and_why_no_more(found: list[tuple[int, str]], line: str) -> None:
-    tiers = [pb.TierStatus(name="dram", capacity_bytes=8 << 20, huge_bytes=mib << 20, why_not_huge=reason) for mib, reason in found]
+    tiers = [pb.TierStatus(name="dram", capacity_bytes=8 << 20, huge_bytes=mib << 20, not_huge_reason=reason) for mib, reason in found]
     status = pb.StatusReply(
         nodes=[pb.NodeStatus(state="alive", tiers=[tier, pb.TierStatus(name="nvme", capacity_bytes=99)]) for tier in tiers]
     )
@@ -116,7 +116,7 @@ def test_nodes_are_shown_by_name_with_a_way_to_reach_them() -> None:
 def test_drained_nodes_are_named_and_how_far_they_are() -> None:
     drained = pb.StatusReply(
         nodes=[
-            pb.NodeStatus(name="a", state="alive", drain=pb.DrainStatus(left_blocks=1200)),
+            pb.NodeStatus(name="a", state="alive", drain=pb.DrainStatus(remaining_blocks=1200)),
             pb.NodeStatus(name="b", state="dead", drain=pb.DrainStatus(is_done=True)),
         ]
     )

@@ -82,7 +82,7 @@ def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle,
     knowing(oracle, "a:1")
     oracle.owners |= {"a:1": "b:1", "b:1": "a:1"}
     monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
-    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 stands by for b:1; b:1 stands by for a:1$"):
+    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 follows the owner b:1; b:1 follows the owner a:1$"):
         ask(oracle)
     assert not oracle.sent(Exists)
 

@@ -5,7 +5,7 @@ import pytest
 from kvstore.client.connections.routes import DaemonId, DaemonRoute, KnownNodes, ShmDiagnostics
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.rpc.address import ELSEWHERE, Address, parse_address
+from kvstore.rpc.address import NOT_LOCAL, Address, parse_address
 
 TCP = parse_address("there:1")
 UNIX = Address(unix="/run/x")
@@ -16,7 +16,7 @@ def is_here(unix: str, host_id: str) -> bool:
     return host_id == "here"
 
 
-UNSHARED = ShmDiagnostics(lambda unix, host_id: ELSEWHERE)
+UNSHARED = ShmDiagnostics(lambda unix, host_id: NOT_LOCAL)
 """A client that has nothing to tell."""
 
 

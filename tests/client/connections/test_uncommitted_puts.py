@@ -14,7 +14,7 @@ from kvstore.client.reads.sinks import FreshBytes
 from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.master_messages import Lookup, Nodes, Pin, Remove, Reserve
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, CommitPuts, OpenSlots, Put, ReadBlocks, WaitCommitted
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_STORED, CommitPuts, OpenSlots, Put, ReadBlocks, WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 
@@ -281,7 +281,7 @@ def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_mast
 
 
 def test_what_a_node_had_already_may_be_undecided_too(oracle: Oracle) -> None:
-    oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_THERE])))
+    oracle.script[Put].append(lambda channel, message: Flags(bytes([ALREADY_STORED])))
     put(oracle, b"a")
     assert get(oracle, b"a") == [None]
     assert len(oracle.sent(WaitCommitted)) == 1

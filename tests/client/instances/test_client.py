@@ -25,7 +25,7 @@ from kvstore.client.instances.client import (
 from kvstore.master.health import MasterHealth
 from kvstore.protocol.control_pb2_grpc import SchedulerStub
 from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Unauthorized, Unavailable
-from kvstore.rpc.address import is_here, why_not_here
+from kvstore.rpc.address import is_local_socket, local_socket_problem
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.testing.transfer.waiting import eventually
@@ -57,7 +57,7 @@ def client(places: Places) -> Iterator[SchedulerClient]:
 def tied(master: str, node_id: int) -> Client:
     """A client that prefers the node of this id, of two on its host."""
     client = Client(master)
-    client._operations.resources.daemons.nodes = KnownNodes(is_here, node_id - 1, ShmDiagnostics(why_not_here))
+    client._operations.resources.daemons.nodes = KnownNodes(is_local_socket, node_id - 1, ShmDiagnostics(local_socket_problem))
     return client
 
 

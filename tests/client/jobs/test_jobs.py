@@ -33,7 +33,7 @@ NOT_SOON = 600.0
 SETTINGS = JobSettings(
     read_workers=1, queue_bytes=Size(1000), lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60, probe_interval_s=NOT_SOON
 )
-AWAY = Unavailable("away")
+NOT_RUNNING = Unavailable("away")
 
 
 def fresh_keys(count: int) -> list[bytes]:
@@ -86,8 +86,8 @@ def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, cl
     assert jobs.load_now(keys, buffers).results == [10, None]
     assert bytes(buffers[0]) == b"a" * 10
     eventually(lambda: client.exists_here([there]) == [True], "the block to be shown")
-    client.faults.append(raises(AWAY))
-    assert jobs.load_now([away], buffers[1:]).results == [AWAY]
+    client.faults.append(raises(NOT_RUNNING))
+    assert jobs.load_now([away], buffers[1:]).results == [NOT_RUNNING]
     found, refused = jobs.load_now(keys, buffers).results
     assert found == 10
     assert isinstance(refused, Unavailable)
@@ -253,7 +253,7 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
 ) -> None:
     before = set(threading.enumerate())
     no_more_threads(monkeypatch, after=given)
-    with pytest.raises(ConfigError, match=r"3 threads \(kvstore-jobs\) cannot be had: can't start new thread"):
+    with pytest.raises(ConfigError, match=r"cannot start 3 threads \(kvstore-jobs\): can't start new thread"):
         Jobs(client, SETTINGS)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
 
@@ -285,7 +285,7 @@ def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client
 
 def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyClient) -> None:
     with Jobs(client, dataclasses.replace(SETTINGS, probe_interval_s=0.01)) as jobs:
-        client.faults += [raises(AWAY), raises(AWAY), raises(AWAY)]
+        client.faults += [raises(NOT_RUNNING), raises(NOT_RUNNING), raises(NOT_RUNNING)]
         [key] = keys = fresh_keys(1)
         client.put(key, b"value")
         assert jobs.match_prefix(keys) == 0
@@ -300,13 +300,13 @@ def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyCli
 def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(client: FaultyClient) -> None:
     clock_ns = [10**12]
     with Jobs(client, SETTINGS, clock_ns=lambda: clock_ns[0]) as jobs:
-        client.faults += [raises(AWAY), raises(AWAY)]
-        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
+        client.faults += [raises(NOT_RUNNING), raises(NOT_RUNNING)]
+        assert over(jobs.store(fresh_keys(1), [b"x"])).error is NOT_RUNNING
         dropped = jobs.store(fresh_keys(1), [b"x"])
         assert dropped.is_over
         assert isinstance(dropped.error, Unavailable)
         clock_ns[0] += int(NOT_SOON * 1e9)
-        assert over(jobs.store(fresh_keys(1), [b"x"])).error is AWAY
+        assert over(jobs.store(fresh_keys(1), [b"x"])).error is NOT_RUNNING
         assert jobs.store(fresh_keys(1), [b"x"]).is_over
         clock_ns[0] += int(NOT_SOON * 1e9)
         assert over(jobs.store(fresh_keys(1), [b"x"])).results == [True]

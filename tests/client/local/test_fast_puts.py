@@ -12,7 +12,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.connections.uncommitted_puts import UncommittedPuts
 from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, TierFailed, Unavailable
-from kvstore.protocol.node_messages import ASK_AGAIN
+from kvstore.protocol.node_messages import RETRY_LATER
 from kvstore.rpc.client.channel import Channel
 from kvstore.testing.transfer.waiting import eventually
 from kvstore.transfer.config import TransferSettings
@@ -154,7 +154,7 @@ def test_put_to_another_host_needs_nothing_of_the_generators(running: Cluster, f
         assert other.get(key) == value
 
 
-@pytest.mark.parametrize("refusal", [ASK_AGAIN, Draining("it ends"), Full("no room"), TierFailed("no memory")], ids=repr)
+@pytest.mark.parametrize("refusal", [RETRY_LATER, Draining("it ends"), Full("no room"), TierFailed("no memory")], ids=repr)
 def test_what_another_host_refuses_is_reserved(far: Client, monkeypatch: pytest.MonkeyPatch, refusal: int | KVStoreError) -> None:
     asked: list[int] = []
 

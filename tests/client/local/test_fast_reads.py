@@ -27,7 +27,7 @@ from kvstore.protocol.errors import Full
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import NodeTable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, ReadBlocks, ReadBlocksReply
+from kvstore.protocol.node_messages import DEFERRED, INLINE, MAPPED, ReadBlocks, ReadBlocksReply
 from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_NODE, Failure, Hello, Welcome
 from kvstore.rpc.client.connection_pool import ConnectionPool
 from kvstore.rpc.deadline import Deadline
@@ -92,7 +92,7 @@ class Scene:
         return node.route.primary
 
     def connect(self) -> None:
-        self.pool.take(self.address, Deadline(LONG_S)).give_back()
+        self.pool.take(self.address, Deadline(LONG_S)).release()
 
     def get(self, timeout_s: float = LONG_S) -> bytes | None:
         return self.reads.get_remote((), b"key", Deadline(timeout_s))
@@ -195,7 +195,7 @@ def test_a_damaged_value_is_never_returned(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("answer", "idle"),
     [
-        (answers(blocks(LATER, value=b"")), 1),
+        (answers(blocks(DEFERRED, value=b"")), 1),
         (answers(Failure(Full.code, "no")), 1),
         (answers(blocks(value=VALUE + b"more"), VALUE + b"more"), 0),
         (answers(blocks(MAPPED, lease=3)), 0),

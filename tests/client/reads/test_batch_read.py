@@ -9,7 +9,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.master_messages import Lookup
-from kvstore.protocol.node_messages import LATER, MapSlabs, ReadBlocks, ReadBlocksReply
+from kvstore.protocol.node_messages import DEFERRED, MapSlabs, ReadBlocks, ReadBlocksReply
 from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
 
@@ -114,7 +114,7 @@ def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(node
         assert isinstance(whole, ReadBlocksReply)
         rest = len(message.keys) - 1
         return ReadBlocksReply(
-            0, 0, 0, whole.statuses + bytes([LATER]) * rest, [*whole.sizes, *[0] * rest], [*whole.checksums, *[0] * rest],
+            0, 0, 0, whole.statuses + bytes([DEFERRED]) * rest, [*whole.sizes, *[0] * rest], [*whole.checksums, *[0] * rest],
             whole.tiers + bytes(rest), [*whole.slabs, *[0] * rest], [*whole.offsets, *[0] * rest],
         )  # fmt: skip
 

@@ -63,19 +63,19 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
     assert len(oracle.sent(Lookup)) == before + 1
 
 
-@pytest.mark.parametrize("spreads_reads", [False, True])
+@pytest.mark.parametrize("makes_hot_copies", [False, True])
 def test_a_client_on_no_nodes_host_asks_anew_only_where_what_is_read_much_is_copied(
-    nodes: Pair, monkeypatch: pytest.MonkeyPatch, spreads_reads: bool
+    nodes: Pair, monkeypatch: pytest.MonkeyPatch, makes_hot_copies: bool
 ) -> None:
     monkeypatch.setattr("kvstore.client.reads.replica_lookup.FAR_HINT_NS", 0)
     nodes[0].local = False
     oracle = Oracle(*nodes)
-    oracle.spreads_reads = spreads_reads
+    oracle.makes_hot_copies = makes_hot_copies
     oracle.store(b"k", b"v", 1)
     get(oracle, b"k")
     nodes[1].blocks[b"k"] = nodes[0].blocks[b"k"]
     oracle.replicas[b"k"] = [1, 2]
     asked = len(oracle.sent(Lookup))
     assert get(oracle, b"k") == [b"v"]
-    assert len(oracle.sent(Lookup)) == asked + spreads_reads
-    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [2 if spreads_reads else 1]
+    assert len(oracle.sent(Lookup)) == asked + makes_hot_copies
+    assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [2 if makes_hot_copies else 1]

@@ -23,7 +23,7 @@ def opened(*statuses: int, slab: int = 1) -> OpenSlotsReply:
 def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(node: OracleNode) -> None:
     oracle = Oracle(node)
     assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
-    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "OpenSlots", "Slabs", "CommitPuts"]
+    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "OpenSlots", "MapSlabs", "CommitPuts"]
     assert {key: value for key, (value, _) in node.blocks.items()} == {b"a": b"small", b"b": BIG}
     assert oracle.sent(Reserve)[0].local_node == 1
     stats = oracle.resources.counters.snapshot()

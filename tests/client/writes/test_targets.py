@@ -5,7 +5,7 @@ import pytest
 from kvstore.protocol.errors import Draining, Full, KVStoreError, QuotaExceeded, TierFailed
 from kvstore.protocol.master_messages import CancelReservations, Reserve, ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_NODE_NOW, Put
+from kvstore.protocol.node_messages import ACK_NODE_NO_WAIT, Put
 from kvstore.protocol.session_messages import Flags
 from tests.client.oracle import Oracle, OracleNode
 from tests.client.writes.puts import put
@@ -28,7 +28,7 @@ def test_puts_after_the_first_reserve_nothing(targeted: Oracle, remote: OracleNo
     assert early(targeted, b"a") == [True]
     assert early(targeted, b"b", b"c") == [True, True]
     assert [type(message).__name__ for message in targeted.log] == ["Put", "Put"]
-    assert [(message.ack, set(message.generations)) for message in targeted.sent(Put)] == [(ACK_NODE_NOW, {0})] * 2
+    assert [(message.ack, set(message.generations)) for message in targeted.sent(Put)] == [(ACK_NODE_NO_WAIT, {0})] * 2
     assert remote.blocks.keys() == {b"first", b"a", b"b", b"c"}
     assert len(targeted.resources.early_puts) == 1
 

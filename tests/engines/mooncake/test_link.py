@@ -9,7 +9,7 @@ from kvstore.client import Client
 from kvstore.engines.mooncake import link
 from kvstore.engines.mooncake.link import _warn_of_weights
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
-from kvstore.security.tls.config import tls_of
+from kvstore.security.tls.config import tls_values
 from tests.client.processes import Cluster, cluster
 from tests.engines.mooncake.conftest import Opened
 from tests.engines.mooncake.memory import Room
@@ -167,7 +167,7 @@ def test_what_mooncake_has_no_argument_for_is_taken_from_the_environment(tmp_pat
         system.start_node("n0", "--dram", "16MiB", *flags(authority.node("n0")))
         store = MooncakeDistributedStore()
         assert store.setup("me", "", 0, 1 << 20, "tcp", "", system.address) != 0
-        for name, value in {"tenant": "red", **tls_of(authority.client("red"))}.items():
+        for name, value in {"tenant": "red", **tls_values(authority.client("red"))}.items():
             monkeypatch.setenv(f"KVSTORE_CLIENT_{name.upper()}", str(value))
         assert store.setup("me", "", 0, 1 << 20, "tcp", "", system.address) == 0
         assert store.put("key", b"value") == 0

@@ -14,7 +14,7 @@ def by_number(pressed: PressedServer) -> list[Generation]:
     return sorted(pressed.ended, key=lambda request: request.number)
 
 
-def endings(pressed: PressedServer) -> list[FinishReason | None]:
+def expirations(pressed: PressedServer) -> list[FinishReason | None]:
     return [request.ending for request in by_number(pressed)]
 
 
@@ -29,7 +29,7 @@ def ttft_s(pressed: PressedServer) -> list[float]:
 @pytest.mark.parametrize("name", ALL)
 def test_alone_a_request_takes_its_prefill_and_a_step_for_each_token_but_the_first(name: str) -> None:
     pressed = serve(server(12), name, [Asked(3.0, 8, 5)])
-    assert endings(pressed) == [COMPLETED]
+    assert expirations(pressed) == [COMPLETED]
     assert (ttft_s(pressed), ended_s(pressed)) == ([8.0], [11.5])
     assert pressed.work == ServerWork(prefilled_tokens=8, prefill_s=8.0)
 
@@ -38,7 +38,7 @@ def test_alone_a_request_takes_its_prefill_and_a_step_for_each_token_but_the_fir
 def test_what_can_never_fit_is_rejected_whatever_the_strategy(name: str) -> None:
     """8 + 5 - 1 tokens are cached before the last one is computed."""
     pressed = serve(server(11), name, [Asked(3.0, 8, 5)])
-    assert (endings(pressed), ended_s(pressed)) == ([REJECTED], [3.0])
+    assert (expirations(pressed), ended_s(pressed)) == ([REJECTED], [3.0])
     assert pressed.work == ServerWork()
 
 
@@ -57,14 +57,14 @@ BOTH = [Asked(0.0, 6, 3), Asked(1.0, 6, 3)]
 
 def test_reject_turns_the_newcomer_away() -> None:
     pressed = serve(server(10), "reject", BOTH)
-    assert endings(pressed) == [COMPLETED, REJECTED]
+    assert expirations(pressed) == [COMPLETED, REJECTED]
     assert ended_s(pressed) == [6.25, 6.125]
     assert pressed.work.prefilled_tokens == 6
 
 
 def test_queue_lets_the_newcomer_wait_until_the_whole_answer_has_room() -> None:
     pressed = serve(server(10), "queue", BOTH)
-    assert endings(pressed) == [COMPLETED, COMPLETED]
+    assert expirations(pressed) == [COMPLETED, COMPLETED]
     assert [request.wait_s for request in by_number(pressed)] == [0.0, 5.25]
     assert (ttft_s(pressed), ended_s(pressed)) == ([6.0, 11.25], [6.25, 12.5])
 
@@ -78,7 +78,7 @@ def test_queue_lets_nobody_overtake() -> None:
 def test_evict_kills_the_one_that_came_last() -> None:
     """The first has 2 of its 3 tokens when the second takes its room at 6.125."""
     pressed = serve(server(10), "evict", BOTH)
-    assert endings(pressed) == [EVICTED, COMPLETED]
+    assert expirations(pressed) == [EVICTED, COMPLETED]
     assert ended_s(pressed) == [6.125, 12.375]
     assert pressed.work == ServerWork(prefilled_tokens=12, prefill_s=12.0, displacements=1)
 
@@ -86,7 +86,7 @@ def test_evict_kills_the_one_that_came_last() -> None:
 def test_recompute_computes_the_prompt_and_the_answer_so_far_again() -> None:
     """The first loses a cache of 7 at 6.125, and computes 6 + 2 tokens from 12.375 on, which gives its third."""
     pressed = serve(server(10), "recompute", BOTH)
-    assert endings(pressed) == [COMPLETED, COMPLETED]
+    assert expirations(pressed) == [COMPLETED, COMPLETED]
     assert (ttft_s(pressed), ended_s(pressed)) == ([6.0, 11.125], [20.375, 12.375])
     assert pressed.work == ServerWork(
         prefilled_tokens=20,
@@ -131,7 +131,7 @@ def test_a_newcomer_displaces_as_many_as_it_must_the_latest_first() -> None:
 def test_of_a_full_batch_the_latest_makes_room_for_the_next_tokens_of_the_others() -> None:
     """Two prompts of 4 in room for 10 grow: at 10 tokens the next step takes 2 more, so the second of them leaves with 5 cached."""
     pressed = serve(server(10), "queue+recompute", [Asked(0.0, 4, 5), Asked(0.0, 4, 5)])
-    assert endings(pressed) == [COMPLETED, COMPLETED]
+    assert expirations(pressed) == [COMPLETED, COMPLETED]
     assert pressed.work.displacements == 1
     assert pressed.work.recomputed_tokens == 4
     # 0-4 prefill, a step; 4.125-8.125 prefill, a step (6 + 5 cached would be 11: the second leaves before it, with its 4 tokens cached).

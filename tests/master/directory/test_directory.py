@@ -18,8 +18,8 @@ from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
-    EVENT_GONE,
     EVENT_MOVED,
+    EVENT_REMOVED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
@@ -180,7 +180,7 @@ def test_returning_node_keeps_blocks_before_the_scan() -> None:
 def test_catalog_keeps_the_reported_parent() -> None:
     master, node = one_node(b"p")
     master.publish(node, Event(b"c", parent=b"p"), Event(b"orphan", parent=b"unknown"))
-    master.publish(node, Event(b"p", 1, EVENT_GONE))
+    master.publish(node, Event(b"p", 1, EVENT_REMOVED))
     master = master.restart()
     assert master.register("a").node_id == 1
     assert master.exists(b"c", b"p", b"orphan") == [1, 0, 1]
@@ -306,7 +306,7 @@ class AgainstNodes(RuleBasedStateMachine):
             return False
         present = store.blocks[key][0]
         store.drop(key)
-        self.publish(name, Event(key, present, EVENT_GONE))
+        self.publish(name, Event(key, present, EVENT_REMOVED))
         return True
 
     @rule(name=NAMES, key=KEYS, tiers=st.sampled_from([DRAM, NVME]), newer=st.booleans())

@@ -86,8 +86,8 @@ def test_reports_of_gone_nodes_are_dropped() -> None:
         (hot(a=nan), "negative"),
         (hot(a=2e9), "above 1e"),
         (pb.HotBlocks(tenant="red", keys=[b"a"]), "lists of different length"),
-        (pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[1.0, 1.0], far_reads_per_s=[1.0]), "lists of different length"),
-        (pb.HotBlocks(tenant="red", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[-1.0]), "negative"),
+        (pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[1.0, 1.0], remote_reads_per_s=[1.0]), "lists of different length"),
+        (pb.HotBlocks(tenant="red", keys=[b"a"], reads_per_s=[1.0], remote_reads_per_s=[-1.0]), "negative"),
         (pb.HotBlocks(keys=[b"%d" % number for number in range(MAX_OF_NODE + 1)], reads_per_s=[1.0] * (MAX_OF_NODE + 1)), "at most 1024"),
     ],
 )
@@ -105,9 +105,9 @@ def test_far_reads_is_a_snapshot_without_expired_reports() -> None:
     block_heat.request_reports(0)
     for node_id in (1, 2, 3):
         block_heat.blocks_to_report(node_id, 3, 0)
-    block_heat.take(1, [pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[3.0, 1.0], far_reads_per_s=[2.0, 0.0])], S)
+    block_heat.take(1, [pb.HotBlocks(tenant="red", keys=[b"a", b"b"], reads_per_s=[3.0, 1.0], remote_reads_per_s=[2.0, 0.0])], S)
     block_heat.take(2, [hot(a=3.0)], 3 * S)
-    block_heat.take(3, [pb.HotBlocks(tenant="blue", keys=[b"a"], reads_per_s=[1.0], far_reads_per_s=[0.5])], 3 * S)
+    block_heat.take(3, [pb.HotBlocks(tenant="blue", keys=[b"a"], reads_per_s=[1.0], remote_reads_per_s=[0.5])], 3 * S)
     found = block_heat.remote_reads(3 * S)
     assert next(found) == ("red", b"a", 2.0)
     block_heat.take(3, [hot("blue", a=1.0)], 4 * S)

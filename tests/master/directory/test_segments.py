@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.master.directory.index import contents as module
 from kvstore.master.directory.index.contents import ChainSegment, ContentsColumns, segments
-from kvstore.protocol.catalog_messages import EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_REMOVED
 from tests.master.blocks import NVME, TENANT, Event, Master, one_node
 from tests.master.directory.index.test_contents import copy
 
@@ -42,7 +42,7 @@ def test_largest_segments_are_returned_first() -> None:
 def test_gone_block_links_its_children_without_size() -> None:
     master, node = one_node()
     master.publish(node, *chain(b"abc"))
-    master.publish(node, Event(b"b", 1, EVENT_GONE))
+    master.publish(node, Event(b"b", 1, EVENT_REMOVED))
     (segment,) = told(master).values()
     assert (segment.held.blocks, segment.subtree_bytes) == (2, 200)
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.master.leadership.status_messages import as_seen_by
 from kvstore.protocol import control_pb2 as pb
-from kvstore.security.identity import EVERYBODY, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 
 NODE = pb.NodeStatus(
     name="n",
@@ -34,7 +34,7 @@ WHOLE.counters["keys"] = 12
 
 
 @pytest.mark.parametrize(
-    "identity", [EVERYBODY, Identity(IdentityKind.OPERATOR, Role.ADMIN), Identity(IdentityKind.TENANT, Role.ADMIN, "red")]
+    "identity", [ANONYMOUS, Identity(IdentityKind.OPERATOR, Role.ADMIN), Identity(IdentityKind.TENANT, Role.ADMIN, "red")]
 )
 def test_an_operator_sees_all(identity: Identity) -> None:
     assert as_seen_by(identity, WHOLE) == WHOLE

@@ -12,7 +12,7 @@ from kvstore.master.server import client_frames as clients
 from kvstore.master.server.client_frames import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
-    DRAIN_NOT,
+    DRAIN_OFF,
     DRAIN_SAVE,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
@@ -43,7 +43,7 @@ from kvstore.protocol.master_messages import (
     Reserve,
     ReserveReply,
 )
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, REPLICAS_NOT_YET, Message
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_NO_BLOCK, REPLICAS_PENDING, Message
 from kvstore.protocol.node_messages import ReadBlocks
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address, socket_id
@@ -170,7 +170,7 @@ def test_new_drain_is_sent_despite_a_pending_cancel(tmp_path: Path) -> None:
             stub.Drain(pb.DrainRequest(node="one", to="nvme", cancel=is_cancelled), timeout=TIMEOUT_S)
             header, body = node.read()
             heard.append(header)
-            assert SetDraining.unpack(body).mode == (DRAIN_NOT if is_cancelled else DRAIN_SAVE), "the last word is what holds"
+            assert SetDraining.unpack(body).mode == (DRAIN_OFF if is_cancelled else DRAIN_SAVE), "the last word is what holds"
         for header, answer in zip(heard, (Ok(), Ok(), Flags(b"")), strict=True):
             node.answer(header, answer)
         _header, body = node.read()
@@ -357,7 +357,7 @@ def test_spilled_block_is_copied_and_may_be_evicted(tmp_path: Path) -> None:
         assert one.ask(query_victims)[1] == Flags(b"\0\0").pack()
         header, body = two.read()
         order = CopyBlocks.unpack(body)
-        assert (order.keys, order.source, order.guests) == ([b"a"], 1, 1)
+        assert (order.keys, order.source, order.spilled) == ([b"a"], 1, 1)
         two.answer(header, Flags(b"\1"))
         assert two.ask(CopyResult(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
         eventually(lambda: one.ask(query_victims)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
@@ -461,7 +461,7 @@ def test_a_long_list_is_replicated_a_slice_at_a_time(places: Places, client: Cha
     node.sync(*map(Event, keys))
     for _ in range(2):
         flags = ask(client, Replicate([*keys, b"none"], 2), Flags).flags
-        assert flags == bytes([REPLICAS_NOT_YET] * len(keys) + [REPLICAS_ABSENT])
+        assert flags == bytes([REPLICAS_PENDING] * len(keys) + [REPLICAS_NO_BLOCK])
     with pytest.raises(InvalidArgument):
         ask(client, Replicate(keys, 0), Flags)
     other.close()

@@ -38,7 +38,7 @@ def said_raw(node: NodeSide, said: bytes) -> pb.HeartbeatReply:
     if header.type == Failure.TYPE:
         failure = Failure.unpack(memoryview(body))
         raise from_code(failure.code, failure.text)
-    return pb.HeartbeatReply.FromString(HeartbeatResponse.unpack(memoryview(body)).said)
+    return pb.HeartbeatReply.FromString(HeartbeatResponse.unpack(memoryview(body)).reply)
 
 
 def of(node: NodeSide, **told: object) -> pb.HeartbeatRequest:

@@ -25,7 +25,7 @@ from kvstore.protocol.master_messages import (
     Reserve,
     ReserveReply,
 )
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_ABSENT, Message
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_NO_BLOCK, Message
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.rpc.client.channel import Channel
 from kvstore.security.actor import THIS_MASTER
@@ -197,7 +197,7 @@ def test_block_action_waits_for_the_nodes_connection(places: Places, sent: Messa
         assert asked.result() == Flags(b"\1\0")
     else:
         there, absent = asked.result().flags
-        assert (there == REPLICAS_ABSENT, absent == REPLICAS_ABSENT) == (False, True)
+        assert (there == REPLICAS_NO_BLOCK, absent == REPLICAS_NO_BLOCK) == (False, True)
     client.close()
     node.close()
 

@@ -107,11 +107,11 @@ def test_copy_order_has_a_pass_for_its_blocks(places: Places, node: Node) -> Non
     places.replicate("red", [b"a"], node_id=other.registration.node_id, source_node_id=node.registration.node_id)
     _header, body = other.read()
     order = CopyBlocks.unpack(body)
-    shown = node.open(order.shown)
+    shown = node.open(order.ticket)
     assert (shown.tenant, shown.role, shown.node_id) == ("red", 0, node.registration.node_id)
     assert shown.blocks == {fingerprint(b"a", order.generations[0])}
     with pytest.raises(KeyError):
-        other.open(order.shown)
+        other.open(order.ticket)
     other.close()
 
 
@@ -163,7 +163,7 @@ def test_revocation_waits_for_unacknowledged_nodes(places: Places, node: Node, f
     def untold() -> set[int]:
         tickets = master.partitions[0].role_manager.leader().frames.tickets
         assert tickets is not None
-        return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].untold, deadline_s=TIMEOUT_S))
+        return set(master.reactor.call(lambda: tickets._issuer._revoked["red", credential].unconfirmed, deadline_s=TIMEOUT_S))
 
     read_word(node, RevokeCredentials)
     eventually(lambda: untold() == {other.registration.node_id}, "one of two knows")
@@ -194,4 +194,4 @@ def test_a_node_that_is_forgotten_has_no_key_any_more(places: Places, node: Node
     master.reactor.call(forget, deadline_s=TIMEOUT_S)
     tickets = master.partitions[0].role_manager.leader().frames.tickets
     assert tickets is not None
-    assert master.reactor.call(lambda: tickets._issuer.due(2**62), deadline_s=TIMEOUT_S) == []
+    assert master.reactor.call(lambda: tickets._issuer.due_keys(2**62), deadline_s=TIMEOUT_S) == []

@@ -46,7 +46,7 @@ def with_channel(address: Address, scenario: Callable[[AsyncChannel], Coroutine[
 
 
 def with_peer(answer: Sequence[bytes], scenario: Callable[[AsyncChannel], Coroutine[Any, Any, None]]) -> None:
-    """A channel whose peer has sent these bytes already and then hung up."""
+    """A channel whose peer has sent these bytes and closed the connection."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -186,7 +186,7 @@ def test_nobody_there_is_unavailable(tmp_path: Path, unix: bool) -> None:
         asyncio.run(AsyncChannel.open(address, Hello(1), Deadline(5)))
 
 
-def test_an_address_that_does_not_answer_leaves_the_hosts_others_their_time(daemon: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_connect_leaves_time_for_other_addresses(daemon: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         channel = await AsyncChannel.open(Address("host", 1), Hello(1), Deadline(4))
         assert await channel.call(Nodes(), Ok, Deadline(5)) == Ok()
@@ -215,7 +215,7 @@ GARBAGE = [
 ]
 
 
-def test_descriptors_of_an_answer_that_hung_up_or_failed_are_closed() -> None:
+def test_async_descriptors_are_closed_after_a_failed_answer() -> None:
     async def hung_up(channel: AsyncChannel) -> None:
         with pytest.raises(Unavailable):
             await channel.call_for_fds(MapSlabs([1]), Deadline(5))

@@ -56,7 +56,7 @@ def test_a_cancelled_waiter_is_forgotten(daemon: Started) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         for loan in loans:
-            loan.give_back()
+            loan.release()
         assert pool.counts(daemon[2]) == (0, 2)
 
     with_pool(scenario)
@@ -73,7 +73,7 @@ def test_waiters_hear_that_the_pool_was_closed(daemon: Started) -> None:
             with pytest.raises(Closed):
                 await task
         for loan in loans:
-            loan.give_back()
+            loan.release()
             assert not loan.channel.is_open
 
     with_pool(scenario)
@@ -103,10 +103,10 @@ def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> Non
         loan = await pool.take(daemon[2], Deadline(20))
         daemon[0].refusal = TooManyConnections("its only connection is in use")
         waiting = asyncio.create_task(pool.take(daemon[2], Deadline(60)))
-        while not pool._shelf.waiting(daemon[2]):
+        while not pool._state.waiting(daemon[2]):
             await asyncio.sleep(0.001)
-        loan.give_back()
-        (await waiting).give_back()
+        loan.release()
+        (await waiting).release()
         with pytest.raises(TooManyConnections):
             await pool.take(daemon[1], Deadline(20))
 

@@ -58,7 +58,7 @@ def test_what_a_full_socket_takes_later_is_sent_whole(ends: Ends) -> None:
     assert got == b"head" + value
 
 
-def test_a_peer_that_does_not_read_two_buffers_is_left_at_the_deadline(ends: Ends) -> None:
+def test_send_two_ends_at_deadline_if_peer_does_not_read(ends: Ends) -> None:
     with pytest.raises(DeadlineExceeded):
         ends[0].send_two(b"head", bytes(64 << 20), Deadline(0.1))
 
@@ -90,7 +90,7 @@ def test_while_one_thread_waits_the_others_keep_no_gil() -> None:
         assert busy.gil.holds()
 
 
-def test_an_answer_that_takes_long_is_not_waited_for_with_the_gil() -> None:
+def test_long_wait_releases_the_gil() -> None:
     mine, peer = socket.socketpair()
     with mine, peer:
         busy = Looks(1000, is_on=False)

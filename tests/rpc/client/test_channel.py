@@ -1,6 +1,7 @@
 """Promises of channel.py, against peers that the tests play on the other end of a real socket.
 
-Most answers lie in the socket before they are asked for: a channel's request ids count from 1, so no second thread is needed.
+Most answers lie in the socket before they are asked for: a channel's request ids count from 1, so no second thread is
+needed.
 """
 
 import array
@@ -114,7 +115,7 @@ def test_who_looks_for_an_answer_finds_it_or_sleeps_after_all(background: Callab
     line.close()
 
 
-def test_a_call_sends_one_frame_with_its_deadline_and_returns_the_answer(either: Line) -> None:
+def test_call_sends_one_frame_with_deadline_and_returns_answer(either: Line) -> None:
     line = either
     line.peer.sendall(frame(Flags(b"\1"), 1))
     assert line.exists(1000) == Flags(b"\1")
@@ -150,9 +151,7 @@ def test_one_flag_may_come_byte_by_byte(either: Line, background: Callable[[Call
     assert ask_for_flag(line) == 1
 
 
-def test_a_value_that_the_socket_does_not_take_at_once_is_sent_whole(
-    either: Line, background: Callable[[Callable[[], object]], None]
-) -> None:
+def test_call_sends_whole_value_despite_partial_sends(either: Line, background: Callable[[Callable[[], object]], None]) -> None:
     line = either
     value, got = os.urandom(4 << 20), bytearray()
 
@@ -172,7 +171,7 @@ def test_a_flag_that_does_not_come_ends_the_channel(either: Line) -> None:
     assert not line.channel.is_open
 
 
-def test_the_peers_typed_error_is_raised_and_the_channel_stays_usable(line: Line) -> None:
+def test_call_raises_peers_error_and_channel_stays_usable(line: Line) -> None:
     line.peer.sendall(frame(Failure(Full.code, "no room"), 1) + frame(Flags(b"\0"), 2))
     with pytest.raises(Full, match="no room"):
         line.exists()
@@ -187,9 +186,7 @@ def test_answers_of_any_size_one_after_another_are_read_whole(either: Line, back
     assert line.exists() == Flags(b"")
 
 
-def test_values_are_sent_from_many_buffers_whatever_the_socket_takes(
-    either: Line, background: Callable[[Callable[[], object]], None]
-) -> None:
+def test_call_sends_values_from_many_buffers(either: Line, background: Callable[[Callable[[], object]], None]) -> None:
     line = either
     parts = [os.urandom(10_000) for _ in range(MAX_VECTORS // 2)] + [b"", b"end"] + [b"x"] * MAX_VECTORS
     value = b"".join(parts)
@@ -205,7 +202,7 @@ def test_values_are_sent_from_many_buffers_whatever_the_socket_takes(
     assert received[0][1] == value
 
 
-def test_a_post_to_a_peer_that_is_gone_closes_the_channel_quietly(line: Line) -> None:
+def test_post_to_a_dead_peer_closes_the_channel(line: Line) -> None:
     line.peer.close()
     line.channel.post(ReleaseLeases([3]))
     assert not line.channel.is_open
@@ -247,7 +244,7 @@ def test_values_arrive_in_their_views_however_the_bytes_come(sizes: list[int], c
 # --- deadlines ---
 
 
-def test_a_deadline_that_has_passed_sends_nothing_and_leaves_the_channel_usable(line: Line) -> None:
+def test_call_after_deadline_sends_nothing_and_stays_usable(line: Line) -> None:
     with pytest.raises(DeadlineExceeded, match="within the deadline of 0 s"):
         line.exists(0)
     assert line.channel.is_open
@@ -257,7 +254,7 @@ def test_a_deadline_that_has_passed_sends_nothing_and_leaves_the_channel_usable(
 
 
 @pytest.mark.parametrize("sent", [0, 5, HEADER_BYTES + 2])
-def test_a_peer_that_stops_within_its_answer_is_left_at_the_deadline(line: Line, sent: int) -> None:
+def test_call_ends_at_deadline_within_an_answer(line: Line, sent: int) -> None:
     line.peer.sendall(frame(Flags(bytes(9)), 1)[:sent])
     with pytest.raises(DeadlineExceeded, match=r"^\S+: no answer within the deadline of 0\.2 s$"):
         line.exists(SOON_S)
@@ -271,7 +268,7 @@ def test_a_peer_that_does_not_read_is_left_at_the_deadline(either: Line) -> None
     assert not line.channel.is_open
 
 
-def test_a_peer_that_is_late_with_descriptors_is_left_at_the_deadline(line: Line) -> None:
+def test_call_for_fds_ends_at_deadline_without_descriptors(line: Line) -> None:
     with pytest.raises(DeadlineExceeded):
         line.channel.call_for_fds(MapSlabs([1]), Deadline(SOON_S))
     assert not line.channel.is_open
@@ -352,7 +349,7 @@ def test_descriptors_come_with_their_answer(line: Line, slab: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[], [4, 4]])
-def test_a_peer_that_sends_another_number_of_descriptors_is_refused_and_none_leaks(line: Line, slab: int, sizes: list[int]) -> None:
+def test_call_for_fds_refuses_wrong_count_without_leak(line: Line, slab: int, sizes: list[int]) -> None:
     before = open_descriptors()
     send_slabs(line, sizes, [slab])
     with pytest.raises(ProtocolError, match="1 descriptors for slabs of"):
@@ -360,7 +357,7 @@ def test_a_peer_that_sends_another_number_of_descriptors_is_refused_and_none_lea
     assert open_descriptors() == before - 1, "the channel's own socket is closed too"
 
 
-def test_descriptors_of_an_answer_that_cannot_be_read_do_not_leak(line: Line, slab: int) -> None:
+def test_descriptors_of_a_malformed_answer_do_not_leak(line: Line, slab: int) -> None:
     before = open_descriptors()
     send_slabs(line, [4], [slab], request_id=77)
     with pytest.raises(ProtocolError):
@@ -387,7 +384,7 @@ def test_a_connection_can_be_given_away_between_calls(either: Line) -> None:
 def test_a_connection_whose_peer_spoke_unasked_is_not_given_away(line: Line) -> None:
     line.peer.sendall(frame(Flags(b"\1"), 1) + frame(EXISTS, 1))
     line.exists()
-    with pytest.raises(Unavailable, match="spoke before it was asked"):
+    with pytest.raises(Unavailable, match="sent bytes without a request"):
         line.channel.detach()
     assert not line.channel.is_open
 
@@ -448,7 +445,7 @@ def test_nobody_there_is_unavailable_by_name(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-def test_a_connection_that_does_not_come_about_ends_at_the_deadline() -> None:
+def test_open_ends_at_the_deadline() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -466,7 +463,7 @@ def test_a_peer_that_does_not_welcome_is_left_at_the_deadline(listener: socket.s
 # --- in steps ---
 
 
-def test_in_steps_an_answer_and_its_values_are_taken_as_they_come(either: Line) -> None:
+def test_steps_take_answer_and_values_as_they_arrive(either: Line) -> None:
     line = either
     line.channel.ask(EXISTS, Deadline(10))
     assert line.channel.take_answer(Flags) is None

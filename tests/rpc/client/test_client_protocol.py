@@ -7,12 +7,12 @@ import socket
 import pytest
 
 from kvstore.protocol.errors import Full, ProtocolError, TooManyConnections
-from kvstore.protocol.frames import HEADER, TAKES_TRACES, VERSION, FrameHeader, unpack_header
+from kvstore.protocol.frames import ACCEPTS_TRACES, HEADER, VERSION, FrameHeader, unpack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import SERVER_NODE, Count, Failure, Flags, Hello, Trace, Welcome
 from kvstore.rpc.address import Address
-from kvstore.rpc.client.client_protocol import MAX_REQUEST_ID, ClientProtocol, has_hung_up, refusal, take_descriptors
+from kvstore.rpc.client.client_protocol import MAX_REQUEST_ID, ClientProtocol, is_closed_by_peer, read_refusal, take_descriptors
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_reader import FrameReader
 from tests.rpc.traced import sampled
@@ -36,13 +36,13 @@ def arrived(message: Message, request_id: int = 1, payload_bytes: int = 0) -> tu
 
 def test_a_packed_request_of_a_sampled_call_is_traced() -> None:
     with sampled() as call:
-        asked = {takes: greeted(takes).packed_request(Exists.TYPE, EXISTS.pack(), 5, Deadline(10)) for takes in (0, TAKES_TRACES)}
-    assert asked[TAKES_TRACES].startswith(call.frame)
-    assert asked[TAKES_TRACES][len(call.frame) :] == asked[0]
+        asked = {takes: greeted(takes).packed_request(Exists.TYPE, EXISTS.pack(), 5, Deadline(10)) for takes in (0, ACCEPTS_TRACES)}
+    assert asked[ACCEPTS_TRACES].startswith(call.frame)
+    assert asked[ACCEPTS_TRACES][len(call.frame) :] == asked[0]
     assert call.requests == 4
 
 
-def test_an_answer_of_one_flag_is_read_whole_and_any_other_is_left_to_be_looked_at(protocol: ClientProtocol) -> None:
+def test_flag_reads_one_flag_and_leaves_others_to_answer(protocol: ClientProtocol) -> None:
     body = Flags(b"\7").pack()
 
     def flag(
@@ -73,16 +73,16 @@ def greeted(takes: int) -> ClientProtocol:
     return protocol
 
 
-def test_a_sampled_calls_trace_goes_ahead_to_a_peer_that_takes_it_and_to_no_other() -> None:
+def test_sampled_call_sends_trace_only_to_accepting_peer() -> None:
     with sampled() as call:
-        asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, TAKES_TRACES)}
+        asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, ACCEPTS_TRACES)}
     assert unpack_header(asked[0]).type == unpack_header(asked[2]).type == Exists.TYPE
-    assert asked[TAKES_TRACES].startswith(call.frame)
+    assert asked[ACCEPTS_TRACES].startswith(call.frame)
     assert unpack_header(call.frame).type == Trace.TYPE
-    assert unpack_header(asked[TAKES_TRACES], len(call.frame)).type == Exists.TYPE
-    assert len(asked[TAKES_TRACES]) == len(asked[0]) + len(call.frame)
+    assert unpack_header(asked[ACCEPTS_TRACES], len(call.frame)).type == Exists.TYPE
+    assert len(asked[ACCEPTS_TRACES]) == len(asked[0]) + len(call.frame)
     assert call.requests == 6, "three times a Hello and a question"
-    assert unpack_header(b"".join(greeted(TAKES_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
+    assert unpack_header(b"".join(greeted(ACCEPTS_TRACES).request(EXISTS, Deadline(10)))).type == Exists.TYPE, "the call is over"
 
 
 def test_ids_wrap_without_zero(protocol: ClientProtocol) -> None:
@@ -99,13 +99,13 @@ def test_the_error_of_a_peer_that_hangs_up_is_raised(protocol: ClientProtocol) -
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (arrived(Count(1)), "unix:/the/peer answered with a message of type 6 where Flags belongs"),
-        (arrived(Flags(b"\1"), 2), "type 5 where Flags belongs"),
-        (arrived(Flags(b"\1"), 0), "type 5 where Flags belongs"),
-        (arrived(Failure(Full.code, "another's"), 9), "type 3 where Flags belongs"),
-        (arrived(Failure(Full.code, "with values"), 1, 5), "type 3 where Flags belongs"),
-        ((FrameHeader(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "ends where"),
-        ((FrameHeader(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "ends where"),
+        (arrived(Count(1)), "unix:/the/peer sent a message of type 6 instead of Flags"),
+        (arrived(Flags(b"\1"), 2), "type 5 instead of Flags"),
+        (arrived(Flags(b"\1"), 0), "type 5 instead of Flags"),
+        (arrived(Failure(Full.code, "another's"), 9), "type 3 instead of Flags"),
+        (arrived(Failure(Full.code, "with values"), 1, 5), "type 3 instead of Flags"),
+        ((FrameHeader(Flags.TYPE, 1, 0, 2, 0), memoryview(b"ab")), "is too short"),
+        ((FrameHeader(Failure.TYPE, 1, 0, 1, 0), memoryview(b"x")), "is too short"),
     ],
 )
 def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tuple[FrameHeader, memoryview], why: str) -> None:
@@ -113,7 +113,7 @@ def test_any_other_frame_is_a_protocol_error(protocol: ClientProtocol, frame: tu
         protocol.answer(*frame, Flags)
 
 
-def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(protocol: ClientProtocol) -> None:
+def test_payload_must_be_read_before_the_next_request(protocol: ClientProtocol) -> None:
     protocol.answer(*arrived(Flags(b""), payload_bytes=5), Flags)
     assert protocol.payload_left == 5
     with pytest.raises(ProtocolError, match="payload was not read"):
@@ -122,7 +122,7 @@ def test_an_answers_payload_is_counted_and_must_be_read_before_the_next_request(
     protocol.request(EXISTS, Deadline(10))
 
 
-def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut() -> None:
+def test_descriptors_are_taken_from_truncated_ancillary_data() -> None:
     fds = array.array("i")
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -136,16 +136,16 @@ def test_descriptors_are_taken_from_what_the_kernel_delivers_even_if_it_was_cut(
     assert fds[2:].tolist() == [7]
 
 
-def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
+def test_is_closed_by_peer_reads_nothing() -> None:
     here, there = socket.socketpair()
     with here, there:
-        assert not has_hung_up(here)
+        assert not is_closed_by_peer(here)
         there.send(b"x")
-        assert not has_hung_up(here)
+        assert not is_closed_by_peer(here)
         assert here.recv(2) == b"x"
         there.close()
-        assert has_hung_up(here)
-    assert has_hung_up(here), "nor can a closed one be asked"
+        assert is_closed_by_peer(here)
+    assert is_closed_by_peer(here), "nor can a closed one be asked"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_whether_a_peer_has_hung_up_is_asked_without_reading_anything() -> None:
 def test_the_refusal_of_a_peer_that_has_closed_is_read(data: bytes, kind: type[TooManyConnections] | None) -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        assert refusal(ours, FrameReader()) is None, "nothing has come"
+        assert read_refusal(ours, FrameReader()) is None, "nothing has come"
         with theirs:
             theirs.sendall(data)
-        found = refusal(ours, FrameReader())
+        found = read_refusal(ours, FrameReader())
         assert type(found) is (kind or type(None))

@@ -23,7 +23,7 @@ HELLO = Hello(1, "tenant", "token", "me")
 A = Address("a", 1)
 
 
-def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> None:
+def test_lease_released_within_a_call_closes_the_channel() -> None:
     for is_settled, error, stays in (
         (True, None, True),
         (True, DeadlineExceeded(""), True),
@@ -34,8 +34,8 @@ def test_a_channel_given_back_within_a_call_is_closed_whatever_was_raised() -> N
         item.is_settled = is_settled
         kept: list[Item] = []
         loan = ConnectionLease(item, kept.append, reused=True)
-        loan.give_back(error)
-        loan.give_back(error)
+        loan.release(error)
+        loan.release(error)
         assert (item.is_open, kept) == (stays, [item])
 
 
@@ -67,7 +67,7 @@ def test_a_channel_is_opened_with_hello_and_reused(daemon: Started, pool: Connec
 def test_a_new_channel_says_what_its_taker_wants_it_to(daemon: Started, pool: ConnectionPool) -> None:
     other = Hello(1, "tenant", name="me", ticket=b"a ticket")
     for _ in range(2):
-        pool.take(daemon[1], Deadline(20), other).give_back()
+        pool.take(daemon[1], Deadline(20), other).release()
     assert daemon[0].hellos == [other], "one that is open has said it"
 
 
@@ -76,16 +76,16 @@ def test_a_taker_beyond_the_maximum_waits_for_one_given_back(daemon: Started, po
     taken: list[ConnectionLease[Channel]] = []
     waiter = threading.Thread(target=lambda: taken.append(pool.take(daemon[2], Deadline(20))))
     waiter.start()
-    while not pool._shelf.waiting(daemon[2]):
+    while not pool._state.waiting(daemon[2]):
         assert waiter.is_alive()
-    first.give_back()
+    first.release()
     waiter.join()
     [third] = taken
     assert third.reused
     with pytest.raises(DeadlineExceeded):
         pool.take(daemon[2], Deadline(0.01))
-    second.give_back()
-    third.give_back()
+    second.release()
+    third.release()
 
 
 def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: ConnectionPool) -> None:
@@ -100,13 +100,13 @@ def test_a_waiter_hears_that_the_pool_was_closed(daemon: Started, pool: Connecti
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while not pool._shelf.waiting(daemon[2]):
+    while not pool._state.waiting(daemon[2]):
         assert waiter.is_alive()
     pool.close()
     waiter.join()
     assert len(heard) == 1
     for loan in loans:
-        loan.give_back()
+        loan.release()
         assert not loan.channel.is_open
 
 
@@ -118,7 +118,7 @@ def test_a_refusal_is_passed_on_and_counts_no_loan(daemon: Started, pool: Connec
     assert pool.counts(daemon[1]) == (0, 0)
 
 
-def test_an_address_that_accepts_and_says_nothing_is_unavailable_before_the_deadline() -> None:
+def test_silent_address_is_unavailable_before_the_deadline() -> None:
     pool = ConnectionPool(HELLO, ClientSettings(max_channels=2, idle_ttl_s=60, connect_timeout_s=0.2, busy_poll_us=0))
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Unavailable, match="does not answer"):
         pool.take(Address("127.0.0.1", server.getsockname()[1]), Deadline(60))
@@ -132,22 +132,22 @@ def test_a_deadline_shorter_than_the_connect_timeout_is_exceeded(pool: Connectio
 
 def test_a_channel_is_borrowed_only_where_one_is_idle(daemon: Started, pool: ConnectionPool) -> None:
     assert pool.borrow(daemon[1]) is None
-    pool.take(daemon[1], Deadline(20)).give_back()
+    pool.take(daemon[1], Deadline(20)).release()
     borrowed = pool.borrow(daemon[1])
     assert borrowed is not None
     assert pool.counts(daemon[1]) == (1, 0)
     assert pool.borrow(daemon[1]) is None
-    turn, channel = borrowed
-    pool.give_back(turn, channel)
+    permit, channel = borrowed
+    pool.release(permit, channel)
     assert pool.counts(daemon[1]) == (0, 1)
 
 
-def test_what_was_borrowed_goes_as_a_loan_does_where_a_call_was_interrupted(daemon: Started, pool: ConnectionPool) -> None:
-    pool.take(daemon[1], Deadline(20)).give_back()
-    turn, channel = pool.borrow(daemon[1]) or (None, None)
-    assert turn is not None
+def test_borrowed_channel_acts_as_a_lease_when_interrupted(daemon: Started, pool: ConnectionPool) -> None:
+    pool.take(daemon[1], Deadline(20)).release()
+    permit, channel = pool.borrow(daemon[1]) or (None, None)
+    assert permit is not None
     assert channel is not None
-    pool.lent(turn, channel).give_back(KeyboardInterrupt())
+    pool.lent(permit, channel).release(KeyboardInterrupt())
     assert not channel.is_open
     assert pool.counts(daemon[1]) == (0, 0)
 
@@ -184,13 +184,13 @@ def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> Non
     taken: SimpleQueue[ConnectionLease[Channel]] = SimpleQueue()
     waiter = threading.Thread(target=lambda: taken.put(pool.take(daemon[2], Deadline(60))))
     waiter.start()
-    while not pool._shelf.waiting(daemon[2]):
+    while not pool._state.waiting(daemon[2]):
         assert waiter.is_alive()
-    loans.pop().give_back()
+    loans.pop().release()
     loans.append(taken.get(timeout=20))
     waiter.join()
     with pytest.raises(TooManyConnections):
         pool.take(daemon[1], Deadline(20))
     for loan in loans:
-        loan.give_back()
+        loan.release()
     pool.close()

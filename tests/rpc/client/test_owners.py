@@ -12,15 +12,15 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, SERVER_MASTER, Hello,
 from kvstore.rpc.address import Address, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.client.owners import (
-    LONGEST_PAUSE,
     MAX_NAMED,
-    PASSED_OVER,
+    MAX_PAUSE_FACTOR,
+    SKIP_FACTOR,
     Masters,
     OwnerSearchRound,
     await_owner,
+    backoff_delays,
     find_owner,
-    looks,
-    pauses,
+    probe_delays,
 )
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.waiting import eventually
@@ -49,13 +49,13 @@ def test_all_are_in_order_from_the_owner_on() -> None:
     assert masters.in_order() == [B, C, A]
 
 
-def test_those_named_are_known_beside_those_given_the_latest_so_many() -> None:
+def test_masters_know_given_and_latest_named_addresses() -> None:
     masters = Masters([A])
     assert masters.learn("a:1") == A
-    assert not masters.are_several, "it was given"
+    assert not masters.has_several, "it was given"
     for number in (*range(MAX_NAMED), 0, MAX_NAMED):
         masters.learn(f"n:{number}")
-    assert masters.are_several
+    assert masters.has_several
     assert [address.port for address in masters.in_order()] == [1, *range(2, MAX_NAMED), 0, MAX_NAMED]
     masters.owner = B
     assert masters.in_order()[0] == B, "known however it was found"
@@ -84,7 +84,7 @@ def test_masters_that_name_one_another_end_in_one_clear_error() -> None:
         assert asking.next() == address
         assert not asking.is_owner(address, standing_by(named))
     assert asking.next() is None
-    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 stands by for b:1; b:1 stands by for a:1$"):
+    with pytest.raises(Unavailable, match=r"^no master can be reached: a:1 follows the owner b:1; b:1 follows the owner a:1$"):
         raise asking.error()
 
 
@@ -107,17 +107,17 @@ def test_a_refusal_is_told_before_what_is_unavailable() -> None:
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    assert list(itertools.islice(pauses(0.5), 6)) == [0.5, 1, 2, 4, 4, 4]
-    assert LONGEST_PAUSE == 8
+    assert list(itertools.islice(backoff_delays(0.5), 6)) == [0.5, 1, 2, 4, 4, 4]
+    assert MAX_PAUSE_FACTOR == 8
 
 
-def test_who_does_not_answer_is_waited_for_patiently_once_and_then_looked_after() -> None:
-    assert list(itertools.islice(looks(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
-    assert list(itertools.islice(looks(1.0, is_doubted=True), 2)) == [0.25, 0.25]
+def test_silent_owner_is_waited_for_once_then_probed() -> None:
+    assert list(itertools.islice(probe_delays(1.0), 4)) == [1.0, 0.25, 0.25, 0.25]
+    assert list(itertools.islice(probe_delays(1.0, is_doubted=True), 2)) == [0.25, 0.25]
 
 
 class Clock:
-    """Nanoseconds that pass when they are told to."""
+    """A clock in nanoseconds that the test advances."""
 
     def __init__(self) -> None:
         self.ns = 1
@@ -137,14 +137,14 @@ def test_those_that_did_not_answer_are_asked_last_until_they_do() -> None:
     for address in (A, B, B):
         wait_in_vain(masters, clock, address, 1)
     assert masters.in_order() == [C, A, B]
-    assert list(map(masters.silences, (A, B, C))) == [1, 2, 0]
+    assert list(map(masters.timeouts, (A, B, C))) == [1, 2, 0]
     OwnerSearchRound(masters).failed(A, Unavailable("cannot connect to a:1"))
     OwnerSearchRound(masters).is_owner(B, Welcome(SERVER_MASTER, "m"))
     assert masters.in_order() == [B, C, A]
-    assert masters.silences(B) == 0
+    assert masters.timeouts(B) == 0
 
 
-def test_of_those_that_did_not_answer_the_one_that_was_asked_longest_ago_has_its_turn() -> None:
+def test_silent_masters_are_tried_by_age_of_their_timeout() -> None:
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     for address in (B, A, C, B):
@@ -153,11 +153,11 @@ def test_of_those_that_did_not_answer_the_one_that_was_asked_longest_ago_has_its
 
 
 @pytest.mark.parametrize("says", [NoOwner("nobody owns the catalog"), standing_by("a:1")], ids=["nobody", "another"])
-def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_a_moment_ago(says: KVStoreError | Welcome) -> None:
+def test_round_that_knows_the_owner_skips_silent_masters(says: KVStoreError | Welcome) -> None:
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     wait_in_vain(masters, clock, B, 100)
-    for passed_ns, asked_last in ((100 * PASSED_OVER - 1, None), (1, B)):
+    for passed_ns, asked_last in ((100 * SKIP_FACTOR - 1, None), (1, B)):
         clock.ns += passed_ns
         asking = OwnerSearchRound(masters)
         assert asking.next() == A
@@ -170,7 +170,7 @@ def test_a_round_that_is_told_who_the_owner_is_does_not_wait_for_who_was_silent_
         assert asking.next() == asked_last
 
 
-def test_who_was_silent_is_asked_where_nobody_tells_of_the_owner_or_one_names_it() -> None:
+def test_silent_master_is_asked_if_named_or_no_owner_is_known() -> None:
     clock = Clock()
     masters = Masters([A, B, C], clock_ns=clock)
     wait_in_vain(masters, clock, B, 100)
@@ -187,7 +187,7 @@ def test_who_was_silent_is_asked_where_nobody_tells_of_the_owner_or_one_names_it
 # --- over sockets ---
 
 
-def test_masters_that_stand_by_lead_to_the_owner_who_is_asked_first_from_then_on() -> None:
+def test_followers_lead_to_the_owner_which_is_asked_first_later() -> None:
     with stub_masters(3) as (first, second, owner):
         masters = known(first)
         for _ in range(2):
@@ -215,7 +215,7 @@ def test_each_time_that_one_does_not_answer_it_is_given_longer(
     assert found == given_s
 
 
-def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_not_asked_for_lack_of_time_is_first_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, clock = list[Address](), Clock()
 
     def no_answer(address: Address, _hello: Hello, deadline: Deadline, *, tls: object) -> None:
@@ -227,14 +227,14 @@ def test_who_is_not_asked_for_want_of_time_is_asked_first_the_next_time(monkeypa
     monkeypatch.setattr(time, "monotonic_ns", clock)
     masters = Masters([A, B, C], clock_ns=clock)
     for address in (A, B, C, A):
-        with pytest.raises(Unavailable, match=f"^no master can be reached: {address} does not answer$"):
+        with pytest.raises(Unavailable, match=f"^no master can be reached: {address} does not respond$"):
             find_owner(masters, HELLO, Deadline(2), attempt_s=2)
     assert asked == [A, B, C, A]
     with pytest.raises(Unavailable, match="there was no time to ask one"):
         find_owner(masters, HELLO, Deadline(0), attempt_s=2)
 
 
-def test_while_nobody_owns_it_several_are_asked_again_until_one_does() -> None:
+def test_several_masters_are_retried_until_one_is_the_owner() -> None:
     with stub_masters(2) as (first, second):
         first.owner, first.refusal = "", Unavailable("no master owns the catalog now")
         second.refusal = first.refusal
@@ -265,7 +265,7 @@ def test_a_single_master_that_follows_the_catalog_is_waited_for() -> None:
         electing.join()
 
 
-def test_a_single_master_is_not_waited_for_and_several_until_the_deadline() -> None:
+def test_single_master_fails_at_once_several_at_deadline() -> None:
     with stub_masters(2) as (first, second):
         first.refusal = second.refusal = Unavailable("it has all its connections in use")
         with pytest.raises(Unavailable, match="it has all its connections in use"):

@@ -1,4 +1,4 @@
-"""A peer that was hung up on, until it has closed its own end."""
+"""Tests of lingering_peer.py: a peer is watched until it closes its end."""
 
 import socket
 from collections.abc import Iterator

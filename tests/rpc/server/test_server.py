@@ -34,7 +34,7 @@ from tests.rpc.wires import Clock, Recorder, frame, pump, read_frame
 
 
 class Daemon:
-    """Answers everything with Ok, and knows whoever said Hello."""
+    """Answers everything with Ok, and authenticates each peer that sends Hello."""
 
     def __init__(self, max_connections: int = 10, **options: Any) -> None:
         self.clock = Clock()
@@ -95,7 +95,7 @@ def test_a_peer_whose_host_vanishes_is_noticed(daemon: Daemon) -> None:
         assert session._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == PEER_TIMEOUT_S * 1000
 
 
-def test_a_stranger_is_hung_up_on_after_his_time_though_he_talks_and_others_stay(daemon: Daemon) -> None:
+def test_unauthenticated_session_is_closed_after_its_timeout(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
     with daemon.connect(address) as known, daemon.connect(address) as stranger:
         daemon.ask(known, Hello(ROLE_CLIENT, name="known"))
@@ -111,7 +111,7 @@ def test_a_stranger_is_hung_up_on_after_his_time_though_he_talks_and_others_stay
 
 
 def assert_turned_away(sock: socket.socket) -> None:
-    """Told that there are too many connections, and hung up on."""
+    """Refused with TooManyConnections, and closed."""
     header, failure, _ = read_frame(sock)
     assert header.request_id == 0
     assert isinstance(failure, Failure)
@@ -119,8 +119,8 @@ def assert_turned_away(sock: socket.socket) -> None:
     assert sock.recv(1) == b""
 
 
-def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on() -> None:
-    with Daemon(max_strangers=2) as daemon:
+def test_oldest_unauthenticated_session_is_closed_over_limit() -> None:
+    with Daemon(max_unauthenticated=2) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         socks = [daemon.connect(address) for _ in range(2)]
         daemon.ask(socks[1], Hello(ROLE_CLIENT, name="known"))
@@ -147,7 +147,7 @@ def test_strangers_have_half_of_the_connections_at_most() -> None:
             sock.close()
 
 
-def test_where_no_connection_is_left_who_has_not_introduced_himself_gives_his_up() -> None:
+def test_unauthenticated_session_gives_way_at_max_connections() -> None:
     with Daemon(max_connections=4) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
         with daemon.connect(address) as stranger, contextlib.ExitStack() as stack:
@@ -162,20 +162,20 @@ def test_where_no_connection_is_left_who_has_not_introduced_himself_gives_his_up
                 daemon.ask(sock)
 
 
-def test_a_strangers_message_is_a_hello_and_no_longer_than_one_can_be(daemon: Daemon) -> None:
+def test_unauthenticated_message_is_limited_to_a_hello(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
     long = Exists([bytes(250)] * 4096)
     assert len(long.pack()) > MAX_HELLO_BYTES
     with daemon.connect(address) as stranger, daemon.connect(address) as known:
         stranger.sendall(frame(long)[:HEADER_BYTES])
         pump(daemon.reactor, lambda: daemon.handler.closed_count == 1)
-        assert "say Hello first" in str(read_frame(stranger)[1])
+        assert "before Hello: send it first" in str(read_frame(stranger)[1])
         ticket = Ticket(1, 1, 1, PASS, 0, bytes(16), "t" * 128, frozenset(range(MAX_BATCH)))
         daemon.ask(known, Hello(ROLE_NODE, "t" * 128, "", "n" * 255, 1, seal(ticket, bytes(32))))
         daemon.ask(known, long)
 
 
-def test_a_connection_over_the_limit_is_told_so_and_its_place_is_free_again_later(daemon: Daemon) -> None:
+def test_connection_over_the_limit_is_refused_until_one_is_free(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
     socks = [daemon.connect(address) for _ in range(2)]
     for sock in socks:
@@ -235,7 +235,7 @@ def test_the_socket_of_a_live_owner_is_refused_and_left_alone(daemon: Daemon, tm
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(path))
         alive.listen()
-        with pytest.raises(ConfigError, match=r"listens there: stop it, or give this one a folder of its own \(--run-dir\)"):
+        with pytest.raises(ConfigError, match=r"listens there: stop it, or give this one another folder \(--run-dir\)"):
             daemon.server.listen_unix(path)
         assert path.is_socket()
 
@@ -279,7 +279,7 @@ def unconnected() -> socket.socket:
     return sock
 
 
-def test_peer_is_refused_with_the_cause_when_no_descriptor_is_left(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_peer_is_refused_with_cause_without_descriptors(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     host, _, port = daemon.server.listen_tcp("127.0.0.1", 0).rpartition(":")
     peers = [unconnected() for _ in range(3)]
     with no_descriptor_left():
@@ -298,7 +298,7 @@ def test_peer_is_refused_with_the_cause_when_no_descriptor_is_left(daemon: Daemo
         peer.close()
 
 
-def test_out_of_descriptors_connections_wait_without_the_loop_spinning(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+def test_accept_pauses_without_descriptors_and_does_not_spin(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     """Another thread has taken the spare descriptor, too."""
     host, _, port = daemon.server.listen_tcp("127.0.0.1", 0).rpartition(":")
     waiting = unconnected()
@@ -349,9 +349,7 @@ def make_link(folder: Path) -> None:
         pytest.param(make_anothers, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may")),
     ],
 )
-def test_a_folder_in_tmp_that_another_user_may_have_made_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_run_dir_in_tmp_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make: Callable[[Path], None]) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     make(tmp_path / f"kvstore-{os.getuid()}")
@@ -359,7 +357,7 @@ def test_a_folder_in_tmp_that_another_user_may_have_made_is_refused(
         default_run_dir()
 
 
-def test_before_its_daemon_is_whole_a_server_lets_connections_wait_for_the_handler_that_it_gets(daemon: Daemon) -> None:
+def test_connections_wait_for_a_server_with_null_handler(daemon: Daemon) -> None:
     server = Server(daemon.reactor, NullHandler(), ConnectionLimits(2))
     address = server.listen_tcp("127.0.0.1", 0)
     host, _, port = address.rpartition(":")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, KVStoreError, ProtocolError, QuotaExceeded, StaleEpoch, Unavailable
-from kvstore.protocol.frames import HEADER_BYTES, SPREADS_READS, TAKES_TRACES, VERSION, FrameHeader
+from kvstore.protocol.frames import ACCEPTS_TRACES, HEADER_BYTES, MAKES_HOT_COPIES, VERSION, FrameHeader
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import Put, ReleaseLeases
@@ -25,7 +25,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server import tenant_loads
 from kvstore.rpc.server.session import DEFAULT_LIMITS, MAX_FRAMES_A_TURN, MAX_QUEUED_FDS, Session
 from kvstore.rpc.server.tenant_loads import MAX_UNANSWERED, TenantLoad, TenantLoads
-from kvstore.rpc.tracing import BROKEN, ObservedPeer, Stopwatch, Tracer, asking_for
+from kvstore.rpc.tracing import BROKEN, ObservedPeer, Stopwatch, Tracer, within_span
 from kvstore.security.quotas.quota import Quota, Quotas
 from tests.garbage import assert_no_garbage
 from tests.rpc.encrypted_pair import tls_pair
@@ -130,7 +130,7 @@ def test_a_payload_cut_anywhere_into_any_views_arrives_unchanged(cuts: list[int]
 # --- payloads ---
 
 
-def test_while_room_is_awaited_the_socket_is_not_read_and_epoll_is_quiet(either: Line) -> None:
+def test_socket_is_not_read_while_a_destination_is_awaited(either: Line) -> None:
     line = either
     line.handler.room = "later"
     value = bytes(300_000)
@@ -151,7 +151,7 @@ def test_while_room_is_awaited_the_socket_is_not_read_and_epoll_is_quiet(either:
 
 @pytest.mark.parametrize("room", [Full("no room"), "later"])
 @pytest.mark.parametrize("size", [5, 1 << 20])
-def test_a_refused_payload_is_thrown_away_and_the_connection_stays_usable(either: Line, room: str | Exception, size: int) -> None:
+def test_refused_payload_is_discarded_and_session_stays_usable(either: Line, room: str | Exception, size: int) -> None:
     line = either
     line.handler.room = room
     data = put(bytes(size), request_id=3) + frame(EXISTS, 4)
@@ -173,7 +173,7 @@ class Taking(Recorder):
     """A handler that serves what has come along with its message at once."""
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
-        value = session.arrived_payload()
+        value = session.buffered_payload()
         if value is None:
             return super().payload(session, header, body)
         self.frames.append((-header.type, header.request_id, bytes(body), bytes(value)))
@@ -182,7 +182,7 @@ class Taking(Recorder):
         return None
 
 
-def test_a_payload_that_came_along_is_served_at_once_and_what_follows_in_order() -> None:
+def test_buffered_payload_is_served_at_once_in_order() -> None:
     line = Line(handler=Taking())
     line.send(put(b"abc", request_id=1) + frame(EXISTS, 2) + put(b"de", b"f", request_id=3) + put(b"0123456789", request_id=4)[:-1])
     assert [(kind, request_id, payload) for kind, request_id, _, payload in line.handler.frames] == [
@@ -198,15 +198,15 @@ def test_a_payload_that_came_along_is_served_at_once_and_what_follows_in_order()
 
 
 class AtOnce:
-    """A session's `at_once` that serves what begins as it is told, and notes all that it is shown."""
+    """A session's `fast_path` that serves bytes with a given beginning, and records every call."""
 
     def __init__(self, line: Line, serves: bytes) -> None:
         self.line = line
         self.serves = serves
         self.shown: list[bytes] = []
         self.fault: Exception | None = None
-        line.session.belongs_to(TenantLoads().enter("a", "red"))
-        line.session.at_once = self
+        line.session.set_tenant_load(TenantLoads().enter("a", "red"))
+        line.session.fast_path = self
 
     def __call__(self, session: Session, frame: memoryview) -> bool:
         assert session is self.line.session
@@ -225,18 +225,18 @@ def answered(request_id: int) -> bytes:
     return frame(Ok(), request_id)
 
 
-def test_what_has_come_alone_may_be_served_by_one_call_and_all_else_is_read_as_ever(either: Line) -> None:
+def test_fast_path_serves_a_lone_request_others_are_parsed(either: Line) -> None:
     line = either
-    at_once = AtOnce(line, put(b"value", request_id=7))
+    fast_path = AtOnce(line, put(b"value", request_id=7))
     line.send(put(b"value", request_id=7))
     assert read_frame(line.peer)[0].request_id == 7
-    assert (line.handler.frames, len(at_once.shown)) == ([], 1)
+    assert (line.handler.frames, len(fast_path.shown)) == ([], 1)
     line.send(frame(EXISTS, 8))
     assert [request_id for _, request_id, _, _ in line.handler.frames] == [8]
-    assert len(at_once.shown) == 2
+    assert len(fast_path.shown) == 2
     line.send(put(b"value", request_id=7))
     assert len(line.handler.frames) == 2, "one waits for its answer: this is counted, too"
-    assert len(at_once.shown) == 2
+    assert len(fast_path.shown) == 2
     line.session.reply(8, Ok())
     line.session.reply(7, Ok())
     assert [read_frame(line.peer)[0].request_id for _ in range(2)] == [8, 7]
@@ -245,28 +245,28 @@ def test_what_has_come_alone_may_be_served_by_one_call_and_all_else_is_read_as_e
     assert len(line.handler.frames) == 2
 
 
-def test_the_rest_of_what_has_begun_is_not_shown_as_if_it_were_whole(line: Line) -> None:
-    at_once = AtOnce(line, b"")
+def test_fast_path_is_not_tried_on_the_rest_of_a_frame(line: Line) -> None:
+    fast_path = AtOnce(line, b"")
     data = put(b"value", request_id=7)
     line.send(data[:10])
     line.send(data[10:-2])
     line.send(data[-2:])
-    assert at_once.shown == [data[:10]]
+    assert fast_path.shown == [data[:10]]
     assert line.handler.frames[0][1::2] == (7, b"value")
 
 
-def test_nothing_is_shown_of_who_is_held_to_a_quota_or_is_nobodys(line: Line) -> None:
-    at_once = AtOnce(line, put(b"value", request_id=7))
-    line.session.belongs_to(None)
+def test_fast_path_is_not_tried_with_quota_or_without_tenant(line: Line) -> None:
+    fast_path = AtOnce(line, put(b"value", request_id=7))
+    line.session.set_tenant_load(None)
     line.send(put(b"value", request_id=7))
     loads = TenantLoads()
-    loads.hold_to(Quotas(Quota(requests_in_flight=5)))
-    line.session.belongs_to(loads.enter("a", "red"))
+    loads.set_quotas(Quotas(Quota(requests_in_flight=5)))
+    line.session.set_tenant_load(loads.enter("a", "red"))
     line.send(put(b"value", request_id=7))
-    assert (len(at_once.shown), len(line.handler.frames)) == (0, 2)
+    assert (len(fast_path.shown), len(line.handler.frames)) == (0, 2)
 
 
-def test_a_fault_of_ours_in_what_is_served_at_once_ends_the_connection(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_in_fast_path_closes_the_session(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     AtOnce(line, b"").fault = ZeroDivisionError("oops")
     line.send(put(b"value"))
     assert not line.session.is_open
@@ -274,7 +274,7 @@ def test_a_fault_of_ours_in_what_is_served_at_once_ends_the_connection(line: Lin
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_answer_that_the_socket_does_not_take_at_once_is_sent_when_it_does(line: Line) -> None:
+def test_answer_is_sent_later_if_the_socket_is_full(line: Line) -> None:
     frame_of = frame(EXISTS, 1, bytes(8 << 20))
     left = line.session.send_now(frame_of)
     assert 0 < len(left) < len(frame_of)
@@ -308,7 +308,7 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
     mine, peer = socket.socketpair()
     line = Line((peer, mine))
     line.session._stopwatch = Stopwatch(times)
-    at_once = AtOnce(line, put(b"value", request_id=7))
+    fast_path = AtOnce(line, put(b"value", request_id=7))
     line.send(put(b"value", request_id=7))
     assert len(times.taken_ns) == 1
     assert times.taken_ns[0] > 0
@@ -318,19 +318,19 @@ def test_what_is_served_at_once_is_timed(line: Line) -> None:
         session.reply(8, Ok())
         return True
 
-    line.session.at_once = counted
+    line.session.fast_path = counted
     line.send(put(b"value", request_id=8))
     assert len(times.taken_ns) == 2, "what is counted and answered in one go is timed once"
-    line.session.at_once = at_once
+    line.session.fast_path = fast_path
     line.send(put(b"value", request_id=7))
     assert len(times.taken_ns) == 3
     assert times.slow_kinds == [Put.TYPE] * 3
     line.close()
 
 
-def test_an_answer_with_values_that_nobody_asked_for_ends_the_connection(line: Line) -> None:
+def test_response_with_a_payload_closes_the_session(line: Line) -> None:
     line.send(frame(Ok(), 1, b"value"))
-    assert "nobody asked for" in str(read_frame(line.peer)[1])
+    assert "has a payload, which only requests may have" in str(read_frame(line.peer)[1])
     assert line.handler.closed_count == 1
 
 
@@ -350,7 +350,7 @@ def test_room_given_or_refused_after_the_end_is_ignored(line: Line) -> None:
 
 @pytest.mark.parametrize("pair", [socket.socketpair, tcp_pair])
 @pytest.mark.parametrize("room", ["now", "later", Full("no room")])
-def test_a_peer_that_goes_away_at_any_point_ends_the_session_once(pair: "object", room: str | Exception) -> None:
+def test_session_ends_once_whenever_the_peer_disconnects(pair: "object", room: str | Exception) -> None:
     data = frame(EXISTS, 1) + put(b"12345678")
     for sent in range(0, len(data) + 1, 3):
         line = Line(pair(), Recorder(room=room))  # type: ignore[operator]
@@ -366,7 +366,7 @@ def test_a_peer_that_goes_away_at_any_point_ends_the_session_once(pair: "object"
         line.close()
 
 
-def test_a_local_peer_that_dies_while_room_is_awaited_is_noticed_at_once(line: Line) -> None:
+def test_local_peers_death_is_noticed_while_awaiting_a_buffer(line: Line) -> None:
     line.handler.room = "later"
     line.send(put(b"value")[:-1])
     line.peer.close()
@@ -392,7 +392,7 @@ def test_sessions_that_are_over_leave_nothing_to_the_collector(
     def come_and_go() -> None:
         line = Line(ends())
         reactors.append(line.reactor)
-        line.session.at_once = AtOnce(line, b"")
+        line.session.fast_path = AtOnce(line, b"")
         line.send(frame(EXISTS))
         line.session.request(EXISTS, lambda _header, _body: None, deadline_s=1.0)
         if is_closed_within:
@@ -423,10 +423,10 @@ def test_another_protocol_version_is_told_both(line: Line) -> None:
     data[2] = VERSION + 1
     line.send(bytes(data))
     failure = read_frame(line.peer)[1]
-    assert f"version {VERSION + 1}, this side speaks {VERSION}" in str(failure)
+    assert f"version {VERSION + 1}, this side {VERSION}" in str(failure)
 
 
-def test_garbage_behind_a_full_turn_of_frames_ends_the_session_too(line: Line) -> None:
+def test_garbage_after_a_full_round_of_frames_closes_session(line: Line) -> None:
     line.send(frame(EXISTS) * MAX_FRAMES_A_TURN + bytes(HEADER_BYTES))
     assert len(line.handler.frames) == MAX_FRAMES_A_TURN
     assert line.handler.closed_count == 1
@@ -446,7 +446,7 @@ def test_no_bytes_of_a_peer_disturb_the_reactor(garbage: bytes) -> None:
 # --- answers ---
 
 
-def test_an_error_of_the_handler_is_the_answer_and_the_next_request_is_served(line: Line) -> None:
+def test_handler_error_is_answered_and_next_request_served(line: Line) -> None:
     errors: list[Exception] = [StaleEpoch("too old"), ValueError("oops")]
 
     def fail(_session: Session, _header: FrameHeader, _body: bytes) -> None:
@@ -477,7 +477,7 @@ def narrow() -> Iterator[Line]:
     line.close()
 
 
-def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(narrow: Line) -> None:
+def test_peer_that_does_not_read_is_not_read_from(narrow: Line) -> None:
     line = narrow
     value = bytes(600_000)
     sent: list[int] = []
@@ -503,7 +503,7 @@ def test_a_peer_that_does_not_read_is_not_read_from_until_it_does(narrow: Line) 
     assert sent == list(range(1, 12))
 
 
-def test_a_peer_that_does_not_take_an_answer_in_its_time_is_hung_up_on_and_holds_nothing(narrow: Line) -> None:
+def test_peer_that_takes_no_answer_in_time_is_closed(narrow: Line) -> None:
     """Taking a little of it does not help; having taken the one before does."""
     line = narrow
     done: list[int] = []
@@ -525,7 +525,7 @@ def test_a_peer_that_does_not_take_an_answer_in_its_time_is_hung_up_on_and_holds
     assert (line.session.is_open, done, line.handler.closed_count) == (False, [1, 2], 1)
 
 
-def test_answers_queued_behind_a_slow_reader_pause_it_at_the_limit(narrow: Line) -> None:
+def test_queued_answers_pause_a_slow_reader_at_the_limit(narrow: Line) -> None:
     line = narrow
     for _ in range(8):
         line.session.reply(1, Ok(), [bytes(400_000)])
@@ -549,7 +549,7 @@ def test_values_are_let_go_once_whether_sent_or_not(either: Line) -> None:
     assert line.handler.closed_count == 1
 
 
-def test_a_failing_on_sent_does_not_keep_others_from_being_let_go(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_on_sent_does_not_stop_the_others(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     done: list[int] = []
 
     def fail() -> None:
@@ -564,7 +564,7 @@ def test_a_failing_on_sent_does_not_keep_others_from_being_let_go(line: Line, ca
     assert len(caplog.records) == 2
 
 
-def test_descriptors_go_along_with_their_frame_and_stay_the_callers(line: Line, tmp_path: Path) -> None:
+def test_descriptors_are_sent_with_their_frame_and_stay_open(line: Line, tmp_path: Path) -> None:
     (tmp_path / "slab").write_bytes(b"slab")
     fd = os.open(tmp_path / "slab", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
@@ -603,7 +603,7 @@ def test_both_ends_ask_and_answers_find_their_questions(line: Line) -> None:
     assert len(line.handler.frames) == 1
 
 
-def test_a_request_ends_at_its_deadline_and_a_later_answer_is_ignored(line: Line) -> None:
+def test_request_ends_at_deadline_and_ignores_late_answer(line: Line) -> None:
     replies = asked(line, deadline_s=2)
     line.clock.now_ns = 2_000_000_000
     line.settle()
@@ -628,13 +628,13 @@ def test_a_peer_that_could_not_read_us_says_why(line: Line) -> None:
     assert not line.session.is_open
 
 
-def test_an_answer_that_its_receiver_cannot_read_ends_the_connection(line: Line) -> None:
+def test_answer_unreadable_for_its_receiver_closes_session(line: Line) -> None:
     line.session.request(EXISTS, lambda _header, body: Flags.unpack(bytes(body)) and None, deadline_s=1)  # type: ignore[arg-type]
     line.send(frame(Count(1), read_frame(line.peer)[0].request_id))
     assert line.handler.closed_count == 1
 
 
-def test_a_failing_receiver_of_an_answer_does_not_hold_up_what_follows(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_answer_callback_does_not_block_the_next(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     def fail(_header: object, _body: object) -> None:
         raise RuntimeError("oops")
 
@@ -660,7 +660,7 @@ def traced() -> Iterator[tuple[Line, Spans]]:
     line.close()
 
 
-def test_a_request_that_a_trace_announces_has_a_span_with_values_and_without(traced: tuple[Line, Spans]) -> None:
+def test_traced_request_has_a_span_with_and_without_values(traced: tuple[Line, Spans]) -> None:
     line, spans = traced
     line.send(TRACE + frame(EXISTS, 1) + frame(EXISTS, 2) + TRACE + put(b"value", request_id=3))
     assert [read_frame(line.peer)[0].request_id for _ in range(3)] == [1, 2, 3]
@@ -668,7 +668,7 @@ def test_a_request_that_a_trace_announces_has_a_span_with_values_and_without(tra
     assert [request_id for _, request_id, _, _ in line.handler.frames] == [1, 2, 3], "the handler sees no Trace"
 
 
-def test_a_stranger_begins_no_span_and_garbage_in_a_trace_is_no_error(traced: tuple[Line, Spans]) -> None:
+def test_unauthenticated_peer_has_no_span_bad_trace_is_ignored(traced: tuple[Line, Spans]) -> None:
     line, spans = traced
     line.send(frame(Trace("garbage"), 0) + frame(EXISTS, 1))
     line.session.context = None
@@ -693,22 +693,22 @@ def test_a_span_ends_with_the_error_or_with_the_connection(traced: tuple[Line, S
     assert spans.told == [(Exists.TYPE, PARENT, "Full"), (Exists.TYPE, PARENT, BROKEN)]
 
 
-@pytest.mark.parametrize("spreads_reads", [False, True])
+@pytest.mark.parametrize("makes_hot_copies", [False, True])
 @pytest.mark.parametrize("tracer", [None, Spans()], ids=["plain", "traced"])
-def test_a_welcome_says_whether_traces_are_taken_and_reads_are_spread(tracer: Spans | None, spreads_reads: bool) -> None:
+def test_welcome_has_feature_bits(tracer: Spans | None, makes_hot_copies: bool) -> None:
     line = Line(tracer=tracer)
-    line.session.welcome(1, Welcome(SERVER_NODE, "n"), spreads_reads=spreads_reads)
+    line.session.welcome(1, Welcome(SERVER_NODE, "n"), makes_hot_copies=makes_hot_copies)
     header, message, _ = read_frame(line.peer)
-    does = (TAKES_TRACES if tracer else 0) + (SPREADS_READS if spreads_reads else 0)
+    does = (ACCEPTS_TRACES if tracer else 0) + (MAKES_HOT_COPIES if makes_hot_copies else 0)
     assert (header.request_id, header.deadline_ms, message) == (1, does, Welcome(SERVER_NODE, "n"))
     line.close()
     line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
 
 
 @pytest.mark.parametrize("has_payload", [False, True])
-def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_goes_on(line: Line, has_payload: bool) -> None:
+def test_requests_over_quota_are_refused_connection_stays(line: Line, has_payload: bool) -> None:
     load = TenantLoad("red", 2)
-    line.session.belongs_to(load)
+    line.session.set_tenant_load(load)
     for request_id in (1, 2, 3):
         line.send(put(b"value", request_id=request_id) if has_payload else frame(Exists([b"k"]), request_id))
     header, answer, _ = read_frame(line.peer)
@@ -726,9 +726,9 @@ def test_requests_of_a_tenant_beyond_its_quota_are_refused_and_the_connection_go
     assert load.requests == 0
 
 
-def test_a_tenants_connection_is_not_read_while_too_much_of_what_it_asked_waits_for_its_answer(either: Line) -> None:
+def test_connection_is_not_read_while_many_requests_wait(either: Line) -> None:
     line = either
-    line.session.belongs_to(TenantLoad("red", None))
+    line.session.set_tenant_load(TenantLoad("red", None))
     for number in range(1, MAX_UNANSWERED + 3):
         line.send(frame(EXISTS, number))
     line.send(frame(ReleaseLeases([1]), 0))
@@ -744,11 +744,9 @@ def test_a_tenants_connection_is_not_read_while_too_much_of_what_it_asked_waits_
     assert line.session.is_open
 
 
-def test_messages_that_wait_for_their_answers_hold_so_many_bytes_of_a_tenants_connection(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_messages_of_a_connection_are_limited_in_bytes(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_loads, "MAX_HELD_BYTES", 1 << 20)
-    line.session.belongs_to(TenantLoad("red", None))
+    line.session.set_tenant_load(TenantLoad("red", None))
     asked = Exists([bytes(255)] * 1200)
     assert 3 < (1 << 20) / len(asked.pack()) < 4
     sender = threading.Thread(target=line.peer.sendall, args=(b"".join(frame(asked, number) for number in range(1, 7)),))
@@ -764,15 +762,15 @@ def test_messages_that_wait_for_their_answers_hold_so_many_bytes_of_a_tenants_co
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_tenant_whose_requests_would_count_nowhere_is_hung_up_on(line: Line, number: int) -> None:
-    line.session.belongs_to(TenantLoad("red", None))
+def test_request_id_zero_or_in_use_closes_the_session(line: Line, number: int) -> None:
+    line.session.set_tenant_load(TenantLoad("red", None))
     line.send(frame(EXISTS, 1) + frame(EXISTS, number))
-    assert f"a request has a number of its own, from 1 on, until it is answered: {number} is none" in str(read_frame(line.peer)[1])
+    assert f"request id {number} is 0 or in use" in str(read_frame(line.peer)[1])
     assert not line.session.is_open
     assert len(line.handler.frames) == 1
 
 
-def test_a_peer_that_takes_no_descriptors_is_not_read_from_until_it_does(line: Line, tmp_path: Path) -> None:
+def test_peer_that_takes_no_descriptors_is_not_read_from(line: Line, tmp_path: Path) -> None:
     """Each request of 600 bytes would have 64 of them opened."""
     opened = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]
 
@@ -797,17 +795,17 @@ def test_a_peer_that_takes_no_descriptors_is_not_read_from_until_it_does(line: L
         os.close(fd)
 
 
-def test_what_is_asked_on_behalf_of_a_span_is_announced_to_who_takes_it_and_all_else_is_as_ever(traced: tuple[Line, Spans]) -> None:
+def test_request_within_span_sends_trace_to_accepting_peer(traced: tuple[Line, Spans]) -> None:
     line, spans = traced
     plain = len(asked_by(line))
-    with asking_for(Part(spans, "", place=PARENT)):
+    with within_span(Part(spans, "", place=PARENT)):
         assert len(asked_by(line)) == plain, "the peer takes no traces"
-        line.session.met(takes_traces=True)
+        line.session.mark_authenticated(accepts_traces=True)
         assert asked_by(line)[: len(TRACE)] == TRACE
     assert len(asked_by(line)) == plain, "it is for nobody's sake"
     line.session.close()
     errors = list[object]()
-    with asking_for(Part(spans, "", place=PARENT)):
+    with within_span(Part(spans, "", place=PARENT)):
         line.session.request(EXISTS, lambda _header, error: errors.append(error), deadline_s=5)
     assert [type(error) for error in errors] == [Unavailable]
 

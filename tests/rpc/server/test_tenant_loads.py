@@ -10,11 +10,11 @@ from kvstore.rpc.server.tenant_loads import InFlight, TenantLoads
 from kvstore.security.quotas.quota import Quota, Quotas
 
 
-def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
+def test_connections_over_quota_are_refused_until_one_ends() -> None:
     loads = TenantLoads()
-    loads.hold_to(Quotas(tenants={"red": Quota(connections=2)}))
+    loads.set_quotas(Quotas(tenants={"red": Quota(connections=2)}))
     assert loads.enter("a", "red") is loads.enter("b", "red")
-    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 connections here, all that its quota gives it \(connections\)"):
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 2 connections here, its quota \(connections\)"):
         loads.enter("c", "red")
     loads.enter("d", "blue")
     loads.enter("e", "blue")
@@ -28,14 +28,14 @@ def test_connections_beyond_the_quota_are_refused_until_one_is_over() -> None:
     assert loads.refused() == {"connections": 1, "requests_in_flight": 0}
 
 
-def test_requests_beyond_the_quota_are_refused_and_counted_for_as_long_as_anybody_looks() -> None:
+def test_requests_over_quota_are_refused_and_counted() -> None:
     loads, quotas = TenantLoads(), Quotas(Quota(requests_in_flight=1))
     load = loads.enter("a", "red")
     assert load.limit is None
-    loads.hold_to(quotas)
-    loads.hold_to(quotas)
+    loads.set_quotas(quotas)
+    loads.set_quotas(quotas)
     load.begin()
-    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 1 requests in flight here, all that its quota gives it \(requests_in_fl"):
+    with pytest.raises(QuotaExceeded, match=r"tenant 'red' has 1 requests in flight here, its quota \(requests_in_fl"):
         load.begin()
     assert (loads.of("red"), loads.refused()["requests_in_flight"]) == ((1, 1), 1)
     load.requests -= 1
@@ -48,11 +48,11 @@ def asked(request_id: int, kind: int = Exists.TYPE, body_bytes: int = 10) -> Fra
     return FrameHeader(kind, request_id, 0, body_bytes, 0)
 
 
-def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answers() -> None:
+def test_requests_count_once_at_their_tenant_until_answered() -> None:
     loads, mine = TenantLoads(), InFlight()
     mine.check(asked(0))
     mine.begin(asked(1))
-    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    loads.set_quotas(Quotas(Quota(requests_in_flight=2)))
     red, blue = loads.enter("a", "red"), loads.enter("b", "blue")
     mine.belong_to(red)
     mine.check(asked(0, ReleaseLeases.TYPE))
@@ -73,7 +73,7 @@ def test_a_connections_requests_count_at_its_tenant_once_each_until_their_answer
     assert blue.requests == 0
 
 
-def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quota_says_how_much_may() -> None:
+def test_uncounted_only_without_quota_and_waiting_requests() -> None:
     loads, mine = TenantLoads(), InFlight()
     assert not mine.is_uncounted, "nobody's"
     mine.belong_to(loads.enter("a", "red"))
@@ -82,5 +82,5 @@ def test_what_is_answered_at_once_is_not_counted_where_nothing_waits_and_no_quot
     assert not mine.is_uncounted
     mine.end(1)
     assert mine.is_uncounted
-    loads.hold_to(Quotas(Quota(requests_in_flight=2)))
+    loads.set_quotas(Quotas(Quota(requests_in_flight=2)))
     assert not mine.is_uncounted

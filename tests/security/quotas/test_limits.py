@@ -23,7 +23,7 @@ from kvstore.security.quotas.quota import NAMES, UNLIMITED, Quota, Quotas
 FILE = Tables({"dram_bytes": 10, "pins": 1}, {"red": {"dram_bytes": 20, "connections": 4}})
 
 
-def test_what_an_operator_has_set_is_above_the_tenants_table_and_that_above_the_default() -> None:
+def test_operator_limit_beats_tenant_table_beats_default() -> None:
     quotas = in_force(FILE, {"red": {"connections": None, "blocks": 5}, "green": {"pins": 7}})
     assert quotas.of("red") == Quota(dram_bytes=20, blocks=5, pins=1)
     assert quotas.of("green") == Quota(dram_bytes=10, pins=7)
@@ -67,7 +67,7 @@ def read(folder: Path, text: str | bytes) -> Tables:
         (b"\xff", "cannot read the quotas file"),
     ],
 )
-def test_a_bad_file_is_refused_by_its_name_and_the_key_that_is_wrong(tmp_path: Path, text: str | bytes, told: str) -> None:
+def test_bad_quotas_file_is_refused_with_name_and_key(tmp_path: Path, text: str | bytes, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as refusal:
         read(tmp_path, text)
     assert "quotas.toml" in str(refusal.value)
@@ -128,7 +128,7 @@ def test_a_bad_file_changes_nothing_and_is_told_once(tmp_path: Path) -> None:
     assert (quotas.version, quotas.has_changed()) == (version, False)
 
 
-def test_what_operators_have_set_is_above_the_file_whichever_of_them_changed_last(tmp_path: Path) -> None:
+def test_operator_limits_beat_the_file_in_any_order(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\npins = 1")
     quotas = QuotasInForce(str(file))

@@ -1,7 +1,7 @@
 """Promises of quota.py."""
 
 from kvstore.protocol import control_pb2 as pb
-from kvstore.security.quotas.quota import NAMES, NO_QUOTA, UNLIMITED, Quota, Quotas, limits_shown
+from kvstore.security.quotas.quota import NAMES, NO_QUOTA, UNLIMITED, Quota, Quotas, format_limits
 
 
 def test_a_tenant_without_a_quota_of_its_own_has_the_default() -> None:
@@ -17,7 +17,7 @@ def test_limits_keep_their_places_which_records_of_catalogs_name() -> None:
     assert [pb.TenantQuota.DESCRIPTOR.fields_by_name[name].number for name in NAMES] == list(range(1, 11))
 
 
-def test_quotas_that_say_the_same_have_one_version_and_others_another() -> None:
+def test_equal_quotas_have_equal_versions_others_differ() -> None:
     red, blue = Quota(blocks=1), Quota(blocks=2)
     same = [Quotas(red, {"a": red, "b": blue}), Quotas(red, {"b": blue, "a": red})]
     others = [UNLIMITED, Quotas(red), Quotas(NO_QUOTA, {"a": red, "b": blue}), Quotas(red, {"a": blue, "b": red})]
@@ -28,6 +28,6 @@ def test_quotas_that_say_the_same_have_one_version_and_others_another() -> None:
 
 def test_limits_are_shown_in_peoples_units_and_exactly() -> None:
     quota = Quota(dram_bytes=96 << 30, nvme_bytes=(4 << 30) + 1, pins=12_000)
-    assert limits_shown(quota, ["pins", "dram_bytes"]) == "dram_bytes 96 GiB, pins 12,000"
-    assert limits_shown(quota, ["nvme_bytes", "blocks"]) == "nvme_bytes 4,294,967,297 B, blocks no limit"
-    assert limits_shown(quota, []) == ""
+    assert format_limits(quota, ["pins", "dram_bytes"]) == "dram_bytes 96 GiB, pins 12,000"
+    assert format_limits(quota, ["nvme_bytes", "blocks"]) == "nvme_bytes 4,294,967,297 B, blocks no limit"
+    assert format_limits(quota, []) == ""

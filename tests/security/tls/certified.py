@@ -31,7 +31,7 @@ class Cluster:
         self._made = 0
 
     def file(self, *subjects: CertificateSubject, hosts: tuple[str, ...] = (), valid: ValidityPeriod | None = None) -> tuple[Path, Path]:
-        """A certificate and its key, made anew."""
+        """A new certificate and its key."""
         self._made += 1
         return issue(self.folder, f"cert-{self._made}", subjects, hosts, valid=valid)
 
@@ -89,7 +89,9 @@ def shared() -> Cluster:
 
 @functools.cache
 def _shared_by(pid: int) -> Cluster:
-    """A fork has one of its own: it would give the same names to other certificates, and remove what its parent goes on with."""
+    """A fork has one of its own: it would give the same names to other certificates, and remove what its parent goes on
+    with.
+    """
     folder = Path(tempfile.mkdtemp(prefix="kvstore-certs-"))
 
     def remove() -> None:
@@ -110,7 +112,9 @@ def revoke(path: Path, *settings: TlsSettings) -> None:
 
 
 def swap(settings: TlsSettings, other: TlsSettings) -> None:
-    """The files of `settings` hold from now on what those of `other` do, replaced as operators do it: the key first, each at once."""
+    """The files of `settings` hold from now on what those of `other` do, replaced as operators do it: the key first,
+    each at once.
+    """
     for name in ("tls_key", "tls_cert", "tls_ca"):
         place = Path(getattr(settings, name))
         fresh = place.with_suffix(".fresh")

@@ -17,7 +17,7 @@ def names(cert: Path) -> list[str]:
     return [str(name.value) for name in found]
 
 
-def test_a_certificate_says_whom_and_where_it_is_for_and_keys_are_their_owners(tmp_path: Path) -> None:
+def test_certificate_has_subjects_and_hosts_key_is_private(tmp_path: Path) -> None:
     make_authority(tmp_path / "certs")
     cert, key = issue(tmp_path / "certs", "one", [CertificateSubject(NODE, "one")], ["node-1.example", "10.0.0.1", "[::1]"])
     assert names(cert) == ["kvstore://node/one", "node-1.example", "10.0.0.1", "::1"]
@@ -28,22 +28,20 @@ def test_a_certificate_says_whom_and_where_it_is_for_and_keys_are_their_owners(t
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     make_authority(tmp_path)
     before = (tmp_path / CA_KEY).read_bytes()
-    with pytest.raises(ConfigError, match=r"ca.pem is there already: remove it first"):
+    with pytest.raises(ConfigError, match=r"ca.pem exists: remove it first"):
         make_authority(tmp_path)
     (tmp_path / CA_CERT).rename(tmp_path / "moved.pem")
-    with pytest.raises(ConfigError, match=r"ca.key is there already"):
+    with pytest.raises(ConfigError, match=r"ca.key exists"):
         make_authority(tmp_path)
     (tmp_path / "moved.pem").rename(tmp_path / CA_CERT)
     issue(tmp_path, "one", [CertificateSubject(NODE, "one")])
-    with pytest.raises(ConfigError, match=r"one.pem is there already"):
+    with pytest.raises(ConfigError, match=r"one.pem exists"):
         issue(tmp_path, "one", [CertificateSubject(NODE, "one")])
     assert (tmp_path / CA_KEY).read_bytes() == before
 
 
 @pytest.mark.parametrize(("room_bytes", "unwritten"), [(0, CA_KEY), (300, CA_CERT)])
-def test_a_pair_for_which_there_is_no_room_is_refused_by_name_and_nothing_of_it_is_left(
-    tmp_path: Path, room_bytes: int, unwritten: str
-) -> None:
+def test_pair_that_cannot_be_written_is_refused_without_trace(tmp_path: Path, room_bytes: int, unwritten: str) -> None:
     """RLIMIT_FSIZE stands for a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, hard))

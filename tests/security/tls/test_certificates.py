@@ -41,7 +41,7 @@ def shaken(end: TlsSocket) -> CertifiedPeer | None:
         return end.certified
 
 
-def test_a_peer_known_by_its_subject_need_not_be_at_a_host_of_its_certificate() -> None:
+def test_peer_known_by_subject_needs_no_host_name() -> None:
     server = certificates(shared().server(CertificateSubject(MASTER), hosts=("elsewhere",)))
     near, far = pair()
     serving = in_background(lambda: shaken(server.begin_from(far)))
@@ -84,7 +84,7 @@ def test_files_that_change_are_used_by_the_next_connection(tmp_path: Path, caplo
     assert "the certificates have changed and are in use" in caplog.text
 
 
-def test_files_that_cannot_be_used_are_told_of_once_and_the_former_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_files_are_logged_once_and_former_stay_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(tmp_path)
     settings = cluster.client("red")
     client, server = certificates(settings), certificates(shared().master())
@@ -93,7 +93,7 @@ def test_files_that_cannot_be_used_are_told_of_once_and_the_former_go_on(tmp_pat
     Path(settings.tls_key).write_bytes(b"nonsense")
     for _ in range(2):
         assert client.pems() == before
-    assert caplog.text.count("cannot be used, the former go on: tls_cert and tls_key: ") == 1
+    assert caplog.text.count("cannot be used, the former stay in use: tls_cert and tls_key: ") == 1
     Path(settings.tls_key).unlink()
     assert client.pems() == before
     assert f"tls_key: cannot read {settings.tls_key}: No such file or directory" in caplog.text
@@ -112,7 +112,7 @@ def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> N
     good = shared().master()
     assert refused(replace(good, tls_key="")) == "tls_cert and tls_key go together: set both, or neither"
     assert refused(replace(good, tls_cert="", tls_ca="")) == "tls_cert and tls_key go together: set both, or neither"
-    assert refused(replace(good, tls_ca="")).startswith("tls_require_client_cert needs tls_ca")
+    assert refused(replace(good, tls_ca="")).startswith("tls_require_client_cert requires tls_ca")
     assert refused(replace(good, tls_ca="/absent.pem")) == "tls_ca: cannot read /absent.pem: No such file or directory"
     assert refused(replace(good, tls_ca=good.tls_key)) == f"tls_ca: {good.tls_key} holds no certificate in PEM form"
     mismatch = refused(replace(good, tls_key=shared().client().tls_key))
@@ -123,12 +123,10 @@ def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> N
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
         )
     )
-    assert "the key is encrypted, and a daemon has nobody to ask" in refused(replace(good, tls_key=str(encrypted)))
+    assert "the key is encrypted, and a daemon cannot prompt" in refused(replace(good, tls_key=str(encrypted)))
 
 
-def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends_at_either_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revoked_certificate_opens_nothing_and_ends_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     cluster, revoked = Cluster(tmp_path / "certs"), tmp_path / "revoked"
     revoke(revoked)
@@ -172,13 +170,13 @@ def test_a_certificate_that_is_revoked_opens_nothing_and_what_it_had_opened_ends
             end.close()
 
 
-def test_who_connects_and_is_connected_to_has_all_of_tls_or_nothing() -> None:
+def test_peer_that_connects_and_serves_needs_all_tls_files() -> None:
     whole = shared().node()
     assert Certificates.of_peer(whole, "a node") is not None
     assert Certificates.of_peer(ServerTlsSettings(), "a node") is None
     without_ca = replace(whole, tls_ca="", tls_require_client_cert=False)
     for lacking in (without_ca, replace(whole, tls_cert="", tls_key="")):
-        with pytest.raises(ConfigError, match="a node connects and is connected to: for TLS it needs tls_ca, tls_cert and tls_key"):
+        with pytest.raises(ConfigError, match="a node connects and serves: for TLS set tls_ca, tls_cert and tls_key"):
             Certificates.of_peer(lacking, "a node")
 
 
@@ -186,7 +184,7 @@ def test_a_program_holds_its_certificate_to_its_role() -> None:
     settings = shared().master()
     own = certificates(settings)
     own.require_role(OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
-    with pytest.raises(ConfigError, match="it does not name elsewhere"):
+    with pytest.raises(ConfigError, match="tls_cert does not have elsewhere"):
         own.require_role(OwnRole(CertificateSubject(MASTER), ("elsewhere",)))
     certificates(shared().client()).require_role(OwnRole(CertificateSubject(MASTER)))
     before = own.pems()

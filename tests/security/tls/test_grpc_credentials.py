@@ -1,4 +1,6 @@
-"""Promises of grpc_credentials.py, with real servers and channels of gRPC; what a master makes of callers: tests/master, tests/system."""
+"""Promises of grpc_credentials.py, with real servers and channels of gRPC; what a master makes of callers:
+tests/master, tests/system.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -61,7 +61,7 @@ def test_files_that_cannot_be_used_are_refused(authority: Cluster, tmp_path: Pat
             HttpsCertificate(*pair)
 
 
-def test_new_connections_have_what_the_files_hold_once_it_was_looked(authority: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_connections_use_the_reloaded_certificate(authority: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cert, key = issued(authority)
     certificate = HttpsCertificate.of(cert, key)
     assert certificate is not None

@@ -32,7 +32,7 @@ def test_one_that_others_would_refuse_is_refused_at_the_start() -> None:
         "tls_cert: the certificate of this program has expired"
     )
     assert "is not meant for this end of a connection" in refused(shared().server(CertificateSubject(NODE, "one")))
-    assert refused(shared().server(hosts=HOSTS)).startswith("tls_cert: it is for nothing of kvstore's")
+    assert refused(shared().server(hosts=HOSTS)).startswith("tls_cert has no kvstore subject")
 
 
 def role_refused(settings: ServerTlsSettings, role: OwnRole) -> str:
@@ -43,14 +43,14 @@ def role_refused(settings: ServerTlsSettings, role: OwnRole) -> str:
 
 def test_a_certificate_of_another_program_is_refused() -> None:
     text = role_refused(shared().node("one"), OwnRole(CertificateSubject(MASTER), ("127.0.0.1",)))
-    assert text.startswith("tls_cert: it is for kvstore://node/one, and one for kvstore://master is needed")
-    assert "kvstore://node/two is needed" in role_refused(shared().node("one"), OwnRole(CertificateSubject(NODE, "two")))
+    assert text.startswith("tls_cert is for kvstore://node/one, and kvstore://master is required")
+    assert "kvstore://node/two is required" in role_refused(shared().node("one"), OwnRole(CertificateSubject(NODE, "two")))
 
 
 @pytest.mark.parametrize("host", ["master-2", "10.0.0.2", "::2"])
 def test_a_certificate_of_another_host_is_refused(host: str) -> None:
     text = role_refused(shared().master(), OwnRole(CertificateSubject(MASTER), ("127.0.0.1", host)))
-    assert text.startswith(f"tls_cert: it does not name {host}, by which others reach this master")
+    assert text.startswith(f"tls_cert does not have {host}, by which peers reach this master")
 
 
 def test_a_new_file_that_others_would_refuse_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +60,6 @@ def test_a_new_file_that_others_would_refuse_is_not_taken(caplog: pytest.LogCapt
     before = own.pems()
     swap(settings, shared().node("one"))
     assert own.pems() == before
-    assert "the certificates have changed and cannot be used, the former go on: tls_cert: it is for kvstore://node/one" in caplog.text
+    assert "the changed certificates cannot be used, the former stay in use: tls_cert is for kvstore://node/one" in caplog.text
     swap(settings, shared().master())
     assert own.pems() != before

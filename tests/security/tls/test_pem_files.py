@@ -27,7 +27,7 @@ def write(file: Path, text: str) -> None:
 
 
 class Exchanged(ssl.SSLContext):
-    """Somebody exchanges the files in the middle of each load."""
+    """The files are replaced in the middle of each load."""
 
     exchange: Callable[[], None]
     loads = 0
@@ -45,7 +45,7 @@ def files(tmp_path: Path) -> tuple[Cluster, Path, Path]:
     return authority, cert, key
 
 
-def test_a_pair_of_which_one_was_exchanged_meanwhile_is_read_again(files: tuple[Cluster, Path, Path]) -> None:
+def test_pair_replaced_during_the_load_is_read_again(files: tuple[Cluster, Path, Path]) -> None:
     authority, cert, key = files
     other_cert, other_key = authority.file(CertificateSubject(MASTER), hosts=HOSTS)
     context = Exchanged(ssl.PROTOCOL_TLS_SERVER)
@@ -83,7 +83,7 @@ def test_a_fingerprint_is_the_one_that_openssl_prints(tmp_path: Path) -> None:
     assert read_revoked(str(path)) == {fingerprint_of(ssl.PEM_cert_to_DER_cert(Path(cert).read_text()))}
 
 
-def test_a_line_names_a_certificate_with_or_without_what_openssl_says_beside_it(tmp_path: Path) -> None:
+def test_revoked_line_is_parsed_with_and_without_prefix(tmp_path: Path) -> None:
     path = tmp_path / "revoked"
     path.write_text(f"# both\n\n{ONE.hexdigest().upper()}  # the first\nsha256 Fingerprint={OTHER.digest().hex(':')}\r\n")
     assert read_revoked(str(path)) == {ONE.digest(), OTHER.digest()}
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_read_or_is_another_is_refused(tmp_path: Path) -> 
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(MAX_REVOKED_BYTES + 1)
-    with pytest.raises(ConfigError, match="it is another file"):
+    with pytest.raises(ConfigError, match="check the path"):
         read_revoked(str(path))
 
 

@@ -1,4 +1,6 @@
-"""Promises of refusals.py, with what OpenSSL says of real handshakes; a few of its errors are made, since no peer here causes them."""
+"""Promises of refusals.py, with what OpenSSL says of real handshakes; a few of its errors are made, since no peer here
+causes them.
+"""
 
 import socket
 import ssl
@@ -11,7 +13,7 @@ import pytest
 from kvstore.protocol.errors import Untrusted
 from kvstore.security.tls.certificates import SERVERS, Certificates
 from kvstore.security.tls.config import ServerTlsSettings
-from kvstore.security.tls.refusals import refusal
+from kvstore.security.tls.refusals import tls_error
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared, to_come
@@ -20,7 +22,7 @@ PEER = "127.0.0.1"
 
 
 def told(client: Certificates, server: Certificates, host: str = PEER) -> tuple[str, str]:
-    """What each side is told of a handshake, and of the first bytes behind it."""
+    """Errors of each side in a handshake, and in the first bytes after it."""
     with socket.create_server((PEER, 0)) as listener:
         near = client.begin_to(socket.create_connection(listener.getsockname()), host, SERVERS)
         far = server.begin_from(listener.accept()[0])
@@ -48,7 +50,7 @@ def test_two_that_trust_one_another_are_told_nothing() -> None:
 
 
 def of_a_client() -> ServerTlsSettings:
-    """Of one who takes the certificate that he connects with for a server's."""
+    """Settings of a server with a client's certificate."""
     own = shared().client("red")
     return ServerTlsSettings(tls_cert=own.tls_cert, tls_key=own.tls_key, tls_require_client_cert=False)
 
@@ -83,12 +85,12 @@ def test_authorities_that_do_not_know_one_another(tmp_path: Path) -> None:
 def test_a_client_without_a_certificate_or_with_one_that_is_over() -> None:
     bare = replace(shared().client(), tls_cert="", tls_key="")
     ours, theirs = told(certificates(bare), certificates(shared().master()))
-    assert ours == "127.0.0.1 lets in nobody without a certificate: set tls_cert and tls_key"
-    assert "shows no certificate, and tls_require_client_cert wants one" in theirs
+    assert ours == "127.0.0.1 requires a certificate: set tls_cert and tls_key"
+    assert "has no certificate, and tls_require_client_cert is set" in theirs
     assert told(certificates(bare), certificates(replace(shared().master(), tls_require_client_cert=False))) == ("", "")
     over = shared().client("red", valid=past())
     ours, theirs = told(certificates(over), certificates(shared().master()))
-    assert ours == "127.0.0.1 says that this side's certificate has expired: make a new one"
+    assert ours == "127.0.0.1 reports that this side's certificate has expired: make a new one"
     assert "has expired: make a new one" in theirs
 
 
@@ -112,7 +114,7 @@ def test_a_client_that_does_not_speak_tls() -> None:
     with pytest.raises(Untrusted) as caught:
         far.shake_hands(PATIENCE_S)
     assert str(caught.value) == (
-        f"this port speaks TLS, and {host}:{port} does not: set its tls_ca, to the authority of the certificate here"
+        f"this port requires TLS, and {host}:{port} does not use it: set its tls_ca to the authority of this port's certificate"
     )
     near.close()
     far.close()
@@ -121,7 +123,7 @@ def test_a_client_that_does_not_speak_tls() -> None:
 def test_what_has_no_line_of_its_own_is_told_in_openssls_words() -> None:
     unknown = ssl.SSLError(1, "[SSL: BAD_ECPOINT] bad ecpoint (_ssl.c:1)")
     unknown.reason = "BAD_ECPOINT"
-    assert str(refusal(unknown, "h")) == "no TLS with h: bad ecpoint"
+    assert str(tls_error(unknown, "h")) == "no TLS with h: bad ecpoint"
     unverified = ssl.SSLCertVerificationError(1, "no")
     unverified.verify_code, unverified.verify_message = 23, "certificate revoked"
-    assert str(refusal(unverified, "h")) == "the certificate of h is not accepted: certificate revoked"
+    assert str(tls_error(unverified, "h")) == "the certificate of h is not accepted: certificate revoked"

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.protocol.errors import Denied, Unauthorized, Untrusted
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, SERVER_NODE, Hello, Welcome
-from kvstore.security.identity import EVERYBODY, STRANGER, Identity, IdentityKind, Role
+from kvstore.security.identity import ANONYMOUS, UNAUTHENTICATED, Identity, IdentityKind, Role
 from kvstore.security.tls.subjects import (
     ANY,
     CLIENT,
@@ -12,13 +12,13 @@ from kvstore.security.tls.subjects import (
     NODE,
     CertificateSubject,
     CertifiedPeer,
-    both,
+    caller_identity,
     check_has,
     check_hello,
     check_welcome,
-    of_caller,
-    of_client,
-    of_node,
+    client_identity,
+    combine_identities,
+    node_identity,
     peer_of,
 )
 
@@ -62,19 +62,19 @@ def test_a_certificate_for_something_else_is_not_trusted() -> None:
     check_has(certified("kvstore://master"), (MASTER, NODE), "m")
     with pytest.raises(
         Untrusted,
-        match=r"^the certificate of h:1 is for kvstore://client/red, and one for kvstore://master or kvstore://node/NAME is needed: make "
-        r"it with `kvstore certs`$",
+        match=r"^the certificate of h:1 is for kvstore://client/red, and kvstore://master or kvstore://node/NAME is required: create "
+        r"one with `kvstore certs`$",
     ):
         check_has(certified("kvstore://client/red"), (MASTER, NODE), "h:1")
 
 
-def test_nobody_introduces_himself_as_another_than_his_certificate_says() -> None:
+def test_hello_and_welcome_must_match_the_certificate() -> None:
     node, client = Hello(ROLE_NODE, name="one"), Hello(ROLE_CLIENT, "red")
     for hello in (node, client):
         check_hello(None, hello)
     check_hello(certified("kvstore://node/one"), node)
     check_hello(certified("kvstore://client/red"), client)
-    check_hello(certified("kvstore://client/red"), Hello(9))  # of whom certificates say nothing
+    check_hello(certified("kvstore://client/red"), Hello(9))  # not covered by certificates
     with pytest.raises(Unauthorized, match=r"kvstore://node/two, and node 'one' introduces itself"):
         check_hello(certified("kvstore://node/two"), node)
     with pytest.raises(Unauthorized, match="kvstore certs node"):
@@ -105,38 +105,38 @@ def peer_for(*uris: str) -> CertifiedPeer:
     return peer_of(uris)
 
 
-def test_a_clients_certificate_is_its_tenant_and_that_of_all_an_operators() -> None:
+def test_client_certificate_is_its_tenants_any_is_operators() -> None:
     red, every = peer_for("kvstore://client/red"), peer_for("kvstore://client/*")
-    assert of_client(red, "red", "") == of_client(red, "red", "a token") == RED
-    assert of_client(red, "blue", "") is of_client(None, "red", "") is of_client(every, "", "an operator's token") is None
-    assert of_client(every, "red", "") == Identity(IdentityKind.TENANT, Role.ADMIN, "red")
-    assert of_client(every, "", "") == Identity(IdentityKind.TENANT, Role.ADMIN)
+    assert client_identity(red, "red", "") == client_identity(red, "red", "a token") == RED
+    assert client_identity(red, "blue", "") is client_identity(None, "red", "") is client_identity(every, "", "an operator's token") is None
+    assert client_identity(every, "red", "") == Identity(IdentityKind.TENANT, Role.ADMIN, "red")
+    assert client_identity(every, "", "") == Identity(IdentityKind.TENANT, Role.ADMIN)
 
 
 def test_a_nodes_certificate_is_that_node() -> None:
-    assert of_node(peer_for("kvstore://node/one"), "one") == Identity(IdentityKind.NODE, name="one")
-    assert of_node(peer_for("kvstore://node/one"), "two") is of_node(None, "one") is None
+    assert node_identity(peer_for("kvstore://node/one"), "one") == Identity(IdentityKind.NODE, name="one")
+    assert node_identity(peer_for("kvstore://node/one"), "two") is node_identity(None, "one") is None
 
 
 def test_a_caller_is_whom_his_certificate_names() -> None:
     one, every = peer_for("kvstore://node/one"), peer_for("kvstore://node/*")
-    assert of_caller(None, "red") is None
-    assert of_caller(one, "") == Identity(IdentityKind.NODE, name="one")
-    assert of_caller(every, "") == Identity(IdentityKind.NODE)
-    assert of_caller(peer_for("kvstore://client/red"), "red") == of_caller(peer_for("kvstore://client/red"), "") == RED
-    assert of_caller(peer_for("kvstore://client/*"), "") == Identity(IdentityKind.TENANT, Role.ADMIN)
-    assert of_caller(peer_for("kvstore://master"), "") == STRANGER
+    assert caller_identity(None, "red") is None
+    assert caller_identity(one, "") == Identity(IdentityKind.NODE, name="one")
+    assert caller_identity(every, "") == Identity(IdentityKind.NODE)
+    assert caller_identity(peer_for("kvstore://client/red"), "red") == caller_identity(peer_for("kvstore://client/red"), "") == RED
+    assert caller_identity(peer_for("kvstore://client/*"), "") == Identity(IdentityKind.TENANT, Role.ADMIN)
+    assert caller_identity(peer_for("kvstore://master"), "") == UNAUTHENTICATED
     with pytest.raises(Unauthorized, match=r"is for kvstore://node/one, and a client of tenant 'red' calls"):
-        of_caller(one, "red")
+        caller_identity(one, "red")
 
 
 def test_what_is_shown_together_goes_as_far_as_both_do() -> None:
     one, other = Identity(IdentityKind.NODE, name="one", credential="c"), Identity(IdentityKind.NODE, name="two")
     every = Identity(IdentityKind.NODE, credential="c")
-    assert both(one, None) == one
-    assert both(EVERYBODY, RED) == RED
-    assert both(every, Identity(IdentityKind.NODE, name="one")) == one
-    assert both(one, Identity(IdentityKind.NODE)) == one
-    assert both(RED, RED) == RED
+    assert combine_identities(one, None) == one
+    assert combine_identities(ANONYMOUS, RED) == RED
+    assert combine_identities(every, Identity(IdentityKind.NODE, name="one")) == one
+    assert combine_identities(one, Identity(IdentityKind.NODE)) == one
+    assert combine_identities(RED, RED) == RED
     with pytest.raises(Denied, match="the certificate is of node 'two', the token of node 'one'"):
-        both(one, other)
+        combine_identities(one, other)

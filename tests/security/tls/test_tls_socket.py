@@ -69,7 +69,7 @@ def test_what_is_sent_arrives(pair: tuple[TlsSocket, TlsSocket], size: int) -> N
     assert room == data
 
 
-def test_a_receive_takes_what_is_there_and_leaves_nothing_that_no_poll_tells_of(pair: tuple[TlsSocket, TlsSocket]) -> None:
+def test_receive_leaves_nothing_that_poll_does_not_report(pair: tuple[TlsSocket, TlsSocket]) -> None:
     client, server = pair
     client.send(pattern(RECORD_BYTES))
     client.send(b"more")
@@ -103,7 +103,7 @@ def test_nothing_there_is_told_as_by_a_plain_socket(pair: tuple[TlsSocket, TlsSo
         server.recv(1)
 
 
-def test_a_peer_that_does_not_read_is_waited_for_and_the_send_goes_on_where_it_stopped(pair: tuple[TlsSocket, TlsSocket]) -> None:
+def test_send_resumes_after_a_peer_that_does_not_read(pair: tuple[TlsSocket, TlsSocket]) -> None:
     client, server = pair
     data = pattern(32 * MIB)
     limit(client, socket.SO_SNDTIMEO, 0.05)
@@ -156,7 +156,7 @@ def test_one_thread_sends_while_another_receives(pair: tuple[TlsSocket, TlsSocke
     assert rooms[1] == back
 
 
-def test_the_end_of_the_stream_is_no_error_and_a_shutdown_wakes_who_waits(pair: tuple[TlsSocket, TlsSocket]) -> None:
+def test_end_of_stream_is_no_error_and_shutdown_wakes_waiters(pair: tuple[TlsSocket, TlsSocket]) -> None:
     client, server = pair
     began = threading.Event()
 
@@ -175,7 +175,7 @@ def test_the_end_of_the_stream_is_no_error_and_a_shutdown_wakes_who_waits(pair: 
             client.send(pattern(RECORD_BYTES))
 
 
-def test_the_handshake_is_part_of_the_first_call_and_waits_for_what_it_says() -> None:
+def test_first_call_runs_the_handshake_and_reports_events() -> None:
     client, server = ends()
     with pytest.raises(BlockingIOError):
         server.recv(1)
@@ -201,7 +201,7 @@ def test_a_server_that_is_not_meant_gets_nothing(why: str) -> None:
     server = certificates(settings).begin_from(far)
     client = certificates(shared().client()).begin_to(near, "127.0.0.1", (MASTER,))
     serving = in_background(lambda: server.shake_hands(PATIENCE_S))
-    text = "is for kvstore://node/one, and one for kvstore://master is needed" if why == "subject" else "has expired"
+    text = "is for kvstore://node/one, and kvstore://master is required" if why == "subject" else "has expired"
     with pytest.raises(Untrusted, match=text):
         client.shake_hands(PATIENCE_S)
     with pytest.raises(Untrusted, match=text):
@@ -229,7 +229,7 @@ def test_a_certificate_with_names_that_are_no_text_is_refused(tmp_path: Path) ->
     server = certificates(cluster.master()).begin_from(far)
     serving = in_background(lambda: server.shake_hands(PATIENCE_S))
     client.shake_hands(PATIENCE_S)
-    with pytest.raises(Untrusted, match="has names that are no text: make another one"):
+    with pytest.raises(Untrusted, match="has names that are not text: create another one"):
         serving.result(PATIENCE_S)
     client.close()
     server.close()

@@ -38,8 +38,8 @@ def test_hot_blocks_count_remote_reads_separately() -> None:
     hot.read([one] * 60, is_far=False)
     hot.read([one] * 20, is_far=True)
     assert hot.hottest(1, 10 * S) == [(one, 8.0, 2.0)]
-    [(_, reads_per_s, far_reads_per_s)] = hot.hottest(1, 70 * S)
-    assert far_reads_per_s == pytest.approx(reads_per_s / 4) != 0
+    [(_, reads_per_s, remote_reads_per_s)] = hot.hottest(1, 70 * S)
+    assert remote_reads_per_s == pytest.approx(reads_per_s / 4) != 0
     one.is_dropped = True
     hot.hottest(1, 80 * S)
     assert not hot._far

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, NVME
 from tests.store.integrity import check
 from tests.store.tables import Store
@@ -52,7 +52,7 @@ def test_dropping_the_last_copy_drops_the_block(make_store: MakeStore) -> None:
     assert store.events == []
     store.table.copies.drop_copy(block, NVME)
     assert store.names() == ""
-    assert [kind for kind, _, _ in store.events] == [EVENT_GONE]
+    assert [kind for kind, _, _ in store.events] == [EVENT_REMOVED]
 
 
 def test_dropping_one_of_two_copies_keeps_the_block(make_store: MakeStore) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import evictor as room
 from kvstore.store.block_table import tier_view as level
@@ -52,7 +52,7 @@ def test_no_block_is_dropped_while_nvme_has_space(make_store: MakeStore) -> None
         while (block := store.try_put(f"{number:02}")) is None:
             store.settle()
         blocks.append(block)
-    assert all(kind != EVENT_GONE for kind, _, _ in store.events)
+    assert all(kind != EVENT_REMOVED for kind, _, _ in store.events)
     for block in blocks:
         tier = block.fastest()
         assert tier is not None
@@ -67,7 +67,7 @@ def test_a_put_that_may_drop_evicts_the_coldest_block(make_store: MakeStore) -> 
     assert store.open("c") is None, "a is on its way down"
     put = store.open("c", may_drop=True)
     assert put is not None
-    assert kinds(store) == [(EVENT_GONE, "b", 0)], "what is on its way is written on"
+    assert kinds(store) == [(EVENT_REMOVED, "b", 0)], "what is on its way is written on"
     store.settle()
     store.commit(put)
     assert store.names() == "ac"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.replicated_victims import MAX_AGE_NS, MAX_QUERY_INTERVAL, QUERY_INTERVAL, ReplicatedVictims
 from tests.store.made import made
@@ -43,7 +43,7 @@ def test_a_replicated_block_is_evicted_before_colder_ones(full: Store) -> None:
     for name in "lmn":
         full.put(name, SIZE)
     assert full.names() == "cdegijklmn"
-    assert [block.key for kind, block, _ in full.events if kind == EVENT_GONE] == [b"a", b"f", b"h", b"b"]
+    assert [block.key for kind, block, _ in full.events if kind == EVENT_REMOVED] == [b"a", b"f", b"h", b"b"]
 
 
 def test_a_block_read_since_the_query_is_no_preferred_victim(full: Store) -> None:

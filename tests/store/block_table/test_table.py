@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, NVME
 from kvstore.store.block_table.quotas import TABLE_BYTES
 from kvstore.store.storage import readable_blocks
@@ -44,7 +44,7 @@ def test_a_block_that_is_not_here_can_be_retracted(make_store: MakeStore) -> Non
     assert put is not None
     store.table.abort(put)
     store.table.retract(put.block, 42)
-    assert kinds(store) == [(EVENT_GONE, "a", 0)]
+    assert kinds(store) == [(EVENT_REMOVED, "a", 0)]
     assert put.block.generation == 42
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvstore.client.local.reader_slots import Hazard
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED
 from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import table as table_module
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block, Loss
@@ -485,7 +485,7 @@ class TableMachine(RuleBasedStateMachine):
     def hear(self) -> None:
         """Follow the events as a master would; what was evicted leaves the model with them."""
         for kind, block, mask in self.store.events:
-            if kind == EVENT_GONE:
+            if kind == EVENT_REMOVED:
                 del self.heard[block]
                 key = (block.tenant, block.key.decode())
                 if self.visible.get(key) is block:

@@ -41,7 +41,7 @@ class Linked:
         theirs.settimeout(TIMEOUT_S)
         reply = pb.RegisterReply(node_id=5, registration_epoch=epoch)
         reply.spill_at_share = spill_at_share
-        self.node.call(lambda: self.session.begin(ours, reply, takes_traces=False))
+        self.node.call(lambda: self.session.begin(ours, reply, accepts_traces=False))
         return theirs
 
     def evict_and_ask(self) -> None:
@@ -93,6 +93,6 @@ def test_a_heartbeat_without_a_connection_fails_at_once(linked: Linked) -> None:
             _header, message, _payload = read_frame(master)
             if isinstance(message, Heartbeat):
                 break
-        assert message.said == b"said"
+        assert message.request == b"said"
     eventually(lambda: bool(heard), "the connection is gone")
     assert isinstance(heard.pop(), Unavailable)

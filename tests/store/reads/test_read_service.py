@@ -10,7 +10,7 @@ import pytest
 from kvstore.protocol.errors import KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.event_messages import EventBatch, FetchEvents
 from kvstore.protocol.message import TIER_BITS
-from kvstore.protocol.node_messages import INLINE, LATER, MAPPED, MISS, ReadBlocks
+from kvstore.protocol.node_messages import DEFERRED, INLINE, MAPPED, MISS, ReadBlocks
 from kvstore.protocol.session_messages import Failure
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
@@ -273,7 +273,7 @@ def test_values_beyond_one_answer_are_answered_later(tmp_path: Path) -> None:
         client.put({"a": b"a" * 3000, "b": b"b" * 3000, "c": b"c" * 3000})
         node.demote("a", "c")
         find(node, "a").hits = 5
-        assert list(client.ask_blocks("x", "a", "c", "b", "a", inline_bytes=5000).statuses) == [MISS, INLINE, INLINE, LATER, LATER]
+        assert list(client.ask_blocks("x", "a", "c", "b", "a", inline_bytes=5000).statuses) == [MISS, INLINE, INLINE, DEFERRED, DEFERRED]
         client.channel.read_into([memoryview(bytearray(6000))], Deadline(TIMEOUT_S))
         assert find(node, "b").hits == 0, "it was not read"
         assert node.call(lambda: node.store.table.misses) == 1
@@ -317,7 +317,7 @@ def test_nvme_reads_wait_for_the_limiter_and_dram_reads_do_not(held: Held) -> No
     thread, results = held.ask()
     other = held.node.connect()
     assert other.put({"b": b"b" * 3000}) == [1]
-    assert other.read("b", "a", inline_bytes=5000)[0].statuses == bytes((INLINE, LATER))
+    assert other.read("b", "a", inline_bytes=5000)[0].statuses == bytes((INLINE, DEFERRED))
     other.close()
     held.idle.close()
     thread.join(TIMEOUT_S)

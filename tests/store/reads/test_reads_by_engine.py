@@ -132,7 +132,7 @@ def test_a_pass_opens_only_the_slabs_of_its_blocks(tmp_path: Path) -> None:
         writer.put({"a": b"a" * 3000, "b": b"b" * 9000}, generation=4)
         slabs = writer.ask_blocks("a", "b").slabs
         assert slabs[0] != slabs[1]
-        pass_for_a = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        pass_for_a = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [4], node.reactor.now_ns()))
         hello = Hello(ROLE_NODE, "red", "", "other", 0, pass_for_a)
         reader = Client(Channel.open(parse_address(node.tcp), hello, Deadline(TIMEOUT_S)))
         with pytest.raises(Denied, match="does not cover blocks in these slabs"):

@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
-    EVENT_GONE,
     EVENT_MOVED,
+    EVENT_REMOVED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
@@ -110,7 +110,7 @@ class Node:
     def gone(self, name: str) -> None:
         block = self.blocks.pop(name)
         block.is_dropped = True
-        self.replicator.emit(EVENT_GONE, block)
+        self.replicator.emit(EVENT_REMOVED, block)
 
     def wait_for(self, name: str, seq: int | None = None) -> None:
         seq = self.replicator._seq if seq is None else seq
@@ -361,7 +361,7 @@ def test_a_model_master_converges_despite_broken_links(seed: int) -> None:
             named.clear()
         for key, kind, mask in zip(message.keys, message.kinds, message.tiers, strict=True):
             name = key.decode()
-            if kind == EVENT_GONE:
+            if kind == EVENT_REMOVED:
                 known.pop(name, None)
             else:
                 known[name] = mask
@@ -436,7 +436,7 @@ def test_a_message_carries_the_traces_of_its_waiters() -> None:
     replicator.flush()
     assert link.calls == [announced(1, 2), announced(3)]
     replicator.when_published(replicator._seq, lambda _error: None, waits[3])
-    replicator.emit(EVENT_GONE, made("red", b"a", 1, 1, "ns"))
+    replicator.emit(EVENT_REMOVED, made("red", b"a", 1, 1, "ns"))
     replicator.flush()
     assert link.calls[2:] == [b""], "what the last one waits for had been said before"
     link.answer_all()

@@ -52,7 +52,13 @@ def test_digest_runs_have_generation_count_sum_and_tiers() -> None:
     assert not found.sent
     found.run()
     (message,) = found.sent
-    assert (message.epoch, message.more, list(message.firsts), message.counts, message.tiers) == (3, 0, [1, 4], b"\3\1", b"\2\4")
+    assert (message.epoch, message.has_more, list(message.first_generations), message.counts, message.tiers) == (
+        3,
+        0,
+        [1, 4],
+        b"\3\1",
+        b"\2\4",
+    )
     columns = as_numbers([1, 2, 3]), as_numbers([7, 14, 21]), as_numbers([101, 102, 103])
     assert message.sums[0] == int(numbers(message.seed, *columns).sum(dtype=np.uint64))
     found.answers[0](Flags(b"\0\1"))
@@ -69,7 +75,7 @@ def test_large_inventories_are_compared_in_several_messages() -> None:
             found.turns.pop(0)()
         assert len(found.turns) == 1
         found.run()
-        assert [(message.more, len(message.firsts)) for message in found.sent] == [(1, 2), (1, 2), (0, 1)]
+        assert [(message.has_more, len(message.first_generations)) for message in found.sent] == [(1, 2), (1, 2), (0, 1)]
         assert len({message.seed for message in found.sent}) == 1
         found.answers[1](Flags(b"\1\0"))
         found.answers[0](Flags(b"\1\1"))

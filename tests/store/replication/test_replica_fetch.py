@@ -114,7 +114,7 @@ def test_fetch_presents_the_pass_of_the_order(tmp_path: Path) -> None:
         client.close()
         node.authenticator.master_epochs[0] = 3
         generation = Room("a").wanted[0].generation
-        shown = node.call(lambda: node.issuer.pass_for(5, "red", [b"a"], [generation], node.reactor.now_ns()))
+        shown = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [generation], node.reactor.now_ns()))
 
         def attempt(epoch: int, ticket: bytes) -> list[int | KVStoreError]:
             return fetch(source_of(node), Hello(ROLE_NODE, "red", "", "asker", epoch, ticket), Room("a").wanted, Deadline(TIMEOUT_S))

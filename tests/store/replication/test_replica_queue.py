@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_GONE, CopyBlocks, CopyResult
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import ReadBlocks
@@ -207,7 +207,7 @@ def test_present_blocks_and_a_full_queue_are_refused(pair: Pair, client: Client)
 
 def test_a_spilled_replica_evicts_nothing(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0"])
-    order.guests = 1
+    order.spilled = 1
     assert pair.send(order) == [1]
     pair.settle()
     assert pair.blocks()["k0"].is_spilled
@@ -216,7 +216,7 @@ def test_a_spilled_replica_evicts_nothing(pair: Pair, client: Client, lines: Cal
     before = pair.blocks().keys()
     assert pair.target.call(lambda: pair.target.store.dram.free_bytes) < len(VALUES["k1"]), "it is full"
     order = pair.order(["k1"])
-    order.guests = 1
+    order.spilled = 1
     pair.send(order)
     pair.settle()
     assert pair.blocks().keys() == before
@@ -356,7 +356,7 @@ def test_a_replica_that_expires_before_its_grant_is_retracted(pair: Pair) -> Non
 
     pair.target.call(expire_and_decide)
     pair.settle()
-    assert events == [(EVENT_GONE, b"k0", 1)]
+    assert events == [(EVENT_REMOVED, b"k0", 1)]
     assert EVENT_COMMIT not in {kind for kind, *_ in events}
 
 

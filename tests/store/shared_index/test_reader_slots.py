@@ -10,13 +10,13 @@ from kvstore.client.local.reader_slots import Hazard, LocalReaderSlots
 from kvstore.client.local.shared_index import SharedIndexReader
 from kvstore.protocol.shared_index import (
     ACCESSES,
-    AT_ACCESSES,
+    AT_ACCESSES_LOST,
+    AT_ACCESSES_WRITTEN,
     AT_HOLDS,
     AT_HOLDS_WRITTEN,
-    AT_LOST,
-    DESK_BYTES,
     HOLD_HEADER_WORDS,
     HOLD_WORDS,
+    READER_SLOTS_BYTES,
     words_of,
 )
 from kvstore.store.shared_index.index import SharedIndexTable
@@ -32,7 +32,7 @@ class Seat:
     def __init__(self) -> None:
         self.node = ReaderSlots()
         fd = self.node.export()
-        self.client = LocalReaderSlots(fd, DESK_BYTES)
+        self.client = LocalReaderSlots(fd, READER_SLOTS_BYTES)
         os.close(fd)
         self.index = SharedIndexTable(64)
         self.blocks = [made("red", b"key %d" % i, 10, i + 1) for i in range(5)]
@@ -80,7 +80,7 @@ def test_accesses_beyond_a_full_ring_are_counted(seat: Seat) -> None:
 def test_an_invalid_access_count_is_ignored(seat: Seat, nonsense: int) -> None:
     seat.read(1)
     seat.taken()
-    seat.client._words[AT_ACCESSES] = seat.client._words[AT_LOST] = nonsense
+    seat.client._words[AT_ACCESSES_WRITTEN] = seat.client._words[AT_ACCESSES_LOST] = nonsense
     assert seat.taken() == []
     assert seat.node.newly_lost() <= MAX_LOST
     assert not seat.node.has_accesses

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE
+from kvstore.protocol.catalog_messages import DRAIN_OFF, DRAIN_SAVE
 from kvstore.protocol.errors import Draining
 from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.open_puts import OpenPut
@@ -50,9 +50,9 @@ def test_drain_ends_once_all_is_written(ending: Ending, caplog: pytest.LogCaptur
     ending.store.put("a")
     ending.drainer.end(10, ending.then)
     ending.drainer.end(10, ending.then)
-    ending.drainer.drain(DRAIN_NOT)
+    ending.drainer.drain(DRAIN_OFF)
     ending.drainer.drain(DRAIN_SAVE)
-    ending.drainer.drain(DRAIN_NOT)
+    ending.drainer.drain(DRAIN_OFF)
     with pytest.raises(Draining):
         ending.drainer.check_open()
     assert ending.ended == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ChecksumMismatch
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED
+from kvstore.protocol.node_messages import RETRY_LATER, STORED
 from kvstore.store.writes.checksums import AT_ONCE_BYTES, ChecksumVerifier
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from kvstore.transfer.engine import TransferEngine
@@ -98,7 +98,7 @@ def test_a_put_that_expires_during_verification_is_retried(node: Served, client:
         until(node, lambda: is_waiting(node))
         assert node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS)) == 1
     writer.join()
-    assert flags == [[ASK_AGAIN]]
+    assert flags == [[RETRY_LATER]]
     assert client.put({"large": LARGE}) == [STORED]
 
 
@@ -114,7 +114,7 @@ def test_large_engine_writes_are_verified_in_threads(node: Served, client: Clien
         until(node, lambda: is_waiting(node))
         assert other.read("right", "damaged")[1] == [None, None]
     writer.join()
-    assert flags == [[STORED, ASK_AGAIN]]
+    assert flags == [[STORED, RETRY_LATER]]
     assert other.read("right", "damaged")[1] == [LARGE, None]
     assert node.call(lambda: node.store.table.open_puts) == 0
     other.close()

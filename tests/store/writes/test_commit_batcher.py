@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, CommitBlocks
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, CommitBlocks
 from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, KVStoreError
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ACK_NODE, ALREADY_THERE, ASK_AGAIN, STORED, Put, WaitCommitted
+from kvstore.protocol.node_messages import ACK_NODE, ALREADY_STORED, RETRY_LATER, STORED, Put, WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from kvstore.store.writes import commit_batcher as commit_batcher
 from tests.store.integrity import check
@@ -96,7 +96,7 @@ def test_an_uncommitted_put_is_readable_then_gets_its_generation(node: Served, m
     assert client.read("a", "b")[1] == [b"aaa", b"b"]
     assert client.read("a", generations=[42])[1] == [None], "it has none yet"
     claim = master.decide((GRANTED, 42), (GRANTED, 43))
-    assert (claim.epoch, claim.tenant, claim.namespace, claim.keys, claim.held) == (7, "red", "ns", [b"a", b"b"], 1)
+    assert (claim.epoch, claim.tenant, claim.namespace, claim.keys, claim.acknowledged) == (7, "red", "ns", [b"a", b"b"], 1)
     assert (list(claim.sizes), list(claim.checksums), claim.parents) == ([3, 1], [digest(b"aaa"), digest(b"b")], [b"", b""])
     assert client.read("a", "b", generations=[42, 43])[1] == [b"aaa", b"b"]
     assert (events, node.call(lambda: len(node.store.table.uncommitted))) == ([], 0), "the master knows from the claim"
@@ -200,7 +200,7 @@ def test_a_block_evicted_before_its_grant_is_retracted(node: Served, master: Mas
         evict(node, name)
     assert events == [], "the master has not heard of them"
     master.decide((GRANTED, 42), (PRESENT, 0), (BUSY, 0))
-    assert events == [(EVENT_GONE, b"a", 42)]
+    assert events == [(EVENT_REMOVED, b"a", 42)]
     assert node.call(lambda: len(node.store.table.uncommitted)) == 0
 
 
@@ -281,11 +281,11 @@ def test_wait_committed_ends_at_its_deadline(node: Served, master: Master, clien
 
 def test_a_cluster_put_of_an_uncommitted_key_asks_again(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
-    assert put(client, {"a": b"1"}) == [ALREADY_THERE]
-    assert client.put({"a": b"1"}, generation=9) == [ASK_AGAIN], "already there is said once all can read it"
-    assert client.put({"a": b"1"}, generation=0) == [ASK_AGAIN]
+    assert put(client, {"a": b"1"}) == [ALREADY_STORED]
+    assert client.put({"a": b"1"}, generation=9) == [RETRY_LATER], "already there is said once all can read it"
+    assert client.put({"a": b"1"}, generation=0) == [RETRY_LATER]
     master.decide((GRANTED, 42))
-    assert client.put({"a": b"1"}, generation=9) == [ALREADY_THERE]
+    assert client.put({"a": b"1"}, generation=9) == [ALREADY_STORED]
 
 
 def test_uncommitted_blocks_are_demoted_after_their_commit(tmp_path: Path) -> None:

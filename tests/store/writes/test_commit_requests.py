@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, CommitBlocks, Publish
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, PHASE_STREAM, PHASE_SYNC, PHASE_SYNC_BEGIN, CommitBlocks, Publish
 from kvstore.protocol.errors import CatalogUnavailable, KVStoreError, ProtocolError, StaleEpoch, Unavailable
 from kvstore.protocol.event_messages import FetchEvents
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, CommitPuts, Put
+from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED, AbortPuts, CommitPuts, Put
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.store.block_table.block import Block
 from tests.rpc.wires import frame, read_frame
@@ -122,7 +122,7 @@ def test_already_there_is_answered_once_durable(node: Served, client: Client, ma
     node.call(lambda: node.unanswered.pop()(None))
     thread.join(TIMEOUT_S)
     reserved.join(TIMEOUT_S)
-    assert results == [[ALREADY_THERE, STORED]]
+    assert results == [[ALREADY_STORED, STORED]]
     writer.close()
 
 
@@ -133,13 +133,13 @@ def test_a_present_block_that_is_not_durable_is_retried(node: Served, client: Cl
     reserved = threading.Thread(target=lambda: writer.put({"old": b"o"}, generation=1))
     reserved.start()
     until(node, lambda: bool(node.unanswered))
-    for durable, flag in ((False, ASK_AGAIN), (True, ALREADY_THERE)):
+    for durable, flag in ((False, RETRY_LATER), (True, ALREADY_STORED)):
         if durable:
             node.call(lambda: node.unanswered.pop()(None))
         thread, results = put(client, old=b"o", new=b"n")
         master.decide(Unavailable("the master is gone"))
         thread.join(TIMEOUT_S)
-        assert results == [[flag, ASK_AGAIN]]
+        assert results == [[flag, RETRY_LATER]]
     reserved.join(TIMEOUT_S)
     writer.close()
 
@@ -159,7 +159,7 @@ def test_a_commit_follows_the_eviction_of_the_former_block(
     eviction."""
     said = published(node, monkeypatch)
     for name in (b"a", b"b", b"c"):
-        node.call(lambda name=name: node.replicator.emit(EVENT_GONE, made("red", name, 1, 7)))  # type: ignore[misc]
+        node.call(lambda name=name: node.replicator.emit(EVENT_REMOVED, made("red", name, 1, 7)))  # type: ignore[misc]
         node.call(node.replicator.flush_now)
     assert sum(message.keys == [b"c"] for message in said) == 0, "the window is full"
     other, _ = put(client, z=b"z")
@@ -193,7 +193,7 @@ def test_a_commit_during_the_inventory_follows_the_eviction(
 
 def test_a_put_without_a_master_link_is_retried(node: Served, client: Client, master: Master) -> None:
     node.call(node.commit_requests.link_down)
-    assert client.put({"a": b"a"}, generation=0) == [ASK_AGAIN]
+    assert client.put({"a": b"a"}, generation=0) == [RETRY_LATER]
     assert node.call(lambda: node.store.dram.used_bytes) == 0
 
 
@@ -202,7 +202,7 @@ def test_a_put_of_a_lost_master_is_retried(node: Served, client: Client, master:
     thread, results = put(client, a=b"a", b=b"b")
     master.decide(reply)
     thread.join(TIMEOUT_S)
-    assert results == [[ASK_AGAIN, ASK_AGAIN]]
+    assert results == [[RETRY_LATER, RETRY_LATER]]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts, node.store.dram.used_bytes)) == ("", 0, 0)
 
 
@@ -226,8 +226,8 @@ def test_a_put_that_expires_before_its_grant_is_retracted(node: Served, client: 
     node.call(lambda: node.store.table.expire(now_ns=later_ns))
     master.decide(grants(GRANTED))
     thread.join(TIMEOUT_S)
-    assert results == [[ASK_AGAIN]]
-    assert emitted == [(EVENT_GONE, 42)]
+    assert results == [[RETRY_LATER]]
+    assert emitted == [(EVENT_REMOVED, 42)]
     assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
 
 
@@ -270,10 +270,10 @@ def test_a_pending_put_cannot_be_ended_by_its_id(node: Served, master: Master, i
     if is_expired:
         node.call(lambda: node.store.table.expire(now_ns=node.reactor.now_ns() + PUT_TTL_NS))
     sock.sendall(frame(CommitPuts([put.put_id], [digest(b"x")]), 2) + frame(AbortPuts([put.put_id]), 3))
-    assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([ASK_AGAIN])), Ok()]
+    assert [read_frame(sock)[1] for _ in range(2)] == [Flags(bytes([RETRY_LATER])), Ok()]
     assert node.call(lambda: (node.store.names(), node.store.table.open_puts)) == ("", not is_expired)
     master.decide(grants(GRANTED))
-    assert read_frame(sock)[1] == Flags(bytes([ASK_AGAIN if is_expired else STORED]))
+    assert read_frame(sock)[1] == Flags(bytes([RETRY_LATER if is_expired else STORED]))
     node.call(lambda: check(node.store.table))
     assert node.call(lambda: (node.store.names(), node.store.dram.used_bytes)) == (("", 0) if is_expired else ("a", 1))
     sock.close()

@@ -15,7 +15,7 @@ from kvstore.protocol.errors import (
 )
 from kvstore.protocol.event_messages import FetchEvents
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, CommitPuts, OpenSlots, OpenSlotsReply, Put
+from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED, AbortPuts, CommitPuts, OpenSlots, OpenSlotsReply, Put
 from kvstore.protocol.session_messages import Failure, Flags, Ok
 from kvstore.store.block_table.block import NVME
 from kvstore.tiers.tier import Record
@@ -57,7 +57,7 @@ def test_a_batch_that_needs_no_master_is_committed_as_a_whole(node: Served, clie
     assert node.call(lambda: node.in_place_puts.in_bytes) == 3000
     recorded = node.call(lambda: node.store.table.events.answer(asker, "red", FetchEvents(cursor, 100)))
     assert recorded.keys[:30] == [name.encode() for name in values]
-    assert client.commit(opened, list(values.values())) == [ASK_AGAIN] * 30
+    assert client.commit(opened, list(values.values())) == [RETRY_LATER] * 30
     assert set(client.open(dict.fromkeys(values, 100), generation=0).statuses) == {PRESENT}
 
 
@@ -91,10 +91,10 @@ def test_an_aborted_put_can_be_opened_again(node: Served, client: Client) -> Non
 def test_a_commit_of_an_invalid_put_is_answered_ask_again(node: Served, client: Client) -> None:
     opened = client.open({"a": 1})
     other = node.connect()
-    assert other.commit(opened, [b"x"]) == [ASK_AGAIN]
+    assert other.commit(opened, [b"x"]) == [RETRY_LATER]
     client.write(opened, 0, b"x")
     assert client.commit(opened, [b"x"]) == [STORED]
-    assert client.commit(opened, [b"x"]) == [ASK_AGAIN]
+    assert client.commit(opened, [b"x"]) == [RETRY_LATER]
     other.close()
 
 
@@ -103,7 +103,7 @@ def test_an_expired_puts_slot_is_freed_after_its_writer_settles(node: Served, cl
     later_ns = node.reactor.now_ns() + PUT_TTL_NS
     assert node.call(lambda: node.store.table.expire(now_ns=later_ns)) == 1
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 16 * KIB
-    assert client.commit(opened, [b"x" * 16 * KIB]) == [ASK_AGAIN]
+    assert client.commit(opened, [b"x" * 16 * KIB]) == [RETRY_LATER]
     assert node.call(lambda: node.store.dram.free_bytes) == 16 * KIB
     opened = client.open({"a": 16 * KIB})
     node.call(lambda: node.store.table.expire(now_ns=later_ns + node.reactor.now_ns()))
@@ -157,7 +157,7 @@ def test_a_put_that_expires_while_arriving_is_not_stored(node: Served, is_damage
         assert isinstance(answer, Failure)
         assert answer.code == ChecksumMismatch.code
     else:
-        assert answer == Flags(bytes((ASK_AGAIN, ASK_AGAIN)))
+        assert answer == Flags(bytes((RETRY_LATER, RETRY_LATER)))
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
     sock.close()
 
@@ -180,7 +180,7 @@ def test_a_stalled_expired_put_frees_its_slots_at_once(node: Served, client: Cli
     assert node.call(lambda: node.store.dram.quarantined_bytes) == 0
     assert client.put(others) == [STORED] * 3
     sock.sendall(whole[-5 * KIB :])
-    assert read_frame(sock)[1] == Flags(bytes((ASK_AGAIN, ALREADY_THERE)))
+    assert read_frame(sock)[1] == Flags(bytes((RETRY_LATER, ALREADY_STORED)))
     assert client.read(*others)[1] == list(others.values())
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
     sock.close()

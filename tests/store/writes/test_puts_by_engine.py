@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.protocol.errors import Full, InvalidArgument, StaleHandle
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, AbortPuts, OpenSlotsReply
+from kvstore.protocol.node_messages import RETRY_LATER, STORED, AbortPuts, OpenSlotsReply
 from kvstore.protocol.session_messages import Ok
 from kvstore.store.shared_regions import RegionWritePermission
 from kvstore.transfer.engine import TransferEngine
@@ -82,7 +82,7 @@ def test_an_engine_put_is_visible_after_its_commit(node: Served, client: Client,
     values = [b"a" * 5000, b"b" * 100]
     opened = client.open({"a": 5000, "b": 100}, engine=1)
     assert list(opened.statuses) == [GRANTED] * 2
-    assert list(opened.ahead) == []
+    assert list(opened.slabs_ahead) == []
     write(far, opened, values)
     assert client.read("a")[1] == [None]
     assert client.commit(opened, values) == [STORED] * 2
@@ -112,7 +112,7 @@ def test_a_committed_slot_can_be_written_no_more(client: Client, far: FarClient)
 def test_an_engine_put_with_a_wrong_checksum_is_not_stored(node: Served, client: Client, far: FarClient) -> None:
     opened = client.open({"a": SIZE}, engine=1)
     write(far, opened, [b"a" * SIZE])
-    assert client.commit(opened, [b"b" * SIZE]) == [ASK_AGAIN]
+    assert client.commit(opened, [b"b" * SIZE]) == [RETRY_LATER]
     assert client.read("a")[1] == [None]
     assert node.call(lambda: node.store.table.open_puts) == 0
     assert free_bytes(node) == SIZE
@@ -128,7 +128,7 @@ def test_a_slot_is_not_reused_while_it_is_written(node: Served, client: Client, 
     with stalled_writer(engine, opened.regions[0]) as stalled:
         eventually(lambda: region.users == 1)
         if ending == "commit":
-            assert writing.commit(opened, [b"x" * SIZE]) == [ASK_AGAIN]
+            assert writing.commit(opened, [b"x" * SIZE]) == [RETRY_LATER]
         elif ending == "abort":
             writing.ask(AbortPuts(list(opened.put_ids)), Ok)
         elif ending == "hang up":
@@ -174,7 +174,7 @@ def test_an_expired_engine_put_frees_its_slot_at_once(node: Served, client: Clie
         write(far, opened, [b"x" * SIZE])
     other = node.connect()
     assert list(other.open({"a": SIZE}).statuses) == [GRANTED]
-    assert client.commit(opened, [b"a" * SIZE]) == [ASK_AGAIN]
+    assert client.commit(opened, [b"a" * SIZE]) == [RETRY_LATER]
     assert node.call(lambda: node.store.table.open_puts) == 1, "the other's put is not touched"
     other.close()
 

@@ -10,7 +10,7 @@ from kvstore.protocol.errors import (
     TierFailed,
 )
 from kvstore.protocol.message import BUSY, GRANTED, PRESENT
-from kvstore.protocol.node_messages import ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, OpenSlots, Put
+from kvstore.protocol.node_messages import ALREADY_STORED, RETRY_LATER, STORED, AbortPuts, OpenSlots, Put
 from kvstore.protocol.session_messages import Ok
 from tests.rpc.traced import Spans, sampled
 from tests.rpc.wires import frame
@@ -128,9 +128,9 @@ def test_a_put_waits_behind_its_own_tenant_only(node: Served, through_socket: bo
 
 @pytest.mark.usefixtures("waiting")
 def test_a_put_of_a_present_key_does_not_wait(client: Client) -> None:
-    assert client.put({"old": b"x"}) == [ALREADY_THERE]
+    assert client.put({"old": b"x"}) == [ALREADY_STORED]
     assert list(client.open({"old": 1}).statuses) == [PRESENT]
-    assert client.put({"old": b"x", "new": b"y"}) == [ALREADY_THERE, ASK_AGAIN], (
+    assert client.put({"old": b"x", "new": b"y"}) == [ALREADY_STORED, RETRY_LATER], (
         "and the rest of its batch waits when it is asked for alone"
     )
     assert list(client.open({"new": 1, "old": 1}).statuses) == [BUSY, PRESENT]
@@ -163,7 +163,7 @@ def test_a_put_without_system_memory_leaves_nothing_open(node: Served, client: C
     assert node.call(lambda: node.store.table.open_puts) == 0
     assert client.put({"a": bytes(KIB)}) == [STORED]
     other = node.connect()
-    assert list(other.open({"c": KIB}).ahead) == [], "a slab ahead of need is no reason to fail"
+    assert list(other.open({"c": KIB}).slabs_ahead) == [], "a slab ahead of need is no reason to fail"
     other.close()
 
 
@@ -224,5 +224,5 @@ def test_an_unreachable_master_is_a_deadline_and_keeps_the_block(node: Served, c
     assert isinstance(results[0], DeadlineExceeded)
     assert "not confirmed" in str(results[0])
     node.call(lambda: node.unanswered.pop()(None))
-    assert client.put({"a": b"x"}) == [ALREADY_THERE]
+    assert client.put({"a": b"x"}) == [ALREADY_STORED]
     assert client.read("a")[1] == [b"x"]

@@ -14,7 +14,7 @@ from kvstore.protocol.catalog_messages import DRAIN_CLOSED
 from kvstore.protocol.errors import Broken, Draining, InvalidArgument, TierFailed
 from kvstore.protocol.event_messages import STORED as TOLD_STORED
 from kvstore.protocol.event_messages import EventBatch, FetchEvents
-from kvstore.protocol.node_messages import ASK_AGAIN, STORED, OpenIndex, OpenSlotAhead, PutFromSlot
+from kvstore.protocol.node_messages import RETRY_LATER, STORED, OpenIndex, OpenSlotAhead, PutFromSlot
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.writer_page import PAGE_BYTES
 from kvstore.rpc.deadline import Deadline
@@ -134,9 +134,9 @@ def test_a_foreign_slot_is_answered_ask_again(node: Served, writer: Writer) -> N
     other = Writer(node.connect())
     number = other.write(other.open())
     mine = writer.write(writer.open())
-    assert writer.put(number, "a") == ASK_AGAIN
-    assert writer.put(mine + 100, "a") == ASK_AGAIN
-    assert writer.put(mine, "a", VALUE[1:]) == ASK_AGAIN, "of another size"
+    assert writer.put(number, "a") == RETRY_LATER
+    assert writer.put(mine + 100, "a") == RETRY_LATER
+    assert writer.put(mine, "a", VALUE[1:]) == RETRY_LATER, "of another size"
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
     other.client.close()
 
@@ -146,7 +146,7 @@ def test_a_key_with_another_writer_is_answered_ask_again(node: Served, client: C
     with_open = node.connect()
     opened = with_open.open({"a": 100})
     number = writer.write(writer.open())
-    assert writer.put(number, "a") == ASK_AGAIN
+    assert writer.put(number, "a") == RETRY_LATER
     assert with_open.commit(opened, [bytes(100)]) == [STORED]
     assert writer.put(number, "b") == STORED
     with_open.close()

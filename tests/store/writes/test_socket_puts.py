@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_NOT, DRAIN_SAVE, EVENT_GONE, CommitBlocks
+from kvstore.protocol.catalog_messages import DRAIN_OFF, DRAIN_SAVE, EVENT_REMOVED, CommitBlocks
 from kvstore.protocol.errors import ChecksumMismatch, DeadlineExceeded, Draining, InvalidArgument, KVStoreError, ProtocolError, Unavailable
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import GRANTED
-from kvstore.protocol.node_messages import ACK_CLUSTER, ACK_NODE, ACK_NODE_NOW, ALREADY_THERE, ASK_AGAIN, STORED, AbortPuts, OpenIndex, Put
+from kvstore.protocol.node_messages import (
+    ACK_CLUSTER,
+    ACK_NODE,
+    ACK_NODE_NO_WAIT,
+    ALREADY_STORED,
+    RETRY_LATER,
+    STORED,
+    AbortPuts,
+    OpenIndex,
+    Put,
+)
 from kvstore.protocol.session_messages import Flags, Ok
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.server.session import Session
@@ -63,7 +73,7 @@ def shown(node: Served) -> Shown:
 def test_an_inline_put_is_stored_and_visible(node: Served, client: Client, shown: Shown) -> None:
     client.channel.call_for_fds(OpenIndex(), Deadline(TIMEOUT_S))
     assert put(client, "a", b"x" * 5000) == STORED
-    assert put(client, "a", b"y" * 5000) == ALREADY_THERE
+    assert put(client, "a", b"y" * 5000) == ALREADY_STORED
     assert shown.all() == [True, True]
     assert client.read("a")[1] == [b"x" * 5000]
     block = node.call(lambda: node.store.table.find("red", b"a"))
@@ -174,7 +184,7 @@ def test_a_failed_value_is_retracted_when_granted(node: Served, client: Client, 
     node.store.emit = lambda kind, _block: heard.append(kind)
     master.grant(9)
     assert node.call(lambda: node.store.table.find("red", b"a")) is None
-    assert heard == [EVENT_GONE]
+    assert heard == [EVENT_REMOVED]
     assert is_empty(node)
 
 
@@ -185,7 +195,7 @@ def test_a_present_or_in_flight_key_takes_the_general_path(node: Served, client:
         node.call(lambda: node.store.table.uncommitted.begin([made("red", b"a", 5, 0)]))
     else:
         put(client, "a", b"value")
-    assert put(client, "a", b"value", ACK_CLUSTER) == ASK_AGAIN
+    assert put(client, "a", b"value", ACK_CLUSTER) == RETRY_LATER
     assert shown.all()[-1:] == [False]
     if is_commit_in_flight:
         node.call(lambda: node.store.table.uncommitted.end([made("red", b"a", 5, 0)]))
@@ -194,7 +204,7 @@ def test_a_present_or_in_flight_key_takes_the_general_path(node: Served, client:
 def test_a_key_with_an_open_put_takes_the_general_path(node: Served, client: Client, shown: Shown) -> None:
     other = node.connect()
     other.open({"a": 5})
-    assert put(client, "a", b"value") == ASK_AGAIN
+    assert put(client, "a", b"value") == RETRY_LATER
     assert shown.all() == [False]
     other.close()
 
@@ -212,14 +222,14 @@ def test_without_a_free_slot_no_put_is_inline(node: Served, client: Client, show
 def test_an_inline_ack_put_is_refused_without_a_free_slot(node: Served, client: Client) -> None:
     writer, waiter = node.connect(), node.connect()
     opened = writer.open({"held": 16 * KIB})
-    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN
+    assert put(client, "a", b"value", ACK_NODE_NO_WAIT) == RETRY_LATER
     thread, results = in_background(lambda: put(waiter, "b", b"value"))
     until(node, lambda: len(node.waiting) == 1)
-    assert put(client, "a", b"value", ACK_NODE_NOW) == ASK_AGAIN, "behind who waits, too"
+    assert put(client, "a", b"value", ACK_NODE_NO_WAIT) == RETRY_LATER, "behind who waits, too"
     writer.ask(AbortPuts(list(opened.put_ids)), Ok)
     thread.join(TIMEOUT_S)
     assert results == [STORED]
-    assert put(client, "a", b"value", ACK_NODE_NOW) == STORED
+    assert put(client, "a", b"value", ACK_NODE_NO_WAIT) == STORED
     node.call(lambda: check(node.store.table))
     writer.close()
     waiter.close()
@@ -230,7 +240,7 @@ def test_a_draining_node_takes_no_inline_puts(node: Served, client: Client, show
     with pytest.raises(Draining):
         put(client, "a", b"value")
     assert shown.all() == []
-    node.call(lambda: node.drainer.drain(DRAIN_NOT))
+    node.call(lambda: node.drainer.drain(DRAIN_OFF))
     assert put(client, "a", b"value") == STORED
 
 
@@ -238,7 +248,7 @@ def test_a_read_only_caller_has_no_inline_puts(tmp_path: Path) -> None:
     with served(tmp_path, needs_tickets=True) as node:
         for role, may_put in ((Role.READ, False), (Role.WRITE, True)):
             client = node.connect(ticket=node.ticket(role=role))
-            assert node.call(lambda: [session.at_once is not None for session in node.server.sessions]) == [may_put]
+            assert node.call(lambda: [session.fast_path is not None for session in node.server.sessions]) == [may_put]
             client.close()
             until(node, lambda: not node.server.sessions)
 
@@ -263,7 +273,7 @@ def test_several_puts_in_one_segment_are_all_answered(node: Served) -> None:
     sock.sendall(b"".join(frame(message(name, b"value"), number, b"value") for number, name in enumerate("abca", 1)))
     answers = [read_frame(sock) for _ in range(4)]
     assert [header.request_id for header, _, _ in answers] == [1, 2, 3, 4]
-    assert [answer for _, answer, _ in answers] == [Flags(bytes([flag])) for flag in (STORED, STORED, STORED, ALREADY_THERE)]
+    assert [answer for _, answer, _ in answers] == [Flags(bytes([flag])) for flag in (STORED, STORED, STORED, ALREADY_STORED)]
     sock.close()
 
 

@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.authenticator import Authenticator
 from kvstore.security.credentials import NO_TENANT
-from kvstore.security.identity import STRANGER, Identity
+from kvstore.security.identity import UNAUTHENTICATED, Identity
 from kvstore.telemetry.http.access import (
     AccessLevel,
     LocalAccess,
@@ -210,4 +210,4 @@ def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:
         return access_control.identify(make_mocked_request("GET", "/", headers={"Authorization": f"Bearer {token}"}))
 
     assert named("operators").name == "boss"
-    assert named("wrong") == STRANGER
+    assert named("wrong") == UNAUTHENTICATED

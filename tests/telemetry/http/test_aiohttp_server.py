@@ -207,10 +207,10 @@ def test_where_no_connection_is_left_but_those_of_who_was_let_in_another_one_is_
 def test_who_takes_nothing_of_an_answer_is_noticed(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     noticed: list[tuple[float, bool]] = []
 
-    def notice(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
-        noticed.append((timeout_s, gives_up_unread))
+    def notice(sock: socket.socket, timeout_s: float, *, limit_unacknowledged: bool) -> None:
+        noticed.append((timeout_s, limit_unacknowledged))
 
-    monkeypatch.setattr(module, "notice_vanished_host", notice)
+    monkeypatch.setattr(module, "enable_keepalive", notice)
     with connected(server, 1) as (asking,):
         assert answer(asking, b"health") == answer(asking, b"health") == b"HTTP/1.1 200 OK"
     assert noticed == [(PEER_TIMEOUT_S, True)]

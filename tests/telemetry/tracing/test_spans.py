@@ -22,7 +22,7 @@ from tests.telemetry.tracing.collector import Collector, collecting
 PARENT = TraceParent(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7)
 
 SOON = 0.001
-LATER = 3600.0
+DEFERRED = 3600.0
 PATIENT_S = 60.0
 
 
@@ -185,7 +185,7 @@ def test_what_waits_is_sent_in_its_time_without_being_asked() -> None:
 @pytest.mark.usefixtures("few")
 def test_a_whole_batch_is_sent_at_once_and_the_rest_at_the_end() -> None:
     exporter = Exporter()
-    queue = SpanQueue(exporter, LATER)
+    queue = SpanQueue(exporter, DEFERRED)
     make(queue, 4)
     assert exporter.came.acquire(timeout=PATIENT_S)
     make(queue, 3)
@@ -199,7 +199,7 @@ def test_a_whole_batch_is_sent_at_once_and_the_rest_at_the_end() -> None:
 def test_a_collector_that_hangs_stops_nobody_and_what_has_no_room_is_dropped() -> None:
     exporter = Exporter()
     exporter.may.clear()
-    queue = SpanQueue(exporter, LATER)
+    queue = SpanQueue(exporter, DEFERRED)
     make(queue, 4)
     assert exporter.began.acquire(timeout=PATIENT_S)
     make(queue, 15)

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvstore.master.directory.index.contents import LIVE, ContentsColumns, copied, joined, segments, usage
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.protocol.catalog_messages import EVENT_GONE
+from kvstore.protocol.catalog_messages import EVENT_REMOVED
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
 
@@ -44,7 +44,7 @@ def test_changes_between_slices_break_nothing() -> None:
     next(slices)
     other = master.register("b")
     master.sync(other, *(Event(bytes([n]), tiers=NVME) for n in range(6, 12)))
-    master.publish(node, Event(b"\x05", 1, EVENT_GONE))
+    master.publish(node, Event(b"\x05", 1, EVENT_REMOVED))
     *_, columns = slices
     assert columns is not None
     assert len(columns.row_masks()) == len(columns.sizes) == 7
@@ -82,7 +82,7 @@ def test_a_parent_that_came_after_the_copy_was_begun_is_none() -> None:
     slices = copied(*master.directory.columns(), slice_rows=2)
     next(slices)
     master.publish(node, Event(b"parent", 9))
-    master.publish(node, Event(b"\x03", 1, EVENT_GONE))
+    master.publish(node, Event(b"\x03", 1, EVENT_REMOVED))
     master.publish(node, Event(b"child", 9, parent=b"parent"))
     *_, columns = slices
     assert columns is not None

@@ -51,7 +51,7 @@ def flags_of(master: Master, node: NodeMember, messages: Sequence[Digests]) -> l
     assert [found.take(message) for message in messages] == [False] * (len(messages) - 1) + [True]
     for ops in found.steps():
         master.commit(ops)
-    assert [len(flags) for flags in found.flags()] == [len(message.firsts) for message in messages]
+    assert [len(flags) for flags in found.flags()] == [len(message.first_generations) for message in messages]
     flags = list(b"".join(found.flags()))
     told = list(b"".join(message.counts for message in messages))
     assert found.blocks == sum(count for count, flag in zip(told, flags, strict=True) if flag)
@@ -222,13 +222,13 @@ def test_digests_that_are_none_are_refused_and_change_nothing() -> None:
     good = Digests(node.epoch, SEED, 1, [1, 2], b"\1\1", [5, 6], b"\2\2")
     for bad, why in (
         (Digests(node.epoch, SEED, 1, list(range(3, 10)), b"\1" * 7, [5] * 7, b"\2" * 7), "at most 8"),
-        (replace(good, firsts=[], counts=b"", sums=[], tiers=b""), "has no runs"),
-        (replace(good, firsts=[2, 3]), "ascending"),
-        (replace(good, firsts=[4, 3]), "ascending"),
-        (replace(good, firsts=[3, 4], seed=12), "one seed"),
-        (replace(good, firsts=[3, 4], counts=b"\0\1"), "a run has no blocks"),
-        (replace(good, firsts=[3, 4], tiers=b"\0\1"), "tiers"),
-        (replace(good, firsts=[3, 4], tiers=b"\1\10"), "tiers"),
+        (replace(good, first_generations=[], counts=b"", sums=[], tiers=b""), "has no runs"),
+        (replace(good, first_generations=[2, 3]), "ascending"),
+        (replace(good, first_generations=[4, 3]), "ascending"),
+        (replace(good, first_generations=[3, 4], seed=12), "one seed"),
+        (replace(good, first_generations=[3, 4], counts=b"\0\1"), "a run has no blocks"),
+        (replace(good, first_generations=[3, 4], tiers=b"\0\1"), "tiers"),
+        (replace(good, first_generations=[3, 4], tiers=b"\1\10"), "tiers"),
     ):
         found = master.directory.compare(node.node_id, node.epoch)
         assert not found.take(good)

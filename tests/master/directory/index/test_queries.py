@@ -3,7 +3,7 @@
 from kvstore.master.directory.index.holders import ABSENT, CONFIRMED, HINTED
 from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
-from kvstore.protocol.catalog_messages import EVENT_GONE, PHASE_SYNC, PHASE_SYNC_BEGIN
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, PHASE_SYNC, PHASE_SYNC_BEGIN
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, one_node
 
 
@@ -71,7 +71,7 @@ def test_list_keys_is_consistent_while_the_directory_changes() -> None:
     master.publish(node, *(Event(bytes([n]), namespace="even" if n % 2 == 0 else "odd") for n in range(10)), Event(b"x", tenant="blue"))
     slices = master.directory.queries.list_keys(TENANT, "even", slice_rows=3)
     first = next(slices)
-    master.publish(node, Event(b"\0", 1, EVENT_GONE), Event(b"\x08", 1, EVENT_GONE))
+    master.publish(node, Event(b"\0", 1, EVENT_REMOVED), Event(b"\x08", 1, EVENT_REMOVED))
     rest = [entry for listed in slices for entry in listed]
     assert first == [(b"\0", 100, "even")]
     assert [key for key, _size, _namespace in rest] == [b"\x02", b"\x04", b"\x06"]
@@ -82,7 +82,7 @@ def test_a_listing_ends_when_its_tenant_does() -> None:
     master, node = one_node(b"a", b"b")
     slices = master.directory.queries.list_keys(TENANT, slice_rows=2)
     next(slices)
-    master.publish(node, Event(b"a", 1, EVENT_GONE), Event(b"b", 1, EVENT_GONE))
+    master.publish(node, Event(b"a", 1, EVENT_REMOVED), Event(b"b", 1, EVENT_REMOVED))
     master.directory.run_due(0)
     assert list(slices) == []
 

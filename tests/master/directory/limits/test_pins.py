@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvstore.master.directory.limits.pins import MAX_ENDED, SPARE_ENDS, PinResult
-from kvstore.protocol.catalog_messages import EVENT_GONE, SetPinned
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, SetPinned
 from kvstore.protocol.errors import QuotaExceeded
 from kvstore.security.quotas.quota import Quota
 from tests.master.blocks import TENANT, Event, Master, S, die, one_node
@@ -44,7 +44,7 @@ def test_block_evicted_during_its_pin_is_reported_absent() -> None:
     keys = [b"a", b"b", b"c", b"d", b"none"]
     master, node = one_node(*keys[:4])
     pin_result = master.directory.pins.pin(TENANT, keys, pinned=True)
-    master.publish(node, Event(b"a", kind=EVENT_GONE))
+    master.publish(node, Event(b"a", kind=EVENT_REMOVED))
 
     def held(*answers: bytes | None) -> bytes:
         return master.directory.pins.held(TENANT, keys, pin_result, [(keys[:4], flags) for flags in answers])

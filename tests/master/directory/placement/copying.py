@@ -6,7 +6,7 @@ from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.membership.members import NodeInfo, NodeMember
 from kvstore.master.directory.placement.copies import CopyOrder
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.catalog_messages import EVENT_GONE, CopyResult
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, CopyResult
 from tests.master.blocks import TENANT, Event, Master, tier_of
 
 KEYS = [b"a", b"b", b"c"]
@@ -48,4 +48,4 @@ class Copying:
         return sorted(self.master.directory.queries.lookup(TENANT, [key]).nodes)
 
     def gone(self, node: NodeMember, *keys: bytes) -> None:
-        self.master.publish(node, *(Event(key, 1 + KEYS.index(key), EVENT_GONE) for key in keys))
+        self.master.publish(node, *(Event(key, 1 + KEYS.index(key), EVENT_REMOVED) for key in keys))

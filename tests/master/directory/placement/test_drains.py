@@ -142,7 +142,7 @@ def test_copies_under_way_are_limited() -> None:
                 cluster.arrive(order)
         assert sorted(got) == KEYS
         cluster.step()
-        assert cluster.progress().left_blocks == 0
+        assert cluster.progress().remaining_blocks == 0
 
 
 def test_one_peer_gets_all_while_it_has_room_and_then_the_next(cluster: Cluster) -> None:
@@ -217,7 +217,7 @@ def test_blocks_of_two_drained_nodes_go_to_a_third(cluster: Cluster) -> None:
     cluster.drain()
     cluster.drain("two")
     assert cluster.step() == []
-    assert (cluster.progress().left_blocks, cluster.progress(two).left_blocks) == (3, 1)
+    assert (cluster.progress().remaining_blocks, cluster.progress(two).remaining_blocks) == (3, 1)
     three = cluster.node("three", "three")
     ordered = cluster.step()
     assert sorted(key for order in ordered for key in order.keys) == KEYS
@@ -239,7 +239,7 @@ def test_nothing_is_copied_from_what_only_the_catalog_tells_of(cluster: Cluster)
     cluster.drain()
     cluster.master.register("one", 1, ROOM)
     assert cluster.step() == []
-    assert cluster.progress().left_blocks == 3
+    assert cluster.progress().remaining_blocks == 3
 
 
 def test_drained_node_is_counted_again_after_its_return(cluster: Cluster) -> None:
@@ -263,7 +263,7 @@ def test_block_hinted_elsewhere_is_left_and_not_copied(cluster: Cluster) -> None
     assert cluster.progress() == DrainProgress("peers", False, 3, 0, 0, False)
     cluster.master.sync(two, Event(b"a", 1))
     assert [order.keys for order in cluster.step()] == [[b"b", b"c"]]
-    assert cluster.progress().left_blocks == 2
+    assert cluster.progress().remaining_blocks == 2
 
 
 def test_what_only_a_dead_node_has_on_nvme_is_not_kept(cluster: Cluster) -> None:

@@ -25,14 +25,14 @@ class Cluster(Copying):
         super().__init__(DirectoryLimits(pace=pace or CopyLimits(), spread=HotCopyLimits(copies, HOT)), parents=[b"", *KEYS[:2]])
         self.hot_copies = self.master.directory.hot_copies
 
-    def read(self, node: NodeMember | None = None, /, **far_reads_per_s: float) -> None:
+    def read(self, node: NodeMember | None = None, /, **remote_reads_per_s: float) -> None:
         """A node's report: reads by other hosts at these rates, and far more in total."""
         block_heat, node = self.master.directory.block_heat, node or self.one
         block_heat.request_reports(self.master.now_ns)
         block_heat.blocks_to_report(node.node_id, 1, self.master.now_ns)
-        rates = list(far_reads_per_s.values())
-        keys = [key.encode() for key in far_reads_per_s]
-        report = pb.HotBlocks(tenant=TENANT, keys=keys, reads_per_s=[100 * HOT] * len(rates), far_reads_per_s=rates)
+        rates = list(remote_reads_per_s.values())
+        keys = [key.encode() for key in remote_reads_per_s]
+        report = pb.HotBlocks(tenant=TENANT, keys=keys, reads_per_s=[100 * HOT] * len(rates), remote_reads_per_s=rates)
         block_heat.take(node.node_id, [report], self.master.now_ns)
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
@@ -42,9 +42,9 @@ class Cluster(Copying):
         """The next round, which is over with a step."""
         return self.step(ROUND_NS)
 
-    def spread(self, **far_reads_per_s: float) -> None:
+    def spread(self, **remote_reads_per_s: float) -> None:
         """Until all copies have arrived."""
-        self.read(**far_reads_per_s)
+        self.read(**remote_reads_per_s)
         while orders := self.round():
             self.arrive(*orders)
 

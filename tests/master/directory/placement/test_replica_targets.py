@@ -9,9 +9,9 @@ from kvstore.master.directory.bounds import DirectoryLimits, DirectoryTiming
 from kvstore.master.directory.membership.members import NodeInfo
 from kvstore.master.directory.placement.copies import REFUSED_NS, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.replica_targets import PAUSE_NS
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.protocol.message import REPLICAS_ABSENT, REPLICAS_NOT_YET, REPLICAS_NOWHERE, REPLICAS_THERE
+from kvstore.protocol.message import REPLICAS_NO_BLOCK, REPLICAS_NO_NODES, REPLICAS_PENDING, REPLICAS_REACHED
 from tests.master.blocks import DRAM, NVME, TENANT, Event, S, die, tier_of
 from tests.master.directory.placement.copying import KEYS, ROOM, Copying
 
@@ -39,15 +39,15 @@ def cluster() -> Cluster:
 def test_blocks_are_copied_up_to_their_target(cluster: Cluster) -> None:
     for name in ("two", "three", "four"):
         cluster.node(name, name)
-    assert cluster.ask(3) == [REPLICAS_NOT_YET] * 3
+    assert cluster.ask(3) == [REPLICAS_PENDING] * 3
     orders = cluster.step()
     assert [(order.source_node_id, order.keys) for order in orders] == [(1, KEYS)] * 2, "chains stay together"
     assert cluster.step() == [], "they are on their way"
     cluster.arrive(*orders)
     assert cluster.step() == []
-    assert cluster.ask(3) == [REPLICAS_THERE] * 3
+    assert cluster.ask(3) == [REPLICAS_REACHED] * 3
     assert all(len(cluster.holders(key)) == 3 for key in KEYS)
-    assert cluster.ask(2) == [REPLICAS_THERE] * 3
+    assert cluster.ask(2) == [REPLICAS_REACHED] * 3
     assert [value for key, value in cluster.master.catalog.items() if key[:1] == b"t"] == [b"\3"] * 3, "the largest number counts"
 
 
@@ -58,13 +58,13 @@ def test_a_count_out_of_range_is_refused(cluster: Cluster, count: int) -> None:
 
 
 def test_what_is_not_there_gets_no_target(cluster: Cluster) -> None:
-    assert cluster.ask(2, b"x", b"a") == [REPLICAS_ABSENT, REPLICAS_NOWHERE]
-    assert cluster.ask(2, b"a", tenant="blue") == [REPLICAS_ABSENT]
+    assert cluster.ask(2, b"x", b"a") == [REPLICAS_NO_BLOCK, REPLICAS_NO_NODES]
+    assert cluster.ask(2, b"a", tenant="blue") == [REPLICAS_NO_BLOCK]
     assert len([key for key in cluster.master.catalog if key[:1] == b"t"]) == 1
 
 
 def test_missing_copy_is_made_once_enough_nodes_exist(cluster: Cluster) -> None:
-    assert cluster.ask(2) == [REPLICAS_NOWHERE] * 3
+    assert cluster.ask(2) == [REPLICAS_NO_NODES] * 3
     assert cluster.step() == cluster.step(PAUSE_NS) == []
     two = cluster.node("two", "y")
     assert cluster.step() == [(TENANT, KEYS, two.node_id, 1)]
@@ -147,7 +147,7 @@ def test_what_finds_no_room_is_tried_again_after_a_pause(cluster: Cluster) -> No
     [order] = cluster.step(REFUSED_NS)
     cluster.arrive(order)
     assert cluster.step(10 * S) == []
-    assert cluster.ask(2, b"a") == [REPLICAS_THERE]
+    assert cluster.ask(2, b"a") == [REPLICAS_REACHED]
 
 
 def test_no_more_is_on_its_way_than_the_pace() -> None:
@@ -159,7 +159,7 @@ def test_no_more_is_on_its_way_than_the_pace() -> None:
             orders = cluster.step()
             assert sum(len(order.keys) for order in orders) <= 1
             cluster.arrive(*orders)
-        assert cluster.ask(2) == [REPLICAS_THERE] * 3
+        assert cluster.ask(2) == [REPLICAS_REACHED] * 3
 
 
 def test_a_replica_that_was_evicted_is_not_made_anew_for_that(cluster: Cluster) -> None:
@@ -167,14 +167,14 @@ def test_a_replica_that_was_evicted_is_not_made_anew_for_that(cluster: Cluster) 
     cluster.ask(2, b"a")
     cluster.arrive(*cluster.step())
     cluster.step()
-    cluster.master.publish(two, Event(b"a", 1, kind=EVENT_GONE))
+    cluster.master.publish(two, Event(b"a", 1, kind=EVENT_REMOVED))
     assert cluster.step(10 * S) == []
 
 
 def test_a_target_ends_with_its_block_however_that_goes(cluster: Cluster) -> None:
     cluster.ask(2)
     cluster.master.remove(b"a")
-    cluster.master.publish(cluster.one, Event(b"b", 2, kind=EVENT_GONE))
+    cluster.master.publish(cluster.one, Event(b"b", 2, kind=EVENT_REMOVED))
     assert [key[-1:] for key in cluster.master.catalog if key[:1] == b"t"] == [b"c"]
     cluster.master.publish(cluster.one, Event(b"a", 9))
     cluster.node("two", "y")
@@ -214,7 +214,7 @@ def test_nothing_is_copied_of_what_only_the_catalog_tells_of(cluster: Cluster) -
 
 def test_less_busy_node_gets_the_copies(cluster: Cluster) -> None:
     nodes = [cluster.node(name, name) for name in ("two", "three")]
-    assert cluster.ask(2) == [REPLICAS_NOT_YET] * 3
+    assert cluster.ask(2) == [REPLICAS_PENDING] * 3
     nodes[0].load.bytes_s = 1 << 30
     assert [order.node_id for order in cluster.step()] == [nodes[1].node_id]
 
@@ -248,14 +248,14 @@ def test_evicted_replica_is_restored_on_request(cluster: Cluster) -> None:
     cluster.ask(2, b"a")
     cluster.arrive(*cluster.step())
     cluster.step()
-    cluster.master.publish(two, Event(b"a", 1, kind=EVENT_GONE))
-    assert cluster.ask(2, b"a") == cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    cluster.master.publish(two, Event(b"a", 1, kind=EVENT_REMOVED))
+    assert cluster.ask(2, b"a") == cluster.ask(2, b"a") == [REPLICAS_PENDING]
     [order] = cluster.step()
     assert (order.node_id, order.keys) == (two.node_id, [b"a"])
-    assert cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    assert cluster.ask(2, b"a") == [REPLICAS_PENDING]
     assert cluster.step() == [], "it is on its way"
     cluster.arrive(order)
-    assert cluster.ask(2, b"a") == [REPLICAS_THERE]
+    assert cluster.ask(2, b"a") == [REPLICAS_REACHED]
 
 
 def test_who_asks_again_does_not_hasten_what_has_found_no_room(cluster: Cluster) -> None:
@@ -263,6 +263,6 @@ def test_who_asks_again_does_not_hasten_what_has_found_no_room(cluster: Cluster)
     cluster.ask(2, b"a")
     assert cluster.step() == []
     two.tiers = (ROOM,)
-    assert cluster.ask(2, b"a") == [REPLICAS_NOT_YET]
+    assert cluster.ask(2, b"a") == [REPLICAS_PENDING]
     assert cluster.step(PAUSE_NS - 1) == []
     assert len(cluster.step(1)) == 1

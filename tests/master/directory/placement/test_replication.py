@@ -12,7 +12,7 @@ from kvstore.master.directory.placement import replication
 from kvstore.master.directory.placement.replication import ORDER_TTL_S, SPARE_ENDS, ReplicaPlanner
 from kvstore.master.directory.writes.removals import Removal
 from kvstore.protocol import frames
-from kvstore.protocol.catalog_messages import EVENT_GONE, CopyBlocks, CopyResult, DeleteBlocks, SetPinned
+from kvstore.protocol.catalog_messages import EVENT_REMOVED, CopyBlocks, CopyResult, DeleteBlocks, SetPinned
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from tests.master.blocks import TENANT, Event, Master, S, publish
 
@@ -299,7 +299,7 @@ class AgainstTwoStores(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), key=st.sampled_from(SOME_KEYS))
     def evict(self, name: str, key: bytes) -> None:
         if key in self.held[name]:
-            self.master.publish(self.nodes[name], Event(key, self.held[name].pop(key), EVENT_GONE))
+            self.master.publish(self.nodes[name], Event(key, self.held[name].pop(key), EVENT_REMOVED))
 
     @rule(key=st.sampled_from(SOME_KEYS))
     def remove(self, key: bytes) -> None:

@@ -15,8 +15,8 @@ from kvstore.master.directory.writes import block_events as publishing
 from kvstore.master.directory.writes.block_events import MAX_GENERATION, MIN_NEW, PublishPlan
 from kvstore.protocol.catalog_messages import (
     EVENT_COMMIT,
-    EVENT_GONE,
     EVENT_MOVED,
+    EVENT_REMOVED,
     PHASE_STREAM,
     PHASE_SYNC,
     PHASE_SYNC_BEGIN,
@@ -43,7 +43,7 @@ def durable(master: Master, *plans: PublishPlan) -> None:
 
 
 def gone(key: bytes, generation: int = 1) -> Event:
-    return Event(key, generation, EVENT_GONE)
+    return Event(key, generation, EVENT_REMOVED)
 
 
 def blocks(master: Master) -> list[BlockPuts]:
@@ -374,13 +374,13 @@ EVENTS = st.builds(
     Event,
     key=KEYS,
     generation=st.integers(1, 4),
-    kind=st.sampled_from([EVENT_COMMIT] * 6 + [EVENT_GONE, EVENT_MOVED]),
+    kind=st.sampled_from([EVENT_COMMIT] * 6 + [EVENT_REMOVED, EVENT_MOVED]),
     tiers=st.sampled_from([DRAM, DRAM, DRAM, NVME]),
     tenant=st.sampled_from([TENANT] * 5 + ["blue"]),
     namespace=st.sampled_from(["ns"] * 5 + ["other"]),
     parent=st.one_of(st.just(b""), KEYS),
 )
-GONE = st.builds(Event, key=KEYS, generation=st.integers(1, 4), kind=st.just(EVENT_GONE))
+GONE = st.builds(Event, key=KEYS, generation=st.integers(1, 4), kind=st.just(EVENT_REMOVED))
 ACTIONS: st.SearchStrategy[tuple[str, int, list[Event]]] = st.one_of(
     st.tuples(st.just("plan"), st.integers(1, 2), st.lists(EVENTS, max_size=5)),
     st.tuples(st.just("plan"), st.integers(1, 2), st.lists(GONE, min_size=1, max_size=5)),
@@ -485,7 +485,7 @@ def test_many_pinned_blocks_that_are_gone_leave_no_pins() -> None:
     other = master.register("b")
     master.publish(other, *(Event(key) for key in keys[:3]))
     master.commit(master.directory.pins.pin(TENANT, keys, pinned=True).ops)
-    master.publish(node, *(Event(key, 1, EVENT_GONE) for key in keys))
+    master.publish(node, *(Event(key, 1, EVENT_REMOVED) for key in keys))
     assert master.exists(*keys) == [1] * 3 + [0] * (len(keys) - 3)
     assert len([key for key in master.catalog if key.startswith(b"p")]) == 3
     master.directory.check_integrity()

@@ -5,7 +5,7 @@ import pytest
 from kvstore.master.catalogs.interface import BlockPuts
 from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.writes.record_policy import ALL, MEMBERSHIP, OUTLIVING
-from kvstore.protocol.catalog_messages import EVENT_GONE, EVENT_MOVED, CopyResult
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED, CopyResult
 from tests.master.blocks import DRAM, NVME, TENANT, Event, Master, die, publish
 
 KEYS = [b"%03d" % number for number in range(2 * SMALL_BATCH)]
@@ -30,7 +30,7 @@ def test_what_is_put_has_a_record_as_the_setting_says(choice: str, tiers: int, i
     master.publish(node, *(Event(key, 5, tiers=tiers) for key in KEYS[:count]))
     assert master.exists(*KEYS[:count]) == [1] * count
     assert recorded(master) == KEYS[: count * is_recorded]
-    master.publish(node, *(Event(key, 5, EVENT_GONE) for key in KEYS[:count]))
+    master.publish(node, *(Event(key, 5, EVENT_REMOVED) for key in KEYS[:count]))
     assert master.exists(*KEYS[:count]) == [0] * count
     assert not recorded(master)
 
@@ -65,7 +65,7 @@ def test_replicated_block_has_a_record_of_both_holders() -> None:
     master.directory.replication.plan(TENANT, [b"k"], node_id=2, source_node_id=1, now_ns=0)
     master.commit(master.directory.replication.enter(2, CopyResult(second.epoch, TENANT, [b"k"], [5], b"\1")).ops)
     assert (recorded(master), master.block(b"k").holders) == ([b"k"], [(1, 2)])
-    master.publish(first, Event(b"k", 5, EVENT_GONE))
+    master.publish(first, Event(b"k", 5, EVENT_REMOVED))
     assert (recorded(master), master.exists(b"k")) == ([], [1])
 
 
