@@ -26,7 +26,7 @@ from kvstore.telemetry.http.server import HttpServer, asked
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import slow_messages
-from kvstore.telemetry.tracing.config import spans_told
+from kvstore.telemetry.tracing.config import span_counts
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
@@ -103,7 +103,7 @@ class MasterStatus:
             is_healthy=all(self._health(partition) == "ok" for partition in self.partitions),
             connections=len(self._server.sessions),
             records=sum(partition.standing.records() for partition in self.partitions),
-            trace_spans=spans_told(self._tracing),
+            trace_spans=span_counts(self._tracing),
         )
         told["kvstore_master_audit_entries"] = self._trail.counts()
         told["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())

@@ -42,7 +42,7 @@ from kvstore.store.storage import Storage, check
 from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.metrics.metric import NODE, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
-from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, span_counts
 from kvstore.transfer.config import TransferSettings
 
 SEND_TIMEOUT_S: Final = 30.0
@@ -308,7 +308,7 @@ class Node:
                 "kvstore_node_info": {(self._name.text, VERSION): 1},
                 "kvstore_node_ready": int(not self.unready()),
                 "kvstore_node_certificate_valid_seconds": self._ends.left_s(time.time()),
-                "kvstore_node_trace_spans": spans_told(self._tracing),
+                "kvstore_node_trace_spans": span_counts(self._tracing),
                 "kvstore_node_quota_refused": {(reason,): count for reason, count in self._service.loads.refused().items()},
             },
         )

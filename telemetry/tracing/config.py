@@ -53,6 +53,6 @@ def open_tracing(settings: TracingSettings | None, *, role: str, instance: str) 
     return Tracing(settings, role=role, instance=instance)
 
 
-def spans_told(tracing: "Tracing | None") -> Reading:
+def span_counts(tracing: "Tracing | None") -> Reading:
     """For the metrics: spans by what came of them; nothing where nothing is traced."""
     return {(outcome,): count for outcome, count in tracing.queue.counts().items()} if tracing is not None else {}

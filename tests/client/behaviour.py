@@ -286,7 +286,11 @@ class ClientBehaviour:
         assert client.get_batch(keys) == [b"value", None, None, None, None, b"value"]
         assert client.remove_matching(pattern=f"matching {serial} *", force=True) == 2
         assert client.exists_batch(keys) == [False] * 6
-        for arguments, wrong in (({}, "say of which"), ({"pattern": "x" * 1025}, "1024 bytes"), ({"namespace": 5}, "namespace")):
+        for arguments, wrong in (
+            ({}, "needs a namespace or a pattern"),
+            ({"pattern": "x" * 1025}, "1024 bytes"),
+            ({"namespace": 5}, "namespace"),
+        ):
             with pytest.raises(InvalidArgument, match=wrong):
                 client.remove_matching(**arguments)
 

@@ -194,7 +194,7 @@ class Oracle:
         return effects.drive(operation, self._do)
 
     def all_given_back(self) -> bool:
-        return all(loan._give_back is None for loan in self.loans)
+        return all(connection._give_back is None for connection in self.loans)
 
     def _do(self, effect: Any) -> Any:
         match effect:
@@ -259,9 +259,9 @@ class Oracle:
             welcome = self._welcome(address)
             welcome = replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name))
             channel = OracleChannel(address, welcome, spreads_reads=self.spreads_reads)
-        loan = ConnectionLease(channel, lambda channel: None, reused=reused)
-        self.loans.append(loan)
-        return loan
+        connection = ConnectionLease(channel, lambda channel: None, reused=reused)
+        self.loans.append(connection)
+        return connection
 
     def node_at(self, address: Address) -> OracleNode | None:
         return next((node for node in self.nodes.values() if address in (parse_address(node.tcp), Address(unix=node.unix))), None)

@@ -10,7 +10,7 @@ from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleNode
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bool | KVStoreError]:
     """Checks that no connection stays lent."""
-    operation = put_each(oracle.resources, keys, values, namespace="ns", parents=None, is_early=False, deadline=oracle.deadline())
+    operation = put_each(oracle.resources, keys, values, namespace="ns", parents=None, acks_at_node=False, deadline=oracle.deadline())
     results: list[bool | KVStoreError] = oracle.run(operation)
     assert oracle.all_given_back()
     return results

@@ -127,7 +127,7 @@ def test_a_recorder_that_falls_behind_is_told_how_much_it_lost(cluster: LocalClu
     assert isinstance(events[0], LostEvents)
     assert events[0].lost == recorder.counts.lost == (reads + 1) * len(keys) - told
     assert RING_EVENTS - READ_EVENT_BLOCKS < told <= RING_EVENTS
-    assert heard.has(f"did more than was asked for in time: {events[0].lost} events are lost")
+    assert heard.has(f"overwrote {events[0].lost} events before they were fetched")
 
 
 def test_a_node_that_leaves_is_said_and_a_gap_when_it_is_back(fragile_cluster: LocalCluster) -> None:
@@ -182,7 +182,7 @@ def test_without_a_master_there_is_nothing_to_begin_with() -> None:
 def test_an_answer_that_cannot_be_understood_is_refused(cluster: LocalCluster, batch: EventBatch) -> None:
     with (
         Recorder(settings(cluster), Heard().append) as recorder,
-        pytest.raises(ProtocolError, match="events that this release does not know"),
+        pytest.raises(ProtocolError, match="malformed events"),
     ):
         recorder._events("n0", batch)
 

@@ -18,7 +18,7 @@ from kvstore.client.core.effects import (
     SendOneWayEffect,
     TransferEffect,
 )
-from kvstore.client.driver import run_together
+from kvstore.client.driver import run_gathered
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import ReadBlocks, ReadBlocksReply
@@ -94,7 +94,7 @@ class Driver:
             case RunInThreadEffect():
                 return effect.function()
             case GatherEffect():
-                return run_together(effect.operations, self)
+                return run_gathered(effect.operations, self)
             case SendEffect():
                 cast(Channel, effect.channel).ask(effect.message, effect.deadline)
             case SendOneWayEffect():
@@ -103,7 +103,7 @@ class Driver:
 
 
 def together(*operations: Operation[Any]) -> list[Any]:
-    return run_together(operations, Driver())
+    return run_gathered(operations, Driver())
 
 
 def asks(line: Line, timeout_s: float = LONG_S) -> Operation[int]:

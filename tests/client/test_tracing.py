@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import AsyncClient, Client
-from kvstore.client.tracing import CALLS, way_of
+from kvstore.client.tracing import CALLS, transport_of
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import SampledCall
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -67,8 +67,8 @@ def test_a_forked_child_waits_for_no_lock_that_its_parent_held(collector: Collec
 
 def test_the_way_of_values() -> None:
     call = SampledCall(TraceParent(1, 1))
-    assert way_of(call) == "shared memory"
+    assert transport_of(call) == "shared memory"
     call.requests = 1
-    assert way_of(call) == "frame"
+    assert transport_of(call) == "frame"
     call.is_moved_by_engine = True
-    assert way_of(call) == "engine"
+    assert transport_of(call) == "engine"

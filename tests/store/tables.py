@@ -128,11 +128,11 @@ class LocalClient:
         return list(found)
 
     def look(self, name: str) -> tuple[memoryview, Hazard] | None:
-        """A view, and what `desk.look_away` takes."""
+        """A view, and what `desk.release_hazard` takes."""
         found = self.find(name)
         if found is None:
             return None
-        hazard = self.desk.look(self.index, found)
+        hazard = self.desk.acquire_hazard(self.index, found)
         assert hazard is not None
         return self.memory(found), hazard
 

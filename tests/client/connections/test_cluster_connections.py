@@ -19,7 +19,7 @@ from tests.client.oracle import Oracle, OracleChannel, OracleNode, is_here
 
 
 def ask(oracle: Oracle) -> None:
-    oracle.run(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
+    oracle.run(oracle.resources.daemons.call_master(Exists([b"k"]), Flags, oracle.deadline()))
 
 
 def knowing(oracle: Oracle, masters: str, **settings: Any) -> ClusterConnections:
@@ -29,7 +29,7 @@ def knowing(oracle: Oracle, masters: str, **settings: Any) -> ClusterConnections
 
 def taken(oracle: Oracle) -> list[str]:
     """The masters connected to, in order."""
-    return [str(loan.channel.address) for loan in oracle.loans]
+    return [str(connection.channel.address) for connection in oracle.loans]
 
 
 def no_nodes(channel: OracleChannel, message: Message) -> Message:
@@ -90,13 +90,13 @@ def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle,
 def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.unreachable |= {"a:1", "b:1"}
-    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
-    effect = next(asking)
+    search = iter(oracle.resources.daemons.call_master(Exists([b"k"]), Flags, oracle.deadline()))
+    effect = next(search)
     while not isinstance(effect, SleepEffect):
-        effect = asking.throw(Unavailable("no master owns the catalog now"))
+        effect = search.throw(Unavailable("no master owns the catalog now"))
     assert effect.seconds == 0.25
     oracle.unreachable.clear()
-    oracle.run(resumed(asking))
+    oracle.run(resumed(search))
     assert len(oracle.sent(Exists)) == 1
 
 
@@ -161,28 +161,28 @@ def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Ora
 def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
-    oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+    oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
     assert taken(oracle)[-1] == "b:1"
     knowing(oracle, "a:1")
     oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
     with pytest.raises(StaleEpoch):
-        oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+        oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
 
 
 def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_no_node(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.owners["b:1"] = "a:1"
-    daemons.nodes.heard_from(6)
+    daemons.nodes.note_master_epoch(6)
     daemons.nodes.replace(NodeTable([9], ["n9"], [""], [""], ["h:1"], [0], [b""]))
     oracle.script[Reserve] += [no_nodes] * 2
     reserve = Reserve([b"k"], [1], 0, 0)
     oracle.nodes[1] = OracleNode(1, local=False)
-    oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline()))
+    oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline()))
     assert oracle.slept_s == 0.25 + 0.5
-    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    daemons.nodes.replace(oracle.run(daemons.call_master(Nodes(), NodeTable, oracle.deadline())))
     oracle.script[Reserve].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered$"):
-        oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline()))
+        oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline()))
 
 
 def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_how_many_there_are(oracle: Oracle) -> None:
@@ -190,8 +190,8 @@ def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_ho
     oracle.partitions = 2
     assert oracle.run(daemons.partitions(oracle.deadline())) == 2
     oracle.unreachable.add("a:1")
-    oracle.run(daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline(), partition=1))
-    met = [(str(loan.channel.address), loan.channel.address.partition) for loan in oracle.loans]
+    oracle.run(daemons.call_master(Exists([b"k"]), Flags, oracle.deadline(), partition=1))
+    met = [(str(connection.channel.address), connection.channel.address.partition) for connection in oracle.loans]
     assert list(dict.fromkeys(met)) == [("a:1", 0), ("b:1", 1)]
     oracle.unreachable.clear()
     assert oracle.run(daemons.partitions(oracle.deadline())) == 2
@@ -204,15 +204,15 @@ def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked
     oracle.partitions = 2
     oracle.run(daemons.partitions(oracle.deadline()))
     oracle.nodes[1] = OracleNode(1, local=False)
-    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    daemons.nodes.replace(oracle.run(daemons.call_master(Nodes(), NodeTable, oracle.deadline())))
     oracle.owners["b:1"] = "a:1"
     oracle.script[Reserve] += [no_nodes] * 2
     reserve = Reserve([b"k"], [1], 0, 0)
-    oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline(), partition=1))
+    oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline(), partition=1))
     assert oracle.slept_s == 0.25 + 0.5
     oracle.script[Reserve].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered$"):
-        oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline(), partition=1))
+        oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline(), partition=1))
 
 
 def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
@@ -222,10 +222,10 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
     for _ in range(2):  # it names its socket file itself, and gets one more chance there
-        loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+        connection, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
         assert [str(other.channel.address) for other in oracle.loans[-2:]] == [f"unix:{node.unix}", node.tcp]
         assert not oracle.loans[-2].channel.is_open
-        assert loan.channel.is_open
+        assert connection.channel.is_open
     assert not known.route.is_local
 
 
@@ -238,11 +238,11 @@ def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
     oracle.unreachable |= {f"unix:{node.unix}", node.tcp}
     with pytest.raises(Unreachable):
         oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert oracle.resources.daemons.unshared.reasons() == {}, "it does not answer at all"
+    assert oracle.resources.daemons.shm_diagnostics.reasons() == {}, "it does not answer at all"
     oracle.unreachable.remove(node.tcp)
     for _ in range(3):  # it names its socket file itself, and gets one more chance there
         oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert oracle.resources.daemons.unshared.reasons() == {"n1": f"cannot connect to unix:{node.unix}"}
+    assert oracle.resources.daemons.shm_diagnostics.reasons() == {"n1": f"cannot connect to unix:{node.unix}"}
     assert len(caplog.records) == 1
     assert f"node 'n1' of this host is not reached through shared memory: cannot connect to unix:{node.unix}" in caplog.text
 

@@ -18,7 +18,7 @@ class OverPut:
 def test_what_puts_that_are_over_did_not_use_is_given_back(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused += [OverPut(b"a"), OverPut(b"b")]
-    oracle.run(reservations.give_up_unused())
+    oracle.run(reservations.cancel_all_unused())
     assert [message.keys for message in oracle.sent(CancelReservations)] == [[b"a"], [b"b"]]
     assert not reservations.unused
 
@@ -27,7 +27,7 @@ def test_reservations_that_the_master_cannot_be_told_of_are_left_to_expire(oracl
     reservations = oracle.resources.reservations
     reservations.unused.append(OverPut(b"a"))
     oracle.script[CancelReservations].append(Unavailable("gone"))
-    oracle.run(reservations.give_up_unused())
+    oracle.run(reservations.cancel_all_unused())
     assert not reservations.unused
 
 

@@ -116,6 +116,6 @@ def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same()
     nodes.replace(first)
     assert nodes.get(1) is known
     assert known.route.hello == Hello(ROLE_CLIENT, "red", name="me", ticket=b"two")
-    assert nodes.are_by(known.route)
+    assert nodes.has_route(known.route)
     nodes.replace(table((1, "n", "there", "", "there:2")))
-    assert not nodes.are_by(known.route)
+    assert not nodes.has_route(known.route)

@@ -73,7 +73,7 @@ def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: p
     cache, fds = SlabCache(), [memfd(), memfd()]
     found = [(key(slab, writable=True), fd, SIZE) for slab, fd in enumerate(fds)]
     cache.announce(found)
-    waiting = cache.coming([announced for announced, _, _ in found])
+    waiting = cache.pending([announced for announced, _, _ in found])
     with pytest.raises(MemoryError):
         cache.map_announced()
     assert [one.is_set() for one in waiting] == [True, True]

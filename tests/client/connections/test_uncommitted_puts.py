@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.connections.uncommitted_puts import REST_NS
+from kvstore.client.connections.uncommitted_puts import COOLDOWN_NS
 from kvstore.client.core.buffers import as_sources
 from kvstore.client.metadata_requests import MetadataOperations
 from kvstore.client.reads.batch_read import BatchGet
@@ -21,9 +21,9 @@ from tests.client.oracle import Oracle, OracleNode
 SMALL, LARGE = b"1", b"x" * 100_000
 
 
-def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = True) -> bool:
+def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, acks_at_node: bool = True) -> bool:
     writing = BatchPut(
-        oracle.resources, [key], as_sources([value]), namespace="", parents=None, is_early=is_early, deadline=oracle.deadline()
+        oracle.resources, [key], as_sources([value]), namespace="", parents=None, acks_at_node=acks_at_node, deadline=oracle.deadline()
     )
     stored: list[bool] = oracle.run(writing.run())
     assert oracle.all_given_back()
@@ -32,7 +32,7 @@ def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = Tr
 
 def flush(oracle: Oracle) -> None:
     try:
-        oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        oracle.run(oracle.resources.uncommitted_puts.flush(oracle.deadline()))
     finally:
         assert oracle.all_given_back()
 
@@ -75,7 +75,7 @@ def test_flush_asks_the_nodes_that_took_puts_once(oracle: Oracle) -> None:
     flush(oracle)
     flush(oracle)
     assert len(oracle.sent(WaitCommitted)) == 1
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 @pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, CommitPuts)])
@@ -83,14 +83,14 @@ def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value:
     """The node answers the flush of another thread before it has the block."""
 
     def passed(channel: Any, sent: Any) -> Any:
-        oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        oracle.run(oracle.resources.uncommitted_puts.flush(oracle.deadline()))
         return Flags(b"\1")
 
     oracle.script[message].append(passed)
     put(oracle, b"a", value)
-    assert len(oracle.resources.early_puts) == 1
+    assert len(oracle.resources.uncommitted_puts) == 1
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket(oracle: Oracle) -> None:
@@ -100,25 +100,25 @@ def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket
     oracle.ticket = oracle.issued = b"second"
     for idle in oracle.idle.values():
         idle.clear()
-    nodes.heard_from(1 << 60)
+    nodes.note_master_epoch(1 << 60)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
-    oracle.resources.early_puts.begin(known(oracle))
+    oracle.resources.uncommitted_puts.begin(known(oracle))
 
     def meanwhile(channel: Any, sent: Any) -> Any:
-        oracle.resources.early_puts.answered(known(oracle), node.epoch)
+        oracle.resources.uncommitted_puts.answered(known(oracle), node.epoch)
         return oracle.answer(channel, sent)
 
     oracle.script[WaitCommitted].append(meanwhile)
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 1
+    assert len(oracle.resources.uncommitted_puts) == 1
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -> None:
@@ -127,7 +127,7 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
     restart(oracle, node)
     oracle.nodes.clear()
-    with pytest.raises(Unavailable, match="n1: gone, or started anew, and with it what was put there"):
+    with pytest.raises(Unavailable, match="uncommitted blocks are lost, because these nodes died or restarted: n1"):
         flush(oracle)
     flush(oracle)
 
@@ -139,12 +139,12 @@ def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Or
         oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
         restart(oracle, node)
         oracle.nodes.clear()
-        with pytest.raises(Unavailable, match="n1: gone"):
-            oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        with pytest.raises(Unavailable, match=r"uncommitted blocks are lost.*: n1"):
+            oracle.run(oracle.resources.uncommitted_puts.flush(oracle.deadline()))
         raise Unavailable("the connection broke")
 
     oracle.script[WaitCommitted].append(meanwhile)
-    with pytest.raises(Unavailable, match="n1: gone"):
+    with pytest.raises(Unavailable, match=r"uncommitted blocks are lost.*: n1"):
         flush(oracle)
     flush(oracle)
 
@@ -152,7 +152,7 @@ def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Or
 def cut_off(oracle: Oracle, node: OracleNode) -> None:
     """It lives, as the master says, and cannot be reached."""
     oracle.idle.clear()
-    there = {str(channel.address) for channel in (loan.channel for loan in oracle.loans)} | {node.tcp}
+    there = {str(channel.address) for channel in (connection.channel for connection in oracle.loans)} | {node.tcp}
     oracle.unreachable |= there - {"master:1"}
 
 
@@ -161,10 +161,10 @@ def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, 
     cut_off(oracle, node)
     with pytest.raises(Unavailable, match="cannot connect"):
         flush(oracle)
-    assert len(oracle.resources.early_puts) == 1
+    assert len(oracle.resources.uncommitted_puts) == 1
     oracle.unreachable.clear()
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 @pytest.mark.parametrize("put_after", [False, True])
@@ -173,10 +173,10 @@ def test_what_another_process_of_the_node_took_is_lost_though_it_answers(oracle:
     restart(oracle, node)
     if put_after:
         put(oracle, b"b")
-    with pytest.raises(Unavailable, match="n1: gone, or started anew"):
+    with pytest.raises(Unavailable, match=r"uncommitted blocks are lost.*: n1"):
         flush(oracle)
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
@@ -234,7 +234,7 @@ class Hanging:
         try:
             flush(self.oracle)
         except Unavailable as error:
-            return "n1: gone" in str(error)
+            return "uncommitted blocks are lost" in str(error)
         return False
 
 
@@ -258,8 +258,8 @@ def test_questions_wait_for_the_puts_before_them_but_not_for_long(oracle: Oracle
     for _ in range(2):
         assert oracle.run(question([b"a"], oracle.deadline()))
     assert len(oracle.sent(WaitCommitted)) == 1, "a master that decides nothing is not waited for by each"
-    early = oracle.resources.early_puts
-    early._clock_ns = lambda: early._rest_until_ns + REST_NS
+    uncommitted = oracle.resources.uncommitted_puts
+    uncommitted._clock_ns = lambda: uncommitted._cooldown_until_ns + COOLDOWN_NS
     assert oracle.run(question([b"a"], oracle.deadline()))
     assert len(oracle.sent(WaitCommitted)) == 2
 

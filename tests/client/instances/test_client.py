@@ -210,10 +210,10 @@ def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(clien
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     server.start()
-    former, client._link = client._link, _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+    former, client._connection = client._connection, _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
     client.check()
-    assert client._link is not None
-    assert client._link.channel is not channel
+    assert client._connection is not None
+    assert client._connection.channel is not channel
     assert former is not None
     former.channel.close()
     server.stop(0).wait(TIMEOUT_S)

@@ -33,7 +33,7 @@ NOT_SOON = 600.0
 SETTINGS = JobSettings(
     read_workers=1, queue_bytes=Size(1000), lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60, probe_interval_s=NOT_SOON
 )
-AWAY = Unavailable("away")
+AWAY = Unavailable("unreachable")
 
 
 def fresh_keys(count: int) -> list[bytes]:
@@ -80,18 +80,18 @@ def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
 
 
 def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, client: FaultyClient) -> None:
-    [there, away] = keys = fresh_keys(2)
+    [there, store_unavailable] = keys = fresh_keys(2)
     over(jobs.store([there], [b"a" * 10]))
     buffers = [bytearray(10) for _ in keys]
     assert jobs.load_now(keys, buffers).results == [10, None]
     assert bytes(buffers[0]) == b"a" * 10
     eventually(lambda: client.exists_here([there]) == [True], "the block to be shown")
     client.faults.append(raises(AWAY))
-    assert jobs.load_now([away], buffers[1:]).results == [AWAY]
+    assert jobs.load_now([store_unavailable], buffers[1:]).results == [AWAY]
     found, refused = jobs.load_now(keys, buffers).results
     assert found == 10
     assert isinstance(refused, Unavailable)
-    assert isinstance(jobs.load_now([away], buffers[1:]).error, Unavailable)
+    assert isinstance(jobs.load_now([store_unavailable], buffers[1:]).error, Unavailable)
     assert jobs.stats().reads.opened == 1
     assert isinstance(jobs.load_now(keys, buffers[:1]).error, InvalidArgument)
     assert jobs.stats().kinds[JobKind.LOAD].jobs == 5
@@ -258,7 +258,7 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [Unavailable("unreachable"), DeadlineExceeded("late")])
 def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client: FaultyClient, barrier: Barrier, error: Exception) -> None:
     client.faults.append(raises(error))
     keys = fresh_keys(2)

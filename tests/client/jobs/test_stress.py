@@ -61,7 +61,7 @@ class User:
             elif what == 4 and self.submitted:
                 assert self._random.choice(self.submitted).wait(60)
             elif self._random.randrange(10) == 0:
-                self._client.faults.append(raises(Unavailable("away")))
+                self._client.faults.append(raises(Unavailable("unreachable")))
 
 
 def test_each_job_is_told_once_and_all_is_accounted_for(client: FaultyClient) -> None:

@@ -52,10 +52,10 @@ def test_a_plain_put_needs_nothing_of_the_generators(client: Client) -> None:
 def test_that_the_node_had_it_is_noted_under_the_lock_unless_the_cluster_knows_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     are_locked: list[bool] = []
 
-    def noted(early: UncommittedPuts, name: str, value: Any) -> None:
+    def noted(uncommitted: UncommittedPuts, name: str, value: Any) -> None:
         if name == "has_unhinted":
-            are_locked.append(early._lock.locked())
-        object.__setattr__(early, name, value)
+            are_locked.append(uncommitted._lock.locked())
+        object.__setattr__(uncommitted, name, value)
 
     key = os.urandom(16)
     client.put(key, b"value")
@@ -143,7 +143,7 @@ def far(running: Cluster) -> Iterator[Client]:
 
 def test_put_to_another_host_needs_nothing_of_the_generators(running: Cluster, far: Client) -> None:
     key, value = os.urandom(16), os.urandom(4096)
-    far._operations.local.at_hand = 1 << 62, ()  # nodes of this host are not to be looked for meanwhile
+    far._operations.local.cached_fresh = 1 << 62, ()  # nodes of this host are not to be looked for meanwhile
     requests = Requests(far)
     assert far.put(key, value, namespace="ns", parent=os.urandom(16)) is True
     assert far.put(key, b"o" * 4096) is False

@@ -45,7 +45,7 @@ def reasons(error: KVStoreError, node: OracleNode) -> dict[str, str]:
     assert local.ready == ()
     assert len(oracle.sent(OpenIndex)) == 1
     assert oracle.all_given_back()
-    return oracle.resources.daemons.unshared.reasons()
+    return oracle.resources.daemons.shm_diagnostics.reasons()
 
 
 @pytest.mark.parametrize("error", [Full("no desk is left"), Broken("cannot map a slab")])
@@ -122,7 +122,7 @@ def test_a_node_that_a_new_owner_of_the_catalog_does_not_know_yet_is_read_on(run
         assert client.get(key) == b"value"
         local, nodes = client._operations.local, client._operations.resources.daemons.nodes
         [attached] = local.ready
-        nodes.heard_from(1 << 62)
+        nodes.note_master_epoch(1 << 62)
         nodes.replace(NodeTable([], [], [], [], [], [], []))
         local._drop_lost()
         assert local.ready == (attached,)

@@ -49,7 +49,7 @@ def stored(client: Any, sizes: list[int] = SIZES) -> tuple[list[bytes], list[byt
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which the keys of a batch are looked up."""
     monkeypatch.setattr(reads, "FEW_KEYS", request.param)
-    monkeypatch.setattr(reads, "FEW_ASKED", request.param)
+    monkeypatch.setattr(reads, "FEW_EXISTS_KEYS", request.param)
 
 
 class Requests:
@@ -60,7 +60,13 @@ class Requests:
         real = client._driver._do
 
         def do(effect: Any) -> Any:
-            self.count += type(effect).__name__ in ("Ask", "Take", "AskForFds", "Fill", "Post")
+            self.count += type(effect).__name__ in (
+                "RequestEffect",
+                "AcquireConnectionEffect",
+                "RequestFdsEffect",
+                "ReadPayloadEffect",
+                "SendOneWayEffect",
+            )
             return real(effect)
 
         client._driver._do = do
@@ -138,7 +144,7 @@ def test_the_asyncio_client_copies_and_hashes_large_values_in_threads(
             assert await call(client, key) == value
             for module, name in ((reads, "_checksum"), (reads, "checksum_of"), (mapped, "checksum")):
                 monkeypatch.setattr(module, name, noted(getattr(module, name)))
-            copier = client._operations.near._copier
+            copier = client._operations.local_reads._copier
             for name in ("copy", "scatter"):
                 monkeypatch.setattr(copier, name, noted(getattr(copier, name)))
             assert await call(client, key) == value
@@ -184,7 +190,7 @@ def test_what_left_while_it_was_copied_is_not_returned(
     client: Client, running: Cluster, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [key], [value] = stored(client, [3 << 20])
-    buffer, copier = bytearray(len(value)), client._operations.near._copier
+    buffer, copier = bytearray(len(value)), client._operations.local_reads._copier
     calls: dict[str, Callable[[], object]] = {
         "get": lambda: client.get(key),
         "get_into": lambda: client.get_into(key, buffer),

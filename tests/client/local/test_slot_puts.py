@@ -53,9 +53,9 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kinds: list[type[Message]] = []
         for name in ("call", "call_for_fds"):
-            self._note(monkeypatch, name)
+            self._note_failure(monkeypatch, name)
 
-    def _note(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def _note_failure(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         real = getattr(Channel, name)
 
         def call(channel: Channel, message: Message, *rest: object) -> object:

@@ -65,7 +65,7 @@ def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another
     oracle.store(b"one", b"other", 1)
     oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     assert get(oracle, b"two", b"one") == [b"value", b"other"]
-    assert [loan.channel.address.unix or str(loan.channel.address) for loan in oracle.loans].count("node2:1") == 1
+    assert [connection.channel.address.unix or str(connection.channel.address) for connection in oracle.loans].count("node2:1") == 1
 
 
 def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
@@ -180,7 +180,7 @@ def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_fo
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
-    oracle.resources.early_puts.begin(known)
+    oracle.resources.uncommitted_puts.begin(known)
     for key in keys[:6]:
         del oracle.replicas[key]
     oracle.resources.hints.learn((key, CachedLocation(1, 0, len(BIG))) for key in keys[:6])
@@ -207,7 +207,7 @@ def test_of_what_was_put_early_the_hint_stays_for_it_may_be_all_that_tells_of_it
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
-    oracle.resources.early_puts.begin(known)
+    oracle.resources.uncommitted_puts.begin(known)
     hints = {b"early": CachedLocation(1, 0, 5), b"late": CachedLocation(1, 7, 5)}
     oracle.resources.hints.learn(hints.items())
     oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))

@@ -77,7 +77,7 @@ def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
     view: OpenView | None = oracle.run(open_view(oracle.resources, b"k", oracle.deadline(), lambda: 1000))
     assert view is not None
     assert bytes(view.memory) == BIG
-    assert view.loan is None
+    assert view.connection is None
     assert len(oracle.moves) == 1
     assert oracle.releases() == [1]
 

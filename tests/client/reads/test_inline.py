@@ -46,7 +46,7 @@ def test_a_value_larger_than_its_buffer_is_refused_and_the_connection_stays_in_s
     buffers = [bytearray(2), bytearray(8)]
     with pytest.raises(InvalidArgument, match="the buffer of key 0 has 2 bytes, its value has 5"):
         get_into(oracle, [b"a", b"b"], buffers)
-    assert all(loan.channel.payload == b"" and loan.channel.is_open for loan in oracle.loans)
+    assert all(connection.channel.payload == b"" and connection.channel.is_open for connection in oracle.loans)
     assert buffers[1][:3] == b"123"
 
 

@@ -55,7 +55,7 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
     before = len(oracle.sent(Lookup))
     assert get(oracle, b"k", b"near") == [b"v"] * 2
     assert len(oracle.sent(Lookup)) == before, "not so soon"
-    monkeypatch.setattr("kvstore.client.reads.replica_lookup.FAR_HINT_NS", 0)
+    monkeypatch.setattr("kvstore.client.reads.replica_lookup.REMOTE_HINT_TTL_NS", 0)
     assert get(oracle, b"near", b"k", b"other") == [b"v"] * 3
     assert [message.keys for message in oracle.sent(Lookup)[before:]] == [[b"k", b"other"]], "what is near is not asked for"
     assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
@@ -67,7 +67,7 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
 def test_a_client_on_no_nodes_host_asks_anew_only_where_what_is_read_much_is_copied(
     nodes: Pair, monkeypatch: pytest.MonkeyPatch, spreads_reads: bool
 ) -> None:
-    monkeypatch.setattr("kvstore.client.reads.replica_lookup.FAR_HINT_NS", 0)
+    monkeypatch.setattr("kvstore.client.reads.replica_lookup.REMOTE_HINT_TTL_NS", 0)
     nodes[0].local = False
     oracle = Oracle(*nodes)
     oracle.spreads_reads = spreads_reads

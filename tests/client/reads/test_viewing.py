@@ -49,8 +49,8 @@ def test_a_view_whose_connection_broke_ends_with_an_error(node: OracleNode) -> N
     oracle.store(b"k", b"value", 1)
     view = open_view(oracle, b"k")
     assert view is not None
-    assert view.loan is not None
-    view.loan.channel.close()
+    assert view.connection is not None
+    view.connection.channel.close()
     with pytest.raises(LeaseExpired):
         oracle.run(close_view(view, lambda: 0))
 

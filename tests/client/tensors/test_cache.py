@@ -267,7 +267,7 @@ def test_other_arguments_out_of_range_are_refused(client: Client) -> None:
             with pytest.raises(InvalidArgument, match="first_block is 0 or more"):
                 call(tokens, cache, first_block=first_block)  # type: ignore[arg-type]
         for blocks in ([BLOCKS], [-1], [0.5], [[0]], "0"):
-            with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 4"):
+            with pytest.raises(InvalidArgument, match="blocks must be a flat list of block numbers from 0 to 4"):
                 call(tokens, cache, blocks=blocks)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="deadline_s is a number"):
             call(tokens, cache, deadline_s=0)

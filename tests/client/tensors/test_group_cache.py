@@ -62,8 +62,8 @@ def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client
         == 8 * 2 + 3
     )
     assert cache.match(TOKENS) == 0, "without a state"
-    early, late = state_of(1), state_of(2)
-    assert cache.put(TOKENS, {}, states={"mamba": early}, state_tokens=8) == 1
+    uncommitted, late = state_of(1), state_of(2)
+    assert cache.put(TOKENS, {}, states={"mamba": uncommitted}, state_tokens=8) == 1
     assert cache.match(TOKENS) == 0, "whose window is not there"
     assert cache.put(TOKENS, {}, states={"mamba": late}, state_tokens=32) == 1
     assert cache.match(TOKENS) == 32
@@ -152,5 +152,5 @@ def test_a_state_of_another_size_is_never_taken_for_one(client: Client, namespac
     cache = GroupCache(client, [STATE], namespace)
     [key, *_] = keys_of(namespace, client, cache, STATE, TOKENS)
     client.put(key, b"x" * 100)
-    with pytest.raises(ProtocolError, match="a state of 100 bytes, where mamba has 112"):
+    with pytest.raises(ProtocolError, match="the stored state of group mamba has 100 bytes instead of 112"):
         cache.get(TOKENS, {}, states={"mamba": state_of(0)})

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from kvstore.client.tensors.arrays import beside, mark
+from kvstore.client.tensors.arrays import on_side_stream, mark
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_on_the_cpu_copies_are_made_where_they_stand(device: torch.device | None) -> None:
     marked = mark(device)
     assert marked is None
-    with beside(device, marked):
+    with on_side_stream(device, marked):
         copied = torch.ones(2).clone()
     assert copied.tolist() == [1, 1]
 
@@ -26,11 +26,11 @@ if torch.cuda.is_available():
         marked = mark(device)
         engine = torch.cuda.current_stream(device)
         torch.cuda._sleep(2_000_000_000)
-        with beside(device, marked):
+        with on_side_stream(device, marked):
             host = source.to("cpu", non_blocking=True)
             side = torch.cuda.current_stream(device)
         assert side != engine
         assert (host == 7).all()
         assert not engine.query(), "the engine is at its own work still"
-        with beside(device, mark(device)):
+        with on_side_stream(device, mark(device)):
             assert torch.cuda.current_stream(device) == side, "a thread keeps its stream"

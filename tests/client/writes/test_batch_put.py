@@ -23,7 +23,7 @@ def opened(*statuses: int, slab: int = 1) -> OpenSlotsReply:
 def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(node: OracleNode) -> None:
     oracle = Oracle(node)
     assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
-    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "OpenSlots", "Slabs", "CommitPuts"]
+    assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "OpenSlots", "MapSlabs", "CommitPuts"]
     assert {key: value for key, (value, _) in node.blocks.items()} == {b"a": b"small", b"b": BIG}
     assert oracle.sent(Reserve)[0].local_node == 1
     stats = oracle.resources.counters.snapshot()
@@ -91,7 +91,7 @@ def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(nod
     oracle.script[CommitPuts].append(DeadlineExceeded("late"))
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [BIG])
-    shared = [loan.channel for loan in oracle.loans if loan.channel.address.unix]
+    shared = [connection.channel for connection in oracle.loans if connection.channel.address.unix]
     assert [channel.is_open for channel in shared] == [False]
 
 
@@ -191,7 +191,9 @@ def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     sources = as_sources([b"1", b"2"])
     parents = [None, b"a"]
-    writing = BatchPut(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, is_early=False, deadline=oracle.deadline())
+    writing = BatchPut(
+        oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, acks_at_node=False, deadline=oracle.deadline()
+    )
     oracle.run(writing.run())
     [message] = oracle.sent(Put)
     assert (message.namespace, message.parents) == ("ns", [b"", b"a"])

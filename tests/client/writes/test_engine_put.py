@@ -64,7 +64,7 @@ def test_what_the_engine_cannot_write_is_sent(oracle: Oracle, far: OracleNode, e
     oracle.script[TransferEffect].append(error)
     assert put(oracle, [b"a", b"small"], [BIG, b"abc"]) == [True, True]
     assert names(oracle) == ["Nodes", "Reserve", "OpenSlots", "Nodes", "Put"]
-    opening = next(loan for loan in oracle.loans if not loan.channel.is_open)
+    opening = next(connection for connection in oracle.loans if not connection.channel.is_open)
     assert str(opening.channel.address) == far.tcp, "the node forgets the puts of a connection that ends"
     assert put(oracle, [b"b"], [OTHER]) == [True]
     assert len(oracle.sent(OpenSlots)) == 1, "the engine is left alone for a while"
@@ -109,7 +109,7 @@ def test_whatever_ends_the_transfer_otherwise_is_passed_on_and_the_slots_are_giv
     oracle.script[TransferEffect].append(error)
     with pytest.raises(type(error)):
         put(oracle, [b"a"], [BIG])
-    assert [loan.channel.is_open for loan in oracle.loans if str(loan.channel.address) == "node2:1"] == [False]
+    assert [connection.channel.is_open for connection in oracle.loans if str(connection.channel.address) == "node2:1"] == [False]
 
 
 # --- in parts ---
@@ -169,4 +169,4 @@ def test_an_error_of_a_commit_ends_the_put_and_gives_up_the_slots(parted: Interl
     with pytest.raises(CatalogUnavailable):
         put(parted, KEYS, VALUES)
     assert parted.reserved == set()
-    assert [loan.channel.is_open for loan in parted.loans if str(loan.channel.address) == "node2:1"] == [False]
+    assert [connection.channel.is_open for connection in parted.loans if str(connection.channel.address) == "node2:1"] == [False]

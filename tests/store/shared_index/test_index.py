@@ -88,15 +88,15 @@ def test_what_is_hidden_is_not_found_and_a_reader_who_had_it_notices(index: Shar
     found, batch = find(view, b"key"), view.find_batch(words_of([b"key"], 3), 3)
     assert found is not None
     assert still(view, found)
-    assert view.still_batch(batch).all()
+    assert view.validate_batch(batch).all()
     index.hide(shown)
     assert shown.shown == NOT_SHOWN
     assert find(view, b"key") is None
     assert not still(view, found)
-    assert not view.still_batch(batch).any()
+    assert not view.validate_batch(batch).any()
     index.show(shown, 0, 0, 0)
     assert not still(view, found)
-    assert not view.still_batch(batch).any()
+    assert not view.validate_batch(batch).any()
 
 
 def test_many_are_hidden_at_once_as_one_by_one(index: SharedIndexTable) -> None:

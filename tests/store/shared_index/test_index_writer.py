@@ -173,7 +173,7 @@ def test_a_block_that_is_looked_at_is_not_the_one_that_leaves() -> None:
     assert look is not None
     store.put("d")
     assert [store.table.find("red", name) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    client.desk.look_away(look[1])
+    client.desk.release_hazard(look[1])
     store.put("e")
     assert store.table.find("red", b"a") is None
     store.close()
@@ -216,7 +216,7 @@ def test_a_slot_given_up_while_it_is_looked_at_keeps_its_bytes_until_nobody_look
         store.put(name)
     store.showing.sweep()
     assert bytes(memory) == value_of(block)
-    client.desk.look_away(hazard)
+    client.desk.release_hazard(hazard)
     store.showing.sweep()
     assert (len(store.showing._kept), store.dram.quarantined_bytes) == (0, 0)
     store.close()
@@ -251,7 +251,7 @@ def test_looks_that_follow_one_another_are_no_long_one() -> None:
         store.showing.beat(now_ns)
         assert store.try_put("b") is None
         store.showing.sweep()
-        client.desk.look_away(look[1])
+        client.desk.release_hazard(look[1])
     assert not client.desk.is_over
     store.close()
 
