@@ -224,13 +224,13 @@ class AsyncClient(BaseClient):
 
     @timed_async
     async def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
-        """Whether the block is readable now. A lookup does not protect it from eviction, unless with a `hold`: see
+        """Return whether the block is readable now. A lookup does not protect it from eviction, unless with a `hold`: see
         `match_prefix`."""
         return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
 
     @timed_async
     async def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
-        """Which blocks are readable now. A lookup does not protect them from eviction, unless with a `hold`: see
+        """Return which blocks are readable now. A lookup does not protect them from eviction, unless with a `hold`: see
         `match_prefix`."""
         return await self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
 

@@ -74,7 +74,7 @@ class BaseClient:
         return self._operations.register(buffer, location)
 
     def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which blocks are readable through shared memory on this host. Sends nothing and never blocks.
+        """Return which blocks are readable through shared memory on this host. Sends nothing and never blocks.
 
         False for all other blocks, and for all before this client's first read here. Useful while the cluster is
         unreachable.

@@ -63,8 +63,8 @@ class ClientSettings(TlsSettings):
     read_lease_s: float = constant(10.0)
     """Lease of a copy out of shared memory."""
     verify_bytes: int = constant(64 << 10)
-    """Largest single value read in shared memory that is verified by default: the hash is cheap beside the call. Where
-    the processor may reorder loads (not x86-64), all values are."""
+    """Largest single value read in shared memory that is verified by default: the hash is cheap beside the call. All
+    values are verified on processors that may reorder loads (not x86-64)."""
     max_channels: int = constant(1024)
     """Connections to one daemon, at most half of RLIMIT_NOFILE. An open view holds one, and so does the index of a
     local node. Further threads and tasks queue."""

@@ -147,7 +147,7 @@ class HoldLookup:
         now_ns: int,
         is_prefix: bool,
     ) -> Operation[list[bool]]:
-        """Which blocks are readable, holding them; with `is_prefix` only those before the first miss, and the rest is
+        """Return which blocks are readable, holding them; with `is_prefix` only those before the first miss, and the rest is
         unspecified.
 
         `nodes` are the readable local nodes. Blocks that cannot be held are found nevertheless, and counted. Raises as

@@ -102,7 +102,7 @@ class Operations:
     def _check_put(
         self, keys: Sequence[bytes], values: Sequence[Any], namespace: Any, parents: Sequence[bytes | None] | None, ack: str | None
     ) -> tuple[bool, str]:
-        """Whether the node's acknowledgement suffices, and the namespace's text. Raises InvalidArgument."""
+        """Return whether the node's acknowledgement suffices, and the namespace's text. Raises InvalidArgument."""
         ack = self.settings.ack if ack is None else ack
         check_ack(ack)
         check_count(keys, values, "values")
@@ -272,7 +272,7 @@ class Operations:
         return found
 
     def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which blocks are in local indexes. Sends nothing."""
+        """Return which blocks are in local indexes. Sends nothing."""
         self.check_process()
         lengths = check_keys(keys)
         nodes = self.local.fresh()
@@ -340,7 +340,7 @@ class Operations:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the client's."""
+        """Return whether this process is a fork of the client's."""
         return self._process != ForkGeneration.number
 
     def check_process(self) -> None:

@@ -156,7 +156,7 @@ class Recorder:
         return list(zip(table.names, table.tcp, table.tickets or [b""] * len(table.ids), strict=True))
 
     def _begin(self, name: str, tcp: str, ticket: bytes) -> bool:
-        """Whether recording of the node started; a failure is reported."""
+        """Return whether recording of the node started; a failure is reported."""
         deadline = Deadline(self._settings.connect_timeout_s)
         channel = None
         try:

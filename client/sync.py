@@ -267,7 +267,7 @@ class Client(BaseClient):
         return stored_keys(self._operations.settings, self._run(self._operations.begin_control_call(deadline_s)), namespace, limit)
 
     def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
-        """Whether the block is readable now. A lookup does not protect it from eviction, unless with a `hold`: see
+        """Return whether the block is readable now. A lookup does not protect it from eviction, unless with a `hold`: see
         `match_prefix`."""
         if hold is not None:
             return (self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
@@ -282,7 +282,7 @@ class Client(BaseClient):
 
     @timed
     def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
-        """Which blocks are readable now. A lookup does not protect them from eviction, unless with a `hold`: see
+        """Return which blocks are readable now. A lookup does not protect them from eviction, unless with a `hold`: see
         `match_prefix`."""
         return self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
 

@@ -64,7 +64,7 @@ from kvstore.telemetry.http.access import OperatorAccess
 from kvstore.telemetry.http.listener import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import MASTER
-from kvstore.telemetry.metrics.requests import TURN_S
+from kvstore.telemetry.metrics.requests import ROTATE_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
@@ -289,7 +289,7 @@ class Master:
             self.http.start()
         self._clockwork = MasterPeriodicTasks(self._parts, self._status, self._sharing, self._files, self._control)
         self._clockwork.start(check_interval_s=settings.tokens_check_interval_s)
-        self.reactor.every(TURN_S, self._measures.requests.turn)
+        self.reactor.every(ROTATE_S, self._measures.requests.rotate)
         for partition in self.partitions:
             partition.follow(self._reachable, self._guard)
         while self.failure is None and not all(told_of(partition).owner for partition in self.partitions):
@@ -301,7 +301,7 @@ class Master:
             self._watch.start()
         if self._catalogs[0].scheme == "etcd":  # others have one master
             self._forwarder.start()
-        http = self.http.told() if self.http is not None else ""
+        http = self.http.advertised() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
         return MasterAddresses(self._tcp, self._unix, str(Address(control.host, self._control.port)), http, console)
 

@@ -22,7 +22,7 @@ from kvstore.rpc.server.server import Server
 from kvstore.security.actor import kind_of
 from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.telemetry.http.access import AccessLevel
-from kvstore.telemetry.http.server import HttpServer, asked
+from kvstore.telemetry.http.server import HttpServer, run_in_thread
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import slow_messages
@@ -150,8 +150,8 @@ class MasterStatus:
             owner=_as_message(owner) if owner is not None else None,
             owners=[_as_message(each.owner()) for each in self.partitions],
             records=partition.standing.records(),
-            http=self._http.told(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
-            counters=self._measures.requests.told(),
+            http=self._http.advertised(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
+            counters=self._measures.requests.counters(),
         )
         reply.counters["credentials_refused"] = self._guard.refused
         reply.endings.extend(self._endings(self._wall_s()))
@@ -177,7 +177,7 @@ def add_segments(server: HttpServer, nodes: Callable[[], Sequence[str]]) -> None
         from aiohttp import web
 
         async def handler(_request: web.Request) -> web.Response:
-            return web.Response(text="".join(f"{name}\n" for name in await asked(nodes)))
+            return web.Response(text="".join(f"{name}\n" for name in await run_in_thread(nodes)))
 
         server.add("GET", "/get_all_segments", handler, needs=AccessLevel.READ)
 

@@ -17,7 +17,7 @@ from kvstore.telemetry.tracing.config import span_counts
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
-RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": "hang_ups"}
+RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": "client_disconnects"}
 """Metrics, less `kvstore_router_`, of the counters that have another name."""
 
 

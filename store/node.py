@@ -152,7 +152,7 @@ class Node:
         if self.http is not None:
             opened.callback(self.http.close)
         told = settings.advertise or tcp
-        http = self.http.told(parse_address(told).host) if self.http is not None else ""
+        http = self.http.advertised(parse_address(told).host) if self.http is not None else ""
         self._check_certificate(parse_address(told).host)
         traces = self._tracing is not None
         self.identity = NodeIdentity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
@@ -210,7 +210,7 @@ class Node:
 
     def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
         report = self._status.report(self._measures.requests.slowest, slow_version, hot_blocks, self.reactor.now_ns())
-        return report._replace(counters={**report.counters, **self._measures.requests.told()})
+        return report._replace(counters={**report.counters, **self._measures.requests.counters()})
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         if not partition:
@@ -252,7 +252,7 @@ class Node:
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             self.http.start()
         identity = self.identity
-        return NodeAddresses(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
+        return NodeAddresses(identity.name, identity.tcp, identity.unix, self.http.advertised() if self.http is not None else "")
 
     def prefault(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Touch all of DRAM once, in a thread: see Prefaulter. `on_done` is called in the loop."""
@@ -315,4 +315,4 @@ class Node:
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         tiers, counters = self._status.now()
-        return tiers, counters | self._measures.requests.told()
+        return tiers, counters | self._measures.requests.counters()

@@ -9,7 +9,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.metrics import NodeMetrics
 from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.storage import Storage
-from kvstore.telemetry.metrics.requests import TURN_S
+from kvstore.telemetry.metrics.requests import ROTATE_S
 
 TICK_S = 0.1
 """How often leases, open puts and waiting requests are looked at for their deadlines."""
@@ -44,7 +44,7 @@ class NodePeriodicTasks:
             storage.last_copies.step,
         ]
         reactor.every(TICK_S, self._tick)
-        reactor.every(TURN_S, self._measures.requests.turn)
+        reactor.every(ROTATE_S, self._measures.requests.rotate)
         reactor.every(BEAT_S, self._beat)
         reactor.every(FLUSH_INTERVAL_S, storage.mover.flush)
         reactor.every(FLUSH_INTERVAL_S, storage.reads.tidy)

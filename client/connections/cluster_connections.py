@@ -315,7 +315,7 @@ class ClusterConnections:
             raise
 
     def _has_new_owner(self, masters: MasterRoutes, route: DaemonRoute, deadline: Deadline) -> Operation[bool]:
-        """Whether another master claims to be the owner."""
+        """Return whether another master claims to be the owner."""
         search = OwnerSearchRound(masters.known, besides=route.primary)
         try:
             return (yield from self._find_owner(masters, search, deadline))
@@ -323,7 +323,7 @@ class ClusterConnections:
             search.end()
 
     def _is_transient(self, masters: MasterRoutes, error: BaseException, message: Message, welcome: Welcome) -> bool:
-        """Whether the refusal is due to a failover: the master is being deposed, or nodes have not registered with the
+        """Return whether the refusal is due to a failover: the master is being deposed, or nodes have not registered with the
         new one yet."""
         if isinstance(error, StaleEpoch):
             return True

@@ -111,7 +111,7 @@ class RemoteMemory:
             return False
 
     def is_usable(self, node: KnownNode) -> bool:
-        """Whether the node has an engine that is not in cooldown."""
+        """Return whether the node has an engine that is not in cooldown."""
         revision, until_ns = self._cooldowns.get(node.node_id, (0, 0))
         return bool(node.transfer) and (revision != node.revision or until_ns <= self._clock_ns())
 

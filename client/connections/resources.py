@@ -69,5 +69,5 @@ def certificates(settings: ClientSettings) -> "Certificates | None":
 
 
 def maps_memory(transfer: TransferSettings) -> bool:
-    """Whether the configured transports include shared memory."""
+    """Return whether the configured transports include shared memory."""
     return transfer.transports == AUTO or "shm" in [name.strip() for name in transfer.transports.split(",")]

@@ -69,7 +69,7 @@ class ShmDiagnostics:
 
 
 IsHere = Callable[[str, str], bool]
-"""Whether a path is, on this host, the Unix socket of the daemon with that host id: `rpc.address.is_here`, or
+"""Test of a path: it is, on this host, the Unix socket of the daemon with that host id. `rpc.address.is_here`, or
 `nowhere`."""
 
 
@@ -117,7 +117,7 @@ class DaemonRoute:
             self._unix, self.unix_failure = Address(unix=unix, partition=self.primary.partition), ""
 
     def is_meant(self, address: Address, welcome: Welcome) -> bool:
-        """Whether the Welcome received at `address` is from the intended daemon."""
+        """Return whether the Welcome received at `address` is from the intended daemon."""
         if self._is_master and address is self.primary:
             return welcome.server == SERVER_MASTER
         return (welcome.server, welcome.name, welcome.host_id) == self.daemon_id
@@ -244,7 +244,7 @@ class KnownNodes:
 
     @property
     def may_gain_better_replica(self) -> bool:
-        """Whether a remote block may get a better replica: on this host, or on a less loaded node."""
+        """Return whether a remote block may get a better replica: on this host, or on a less loaded node."""
         return bool(self.local_id) or self.spreads_reads
 
     def preference(self, node_id: int) -> int:
@@ -253,7 +253,7 @@ class KnownNodes:
         return xxhash.xxh32_intdigest(b"%d" % node_id, self._spread)
 
     def is_live(self, daemon_id: DaemonId) -> bool:
-        """Whether the master's last table has this process."""
+        """Return whether the master's last table has this process."""
         return self.find(daemon_id) is not None
 
     def find(self, daemon_id: DaemonId) -> KnownNode | None:
@@ -261,7 +261,7 @@ class KnownNodes:
         return next((node for node in self._nodes.values() if node.route.daemon_id == daemon_id), None)
 
     def has_route(self, route: DaemonRoute) -> bool:
-        """Whether the route leads to a node of the master's last table."""
+        """Return whether the route leads to a node of the master's last table."""
         return any(node.route is route for node in self._nodes.values())
 
     def note_master_epoch(self, master_epoch: int) -> None:

@@ -23,7 +23,7 @@ and reads continue."""
 COOLDOWN_NS: Final = 1_000_000_000
 """After such a wait failed, lookups do not wait for this long."""
 REDISCOVER_NS: Final = 600_000_000_000
-"""How long a lost node is looked for before removals: it may have hung and still hold all blocks."""
+"""Time for which a lost node is looked for before removals: it may have hung and still hold all blocks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ class UncommittedPuts:
         return len(self._nodes)
 
     def may_have(self, keys: Sequence[bytes], hints: LocationCache) -> bool:
-        """Whether a lookup of these keys must wait for commits: the location cache shows an uncommitted put, or is
+        """Return whether a lookup of these keys must wait for commits: the location cache shows an uncommitted put, or is
         incomplete."""
         if not self._nodes:
             return False

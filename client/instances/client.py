@@ -52,7 +52,7 @@ class EngineCacheChange:
 
     tenant: str
     base_version: int
-    """Version that the change applies to; 0: an empty cache, whatever the master has."""
+    """Version that the change applies to; 0: an empty cache, regardless of the master's version."""
     version: int
     """Version after the change, above 0."""
     added: Sequence[bytes] = ()

@@ -111,7 +111,7 @@ class Reporter:
         with Shield():
             self._stopping.set()
         self._thread.join(deadline.timeout_s)
-        # A report in progress would register the instance again; an unreachable master expires it by itself.
+        # A report in progress would register the instance again; an unreachable master expires it.
         if self._name and not self._thread.is_alive():
             with contextlib.suppress(KVStoreError):
                 self._client.leave(self._name, deadline=deadline)

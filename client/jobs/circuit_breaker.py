@@ -56,14 +56,14 @@ class CircuitBreaker:
         """Earliest time of the next probe, while open."""
 
     def admits(self) -> bool:
-        """Whether a call may be sent. A refused call is counted as skipped."""
+        """Return whether a call may be sent. A refused call is counted as skipped."""
         if self.state is CircuitState.CLOSED:
             return True
         self._skipped += 1
         return False
 
     def begin_probe(self) -> bool:
-        """Whether a probe is due. After True the caller runs it and reports its end; one probe runs at a time."""
+        """Return whether a probe is due. After True the caller runs it and reports its end; one probe runs at a time."""
         if self.state is not CircuitState.OPEN or self._clock_ns() < self.probe_at_ns:
             return False
         self._enter(CircuitState.HALF_OPEN)
@@ -71,7 +71,7 @@ class CircuitBreaker:
         return True
 
     def succeeded(self, epoch: int) -> None:
-        """Report that a call or probe begun in `epoch` was answered, whatever the answer."""
+        """Report that a call or probe begun in `epoch` was answered, positively or not."""
         if epoch != self.epoch:
             return
         self._in_a_row = 0

@@ -81,7 +81,7 @@ class Calls:
         return tracing.within(job.trace) if tracing is not None and job.trace is not None else nullcontext()
 
     def here(self, job: Job) -> list[bool]:
-        """Which of the job's keys are readable on this host, without a request."""
+        """Return which of the job's keys are readable on this host, without a request."""
         try:
             return self._client.exists_here(job.keys)
         except Exception as error:

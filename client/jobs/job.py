@@ -26,9 +26,9 @@ class JobKind(Enum):
     """Operation of a job."""
 
     LOOKUP = "lookup"
-    """Which keys are present."""
+    """Find the keys that are present."""
     PREFIX = "prefix"
-    """How many leading keys are present; the rest count as absent."""
+    """Count the leading keys that are present; the rest count as absent."""
     LOAD = "load"
     STORE = "store"
 

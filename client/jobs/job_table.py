@@ -51,7 +51,7 @@ class JobSide:
         return self.probe is not None and not is_stopped and self.breaker.begin_probe()
 
     def until_probe_s(self, now_ns: int) -> float | None:
-        """How long an idle worker may sleep; None: until notified."""
+        """Longest sleep of an idle worker; None: until notified."""
         if self.probe is None or self.breaker.state is not CircuitState.OPEN:
             return None
         return max(0.0, (self.breaker.probe_at_ns - now_ns) / 1e9)
@@ -90,7 +90,7 @@ class JobTable:
         return None if side.breaker.admits() else store_unavailable()
 
     def needs_local_check(self, job: Job) -> bool:
-        """Whether the caller must check which of the job's blocks are local."""
+        """Return whether the caller must check which of the job's blocks are local."""
         side = self._side_of(job)
         return side is self.reads and side.breaker.state is not CircuitState.CLOSED
 
@@ -109,11 +109,11 @@ class JobTable:
             side.breaker.abandoned(side.breaker.epoch)
 
     def begin_load(self, job: Job, here: list[bool]) -> bool:
-        """Whether a load in the caller's thread is admitted; otherwise it has all its results."""
+        """Return whether a load in the caller's thread is admitted; otherwise it has all its results."""
         return self._is_admitted(job, here, job.argument_error() or self.refusal(self.reads))
 
     def _is_admitted(self, job: Job, here: list[bool], refusal: KVStoreError | None) -> bool:
-        """Whether the job may run. While the store is unreachable, a load is admitted for its local blocks."""
+        """Return whether the job may run. While the store is unreachable, a load is admitted for its local blocks."""
         if refusal is None:
             return True
         job.is_here = isinstance(refusal, Unavailable) and job.kind is JobKind.LOAD and any(here)

@@ -322,7 +322,7 @@ class Jobs:
         return self._submit(job)
 
     def poll(self, request: Hashable) -> bool:
-        """Whether all jobs of the request are over; True for an unknown request."""
+        """Return whether all jobs of the request are over; True for an unknown request."""
         return not self._executor.has(request)
 
     def finished(self) -> list[Job]:
@@ -349,7 +349,7 @@ class Jobs:
     def exists(
         self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
     ) -> list[bool]:
-        """Which blocks are readable now; none if the store does not answer, as `match_prefix`."""
+        """Return which blocks are readable now; none if the store does not answer, as `match_prefix`."""
         return self._lookup_now(JobKind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
 
     def load_now(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None, budget_s: float | None = None) -> Job:

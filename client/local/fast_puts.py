@@ -78,7 +78,7 @@ class OfferedSlot:
         self._known_ahead: list[int] = []
 
     def has(self, size_bytes: int) -> bool:
-        """Whether a slot of this size is offered now."""
+        """Return whether a slot of this size is offered now."""
         return bool(self._words[AT_NUMBER]) and self._words[AT_SIZE] == size_bytes
 
     def enter(self, size_bytes: int) -> tuple[int, int, int] | None:

@@ -60,7 +60,7 @@ class LocalNode:
         self._has_hung_up = False
 
     def is_fresh(self, now_ns: int) -> bool:
-        """Whether the index may be read: the heartbeat is recent, or the connection is still open."""
+        """Return whether the index may be read: the heartbeat is recent, or the connection is still open."""
         age_ns = self.index.age_ns(now_ns)
         if age_ns < PROBE_NS and not self.reader_slots.is_over:
             return True
@@ -76,7 +76,7 @@ class LocalNode:
 
     @property
     def needs_request(self) -> bool:
-        """Whether the node's index was replaced, slabs were freed, or the node is lost."""
+        """Return whether the node's index was replaced, slabs were freed, or the node is lost."""
         return self.is_lost or self.index.is_over or self.slabs_gone != self.index.slabs_gone
 
     def prune(self, held: Iterable[int]) -> None:
@@ -87,7 +87,7 @@ class LocalNode:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the node's process ended or its connection closed: its index and the reader slots no longer count."""
+        """Return whether the node's process ended or its connection closed: its index and the reader slots no longer count."""
         return self._has_hung_up or self.reader_slots.is_over
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class LocalNodes:
         return True
 
     def is_due(self) -> bool:
-        """Whether `attach` may find more nodes; recomputes the cached set. For callers whose cached set has expired."""
+        """Return whether `attach` may find more nodes; recomputes the cached set. For callers whose cached set has expired."""
         is_due = self._may_find_more()
         if is_due:
             self._due_ns = self.clock_ns() + RECHECK_NS

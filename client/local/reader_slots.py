@@ -106,7 +106,7 @@ class LocalReaderSlots:
 
     @property
     def is_over(self) -> bool:
-        """Whether the node closed the connection: views are no longer protected."""
+        """Return whether the node closed the connection: views are no longer protected."""
         return bool(self._words[AT_DESK_OVER])
 
     def read_one(self, index: SharedIndexReader, at: int, sequence: int, size_bytes: int, calls: int = 1) -> None:
@@ -133,7 +133,7 @@ class LocalReaderSlots:
             self.calls += 1
 
     def read_many(self, index: SharedIndexReader, found: FoundBatch) -> None:
-        """Record accesses of blocks, in order. What does not fit the ring is counted as lost."""
+        """Record accesses of blocks, in order. Accesses that do not fit the ring are counted as lost."""
         words = index.access_words(found)
         with self._lock:
             self.bytes_in += int(found.sizes.sum())

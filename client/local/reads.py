@@ -131,7 +131,7 @@ class LocalReads:
         return None
 
     def exists(self, nodes: Nodes, key: bytes) -> bool:
-        """Whether the block is in a local index. False says nothing about other nodes."""
+        """Return whether the block is in a local index. False says nothing about other nodes."""
         for node in nodes:
             if node.index.find(key) is not None:
                 node.reader_slots.count_call()
@@ -256,7 +256,7 @@ class LocalReads:
         yield from work(lambda: self._copier.scatter(scatters), int(sizes.sum()))
 
     def exists_batch(self, nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Flags:
-        """Which keys are in a local index."""
+        """Return which keys are in a local index."""
         if len(keys) <= FEW_EXISTS_KEYS:
             is_here = np.array([any(node.index.find(key) is not None for node in nodes) for key in keys], bool)
         elif len(nodes) == 1 and len(lengths) == 1 and (length := min(lengths)) <= MAX_KEY_BYTES:  # as a rule
@@ -305,7 +305,7 @@ def _memory(batch: LocalBatch) -> Iterator[memoryview]:
 
 
 def _verify_checksums(batch: LocalBatch, sink: Sink[Any]) -> Flags:
-    """Which of the copied values match their checksums."""
+    """Return which of the copied values match their checksums."""
     rows = zip(batch.indexes.tolist(), batch.found.sizes.tolist(), batch.found.checksums.tolist(), strict=True)
     return np.array([checksum_of(sink.buffer(index, size)) == checksum for index, size, checksum in rows], bool)
 

@@ -165,7 +165,7 @@ class SharedIndexReader:
         return FoundBatch(*map(np.concatenate, zip(*(part.columns() for part in parts), strict=True)))
 
     def exist_batch(self, keys: Words, key_bytes: int) -> Flags:
-        """Which keys of one length are present."""
+        """Return which keys of one length are present."""
         is_there = np.zeros(len(keys), bool)
         for begin in range(0, len(keys), PART_KEYS):
             is_there[begin + self._compare(keys[begin : begin + PART_KEYS], key_bytes)[0]] = True
@@ -233,7 +233,7 @@ class SharedIndexReader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the index was replaced, or the node stops."""
+        """Return whether the index was replaced, or the node stops."""
         return bool(self.words[AT_IS_OVER])
 
     @property

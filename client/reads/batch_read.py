@@ -189,7 +189,7 @@ class BatchGet(Generic[R]):
         return answer.items(answer.positions(LATER)) if LATER in blocks.statuses else []
 
     def _goes_by_engine(self, node: KnownNode, wanted: list[Wanted]) -> bool:
-        """Whether the transfer engine reads them: large batches of remote nodes with a usable engine."""
+        """Return whether the transfer engine reads them: large batches of remote nodes with a usable engine."""
         if node.route.is_local or not self._resources.engine_copies.remote.is_usable(node):
             return False
         return sum(hint.size_bytes for _, hint in wanted) >= self._resources.settings.engine_min_bytes

@@ -21,7 +21,7 @@ the few microseconds of each copy dominate."""
 
 
 def is_tensor(values: object) -> bool:
-    """Whether it is a torch tensor; one can exist only if torch has been imported."""
+    """Return whether it is a torch tensor; one can exist only if torch has been imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 

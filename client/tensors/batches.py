@@ -132,7 +132,7 @@ def places_of(batch: Sequence[PoolBlock]) -> NDArray[np.int64]:
 
 
 def is_outside(part: ValuePart, layers: range, own: range) -> bool:
-    """Whether the value contains layers of the rank outside `layers`."""
+    """Return whether the value contains layers of the rank outside `layers`."""
     return max(part.model_layers.start, own.start) < layers.start or min(part.model_layers.stop, own.stop) > layers.stop
 
 

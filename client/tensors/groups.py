@@ -18,7 +18,7 @@ from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 
 Present = NDArray[np.bool_]
-"""Whether each block of a sequence, or the state at its end, is present."""
+"""Presence of each block of a sequence, or of the state at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class ValuePart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds the whole value, and so can write it."""
+        """Return whether the rank holds the whole value, and so can write it."""
         return self.value_layers == slice(0, self.layer_count) and self.value_heads == slice(0, self.head_count)
 
 

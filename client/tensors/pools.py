@@ -68,9 +68,11 @@ class EnginePool(BlockPool):
     """A rank's pool in the tensors that its engine allocated, by a layout. Created once, it is passed in place of a
     tensor.
 
-    A layout of order `layer | kv block token head` has a tensor per layer, one of `kv layer | block token head` a list
-    of K's and then one of V's, one of `layer | block head kv token K^T` a tensor per layer with transposed keys; see
-    kvcache/layouts/orders.py.
+    Examples of orders (kvcache/layouts/orders.py):
+
+    - `layer | kv block token head`: a tensor per layer.
+    - `kv layer | block token head`: a list of K's, then one of V's.
+    - `layer | block head kv token K^T`: a tensor per layer, with transposed keys.
     """
 
     def __init__(self, layout: CacheLayout, tensors: Any, *, rank: int = 0) -> None:
@@ -99,7 +101,7 @@ class EnginePool(BlockPool):
         super().__init__(_planes(layout, rank, flat))
 
     def fits(self, layout: CacheLayout, rank: int) -> bool:
-        """Whether its blocks have the contents of a rank of another layout, whatever the orders."""
+        """Return whether its blocks have the contents of a rank of another layout; orders may differ."""
         one, other = (
             (of.rank_layers(number), of.rank_heads(number), *(getattr(of.spec, name) for name in _SAME))
             for of, number in ((self.layout, self.rank), (layout, rank))
@@ -167,7 +169,7 @@ def _elements(region: Any, layout: CacheLayout, size_bytes: int) -> Any:
 
 
 def holds(values: Any, dtype: str) -> bool:
-    """Whether the elements have this dtype. For bfloat16 and float8, which numpy lacks, unsigned integers count."""
+    """Return whether the elements have this dtype. For bfloat16 and float8, which numpy lacks, unsigned integers count."""
     if is_tensor(values):
         return str(values.dtype) == f"torch.{dtype}"
     return values.dtype.isnative and values.dtype.name in (dtype, _stand_in(dtype))

@@ -1,8 +1,7 @@
 """Staging memory between an engine's tensors and stored values, and the copies and codecs between the two. No requests.
 
 Values have the format of kvcache/codecs/tensor_value.py, in rows of `uint8 [blocks, value_bytes]`, many of one kind at
-a time. Raw elements are copied once, whatever the tensors' strides; other schemes are encoded and decoded on the
-tensors' device.
+a time. Raw elements are copied once, from any strides; other schemes are encoded and decoded on the tensors' device.
 """
 
 import contextlib
@@ -105,7 +104,7 @@ class Stagings:
 
 
 def are_values(rows: Rows, sizes_bytes: NDArray[np.int64], header: TensorHeader) -> bool:
-    """Whether each row holds a value with this header; `sizes_bytes` are the sizes read."""
+    """Return whether each row holds a value with this header; `sizes_bytes` are the sizes read."""
     wanted = np.frombuffer(header.pack(), np.uint8)
     return bool((sizes_bytes == header.value_bytes).all() and (rows[:, :HEADER_BYTES] == wanted).all())
 
@@ -201,7 +200,7 @@ def _records(body: Any, header: TensorHeader, kv: int) -> Any:
 
 
 def _loses_finite(header: TensorHeader, pieces: Sequence[PoolPiece], body: Any) -> bool:
-    """Whether finite numbers became NaN, too; `body` is the encoded form."""
+    """Return whether finite numbers became NaN, too; `body` is the encoded form."""
     again = body.new_empty(body.shape)
     for piece in pieces:
         _encode(without_others(piece.tensor.detach()[piece.blocks]), header, piece, again)
@@ -209,7 +208,7 @@ def _loses_finite(header: TensorHeader, pieces: Sequence[PoolPiece], body: Any) 
 
 
 def _has_lost(body: Any, header: TensorHeader) -> bool:
-    """Whether the codecs produced NaN."""
+    """Return whether the codecs produced NaN."""
     from kvstore.kvcache.codecs.codec import has_lost
 
     shape = {"tokens": header.tokens, "head_dim": header.head_dim}

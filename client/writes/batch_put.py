@@ -293,11 +293,11 @@ class BatchPut:
         return large, [i for i in indices if sizes[i] <= inline_bytes] if large else indices
 
     def _is_acked_by_node(self, indices: list[int]) -> bool:
-        """Whether these are acknowledged by the node: requested, and unreserved."""
+        """Return whether these are acknowledged by the node: requested, and unreserved."""
         return self._acks_at_node and self._batch.granted[indices[0]] == UNRESERVED
 
     def _goes_by_engine(self, node: KnownNode, indices: list[int]) -> bool:
-        """Whether the transfer engine writes them: large batches to remote nodes with a usable engine."""
+        """Return whether the transfer engine writes them: large batches to remote nodes with a usable engine."""
         if not self._resources.engine_copies.remote.is_usable(node):
             return False
         return self._batch.sources.bytes_of(indices) >= self._resources.settings.engine_min_bytes

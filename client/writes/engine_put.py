@@ -79,8 +79,8 @@ class EnginePut:
             yield GatherEffect([self._write_part(filling, part) for part in parts])
 
     def _parts(self, peer: Peer, indices: Sequence[int], opened: OpenSlotsReply) -> "Iterator[_JoinedValues]":
-        """The granted values in parts: half of them, half of the rest, and so on. That takes few messages and leaves
-        little work after the last copy. Raises Unreachable for a malformed region."""
+        """The granted values in parts: half of them, half of the rest, and so on. Few messages are sent, and little
+        work is left after the last copy. Raises Unreachable for a malformed region."""
         remote, sources = self._resources.engine_copies.remote, self._batch.sources
         left_bytes = sources.bytes_of([i for i, status in zip(indices, opened.statuses, strict=True) if status == GRANTED])
         part = _JoinedValues()

@@ -99,7 +99,7 @@ class PutBatch:
         return [self._parents[i] for i in indices]
 
     def _are_all(self, indices: Sequence[int]) -> bool:
-        """Whether these are all keys, in order."""
+        """Return whether these are all keys, in order."""
         return len(indices) == len(self.keys) and indices == self._all
 
     def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> tuple[list[int], list[int]]:

@@ -130,7 +130,7 @@ def _run(settings: PublisherSettings) -> None:
         if http is not None:
             add_publisher_signals(http, publishing, index)
             http.start()
-        address = http.told() if http is not None else ""
+        address = http.advertised() if http is not None else ""
         say("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
         with stops(log, "publisher", came):
             publishing.run()

@@ -120,7 +120,7 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.deadline_s)
             open_parts.callback(subscriber.close)
         http = open_http(settings)
-        facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
+        facts = {"name": settings.name or settings.engine, "http": http.advertised() if http is not None else "", "pid": os.getpid()}
         telling = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
         if http is not None:
             open_parts.callback(http.close)

@@ -44,7 +44,7 @@ def test_large_work_is_done_at_once_where_no_thread_can_be_had() -> None:
     asyncio.run(main())
 
 
-def test_of_several_at_once_all_end_with_the_first_error_or_when_cancelled() -> None:
+def test_run_gathered_ends_all_on_error_or_cancel() -> None:
     """However often it is cancelled while they end."""
     ended: list[str] = []
 

@@ -50,7 +50,7 @@ def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) ->
     assert here not in threads
 
 
-def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleanup_runs_in_one_thread(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     reservations = driver._reservations
     may_end, tried = threading.Event(), threading.Semaphore(0)
 
@@ -77,9 +77,7 @@ def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(dri
     reservations.unused.clear()
 
 
-def test_what_strikes_while_that_thread_is_started_comes_out_and_the_next_call_tries_again(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_cleanup_start_is_retried(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = threading.Semaphore(0)
 
     def cancel_all_unused() -> Operation[None]:

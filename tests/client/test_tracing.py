@@ -33,11 +33,11 @@ def all_to(collector: Collector) -> TracingSettings:
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_client_that_traces_nothing_has_its_methods_as_they_are(kind: type[Client | AsyncClient]) -> None:
+def test_client_without_tracing_is_unwrapped(kind: type[Client | AsyncClient]) -> None:
     assert not set(CALLS) & set(vars(kind("127.0.0.1:1")))
 
 
-def test_the_environment_names_the_collector_where_the_program_does_not(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_settings_come_from_the_environment(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_TRACING_ENDPOINT", collector.endpoint)
     assert set(CALLS) <= set(vars(Client("127.0.0.1:1")))
     assert not set(CALLS) & set(vars(Client("127.0.0.1:1", tracing=TracingSettings())))

@@ -36,7 +36,7 @@ def no_nodes(channel: OracleChannel, message: Message) -> Message:
     raise Unavailable("no node is registered")
 
 
-def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle) -> None:
+def test_master_failure_switches_to_the_next(oracle: Oracle) -> None:
     knowing(oracle, "a:1, b:1,c:1")
     oracle.unreachable |= {"a:1", "b:1"}
     for _ in range(2):
@@ -48,7 +48,7 @@ def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Orac
     assert oracle.slept_s == 0.0
 
 
-def test_a_master_of_which_there_is_only_one_is_unavailable_at_once(oracle: Oracle) -> None:
+def test_single_master_down_fails_at_once(oracle: Oracle) -> None:
     knowing(oracle, "a:1")
     oracle.unreachable.add("a:1")
     with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1$"):
@@ -56,9 +56,7 @@ def test_a_master_of_which_there_is_only_one_is_unavailable_at_once(oracle: Orac
     assert oracle.slept_s == 0.0
 
 
-def test_masters_of_which_none_answers_are_asked_again_until_the_deadline_and_named(
-    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masters_down_are_retried_until_the_deadline(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.unreachable |= {"a:1", "b:1"}
     monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
@@ -67,7 +65,7 @@ def test_masters_of_which_none_answers_are_asked_again_until_the_deadline_and_na
     assert 4.0 < oracle.slept_s <= 5.0
 
 
-def test_a_master_that_stands_by_is_asked_for_nothing_and_leads_to_the_owner(oracle: Oracle) -> None:
+def test_standby_master_leads_to_the_owner(oracle: Oracle) -> None:
     knowing(oracle, "a:1")
     oracle.owners["a:1"] = "b:1"
     for _ in range(2):
@@ -87,7 +85,7 @@ def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle,
     assert not oracle.sent(Exists)
 
 
-def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracle) -> None:
+def test_masters_are_retried_while_there_is_no_owner(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.unreachable |= {"a:1", "b:1"}
     search = iter(oracle.resources.daemons.call_master(Exists([b"k"]), Flags, oracle.deadline()))
@@ -101,7 +99,7 @@ def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracl
 
 
 def resumed(operation: Operation[Any]) -> Operation[Any]:
-    """What is left of an operation that was driven as far as a Sleep."""
+    """The rest of an operation that was driven up to a Sleep."""
     try:
         effect = next(operation)
         while True:
@@ -110,7 +108,7 @@ def resumed(operation: Operation[Any]) -> Operation[Any]:
         return end.value
 
 
-def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_catalog(oracle: Oracle) -> None:
+def test_hanging_owner_is_awaited_until_a_failover(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1,c:1", owner_patience_s=0.5)
     oracle.hanging.add("a:1")
     oracle.owners["b:1"] = "a:1"
@@ -143,7 +141,7 @@ def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     assert oracle.loans[0].channel.is_open
 
 
-def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Oracle) -> None:
+def test_idle_connection_is_no_evidence_of_ownership(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.unreachable.add("a:1")
     ask(oracle)
@@ -158,7 +156,7 @@ def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Ora
     assert taken(oracle)[-1] == "b:1", "asked anew, in vain"
 
 
-def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Oracle) -> None:
+def test_deposed_master_is_left(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
     oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
@@ -169,7 +167,7 @@ def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Orac
         oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
 
 
-def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_no_node(oracle: Oracle) -> None:
+def test_reserve_is_retried_while_a_new_owner_has_no_nodes(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.owners["b:1"] = "a:1"
     daemons.nodes.note_master_epoch(6)
@@ -185,7 +183,7 @@ def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_n
         oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline()))
 
 
-def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_how_many_there_are(oracle: Oracle) -> None:
+def test_each_partition_finds_its_own_owner(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1")
     oracle.partitions = 2
     assert oracle.run(daemons.partitions(oracle.deadline())) == 2
@@ -199,7 +197,7 @@ def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_ho
     assert str(oracle.loans[-1].channel.address) == "a:1", "the owner of partition 0 is who it was"
 
 
-def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked_for_room_again(oracle: Oracle) -> None:
+def test_reserve_is_retried_at_a_new_partition_owner(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.partitions = 2
     oracle.run(daemons.partitions(oracle.deadline()))
@@ -218,7 +216,7 @@ def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked
 def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
     oracle.store(b"a", b"value", 1)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
-    oracle.strangers[node.unix] = "next door"
+    oracle.impostors[node.unix] = "next door"
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
     for _ in range(2):  # it names its socket file itself, and gets one more chance there
@@ -229,9 +227,7 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
     assert not known.route.is_local
 
 
-def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
-    oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_node_without_unix_socket_is_diagnosed(oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture) -> None:
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
@@ -278,7 +274,7 @@ def test_a_node_is_shown_its_ticket_and_never_the_token(guarded: Oracle) -> None
     assert hello.name.startswith("client-")
 
 
-def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_over(oracle: Oracle, node: OracleNode) -> None:
+def test_tickets_are_renewed_at_half_their_life(oracle: Oracle, node: OracleNode) -> None:
     now_ns = 0
     daemons = oracle.resources.daemons
     daemons._clock_ns = lambda: now_ns

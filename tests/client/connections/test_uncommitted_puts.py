@@ -49,13 +49,13 @@ def known(oracle: Oracle) -> KnownNode:
 
 
 def restart(oracle: Oracle, node: OracleNode) -> None:
-    """Another process, at the same place; whoever was connected is not any more."""
+    """Restart the node at its address, closing its connections."""
     node.epoch += 1
     for idle in oracle.idle.values():
         idle.clear()
 
 
-def test_values_of_every_size_go_to_this_hosts_node_unreserved_and_are_read_from_there(oracle: Oracle) -> None:
+def test_local_puts_are_unreserved_and_readable(oracle: Oracle) -> None:
     assert put(oracle, b"a")
     assert put(oracle, b"b", LARGE)
     assert oracle.sent(Reserve) == []
@@ -93,7 +93,7 @@ def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value:
     assert len(oracle.resources.uncommitted_puts) == 0
 
 
-def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket(oracle: Oracle) -> None:
+def test_flush_uses_the_ticket_of_a_new_master(oracle: Oracle) -> None:
     nodes = oracle.resources.daemons.nodes
     oracle.ticket = oracle.issued = b"first"
     put(oracle, b"a")
@@ -106,7 +106,7 @@ def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket
     assert len(oracle.resources.uncommitted_puts) == 0
 
 
-def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
+def test_put_during_a_flush_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     oracle.resources.uncommitted_puts.begin(known(oracle))
 
@@ -132,7 +132,7 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     flush(oracle)
 
 
-def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Oracle, node: OracleNode) -> None:
+def test_lost_node_is_reported_by_all_running_flushes(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
 
     def meanwhile(channel: Any, message: Any) -> Any:
@@ -168,7 +168,7 @@ def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, 
 
 
 @pytest.mark.parametrize("put_after", [False, True])
-def test_what_another_process_of_the_node_took_is_lost_though_it_answers(oracle: Oracle, node: OracleNode, put_after: bool) -> None:
+def test_restarted_node_has_lost_its_uncommitted_puts(oracle: Oracle, node: OracleNode, put_after: bool) -> None:
     put(oracle, b"a")
     restart(oracle, node)
     if put_after:
@@ -190,7 +190,7 @@ def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
     assert kinds == [Put, WaitCommitted, Pin, Put, WaitCommitted, Remove, Remove]
 
 
-def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracle: Oracle, node: OracleNode) -> None:
+def test_remove_fails_if_a_live_node_is_unreachable(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     cut_off(oracle, node)
     with pytest.raises(Unavailable, match="cannot connect"):
@@ -203,7 +203,7 @@ def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracl
     assert oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
 
 
-def test_a_remove_goes_on_without_a_node_that_is_gone_and_the_next_flush_tells_of_it(oracle: Oracle, node: OracleNode) -> None:
+def test_remove_ignores_a_lost_node_and_flush_reports_it(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     restart(oracle, node)
     assert oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
@@ -238,7 +238,7 @@ class Hanging:
         return False
 
 
-def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back(oracle: Oracle, node: OracleNode) -> None:
+def test_remove_covers_puts_of_a_rediscovered_node(oracle: Oracle, node: OracleNode) -> None:
     hanging = Hanging(oracle, node)
     assert hanging.has_told_loss()
     hanging.comes_back()
@@ -251,7 +251,7 @@ def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back
 
 
 @pytest.mark.parametrize("ask", ["exists", "match_prefix", "locate"])
-def test_questions_wait_for_the_puts_before_them_but_not_for_long(oracle: Oracle, ask: str) -> None:
+def test_lookups_wait_briefly_for_uncommitted_puts(oracle: Oracle, ask: str) -> None:
     question = getattr(MetadataOperations(oracle.resources), ask)
     put(oracle, b"a")
     oracle.script[WaitCommitted].append(DeadlineExceeded("not yet"))
@@ -264,7 +264,7 @@ def test_questions_wait_for_the_puts_before_them_but_not_for_long(oracle: Oracle
     assert len(oracle.sent(WaitCommitted)) == 2
 
 
-def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_master_knows(node: OracleNode) -> None:
+def test_get_without_hint_waits_for_the_commit(node: OracleNode) -> None:
     oracle = Oracle(node, max_hints=0)
     put(oracle, b"a")
     replicas, oracle.replicas = oracle.replicas, {}

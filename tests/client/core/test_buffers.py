@@ -1,4 +1,4 @@
-"""What is accepted as a value or destination, and what its bytes are."""
+"""Values and destinations that are accepted, and their bytes."""
 
 import sys
 from typing import Any
@@ -35,7 +35,7 @@ def kind(value: object) -> str:
     ],
     ids=kind,
 )
-def test_what_is_no_contiguous_buffer_of_at_least_a_byte_is_refused(value: Any) -> None:
+def test_as_source_refuses_non_buffers(value: Any) -> None:
     with pytest.raises(InvalidArgument):
         as_source(value)
 

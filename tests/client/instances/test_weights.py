@@ -60,9 +60,7 @@ def test_reports_what_the_engine_uses_and_its_end(client: Client) -> None:
     assert len(used(client)) == 2, "it is closed"
 
 
-def test_a_master_that_is_away_is_told_of_once_when_that_begins_and_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_master_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPORT_S", 0.02)
     caplog.set_level(logging.INFO, "kvstore.client")
     [port] = free_ports(1)

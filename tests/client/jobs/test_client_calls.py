@@ -91,7 +91,7 @@ def test_a_call_has_what_is_left_of_the_deadline(client: FaultyClient, calls: Ca
 
 
 @pytest.mark.parametrize(("waited_s", "outcome"), [(4, JobOutcome.UNREACHABLE), (6, JobOutcome.UNKNOWN)])
-def test_a_deadline_that_the_queue_ate_up_says_nothing_of_the_store(
+def test_deadline_spent_in_the_queue_is_no_evidence(
     client: FaultyClient, calls: Calls, clock: Clock, waited_s: float, outcome: JobOutcome
 ) -> None:
     client.faults.append(raises(DeadlineExceeded("late")))

@@ -1,4 +1,5 @@
-"""Many threads that submit, cancel, fetch and wait at random: each job is told once, has a result for each key, and is accounted for."""
+"""Threads that submit, cancel, fetch and wait at random: each job is delivered once, with a result per key, and
+counted."""
 
 import dataclasses
 import random

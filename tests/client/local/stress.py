@@ -102,7 +102,7 @@ def read(client: LocalClient, seconds: float) -> Counts:
 
 
 def view_is_right(client: LocalClient, found: Found, key: int) -> bool:
-    """Whether a view, if one is to be had, shows the key's value, and goes on showing it."""
+    """Return whether a view, if one can be opened, shows the key's value until it is closed."""
     hazard = client.desk.acquire_hazard(client.index, found)
     if hazard is None:
         return True

@@ -79,7 +79,7 @@ class Scene:
         self.reads = FastReads(self.resources, self.local, local_reads, self.pool, lambda: NOW_NS)
 
     def tell_nodes(self, *, has_local: bool = False) -> None:
-        """What the master says of the far node, and whether there is one on this host."""
+        """Set the master's node table: the remote node, and optionally a local one."""
         table = NodeTable([FAR], ["far"], [""], [""], [self.tcp], [0], [b""])
         if has_local:
             table = NodeTable([FAR, NEAR], ["far", "near"], ["", "host"], ["", "/here"], [self.tcp, "10.0.0.8:1"], [0, 0], [b"", b""])

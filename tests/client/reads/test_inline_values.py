@@ -1,4 +1,5 @@
-"""Promises of slices.py: in whatever order slices arrive, the hash is the value's, and it is made while others are on their way."""
+"""client/reads/inline_values.py: the hash is the value's in any order of slices, and is computed while others are in
+flight."""
 
 from itertools import permutations
 from typing import Any
@@ -31,7 +32,7 @@ class Scene:
         self.value = self.value[: -PART // 2]
         self.buffer = bytearray(len(self.value))
         self.on_the_way: dict[int, int] = {}
-        """Offset of a slice to the lane that waits for it."""
+        """Offset of a slice to the number of the read that waits for it."""
         self.hashing: dict[int, RunInThreadEffect] = {}
         self.operation = SlicedValue((memoryview(self.buffer),), self._bring).run()
         together = next(self.operation)
@@ -41,7 +42,7 @@ class Scene:
             self._go_on(number)
 
     def _bring(self, offset: int, parts: Parts) -> Operation[None]:
-        yield SendOneWayEffect(None, ReleaseLeases([offset]))  # type: ignore[arg-type]  # stands for whatever takes time
+        yield SendOneWayEffect(None, ReleaseLeases([offset]))  # type: ignore[arg-type]  # stands for a transfer
         [buffer] = parts
         buffer[:] = self.value[offset : offset + len(buffer)]
 
@@ -71,8 +72,8 @@ class Scene:
 
 
 @pytest.mark.parametrize("order", list(permutations("abh")))
-def test_slices_are_hashed_in_order_and_by_one_lane_at_a_time(order: tuple[str, ...]) -> None:
-    """Whichever of the two lanes' slices arrives first, and whenever hashing goes on between."""
+def test_slices_are_hashed_in_order_one_at_a_time(order: tuple[str, ...]) -> None:
+    """For every order of arrival and hashing of the two reads' slices."""
     scene = Scene(5)
     turn = 0
     while scene.on_the_way or scene.hashing:

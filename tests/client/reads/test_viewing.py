@@ -33,7 +33,7 @@ def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None
     assert (oracle.resources.counters.snapshot().hits, oracle.resources.counters.snapshot().misses) == (1, 0)
 
 
-def test_a_view_open_for_longer_than_its_lease_ends_with_an_error(node: OracleNode) -> None:
+def test_view_open_past_its_lease_raises(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.store(b"k", b"value", 1)
     oracle.lease_until_ns = 100

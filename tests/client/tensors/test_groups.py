@@ -45,7 +45,7 @@ def test_a_window_needs_the_blocks_that_its_tokens_are_in(tokens: int, first: in
         ([full(), full("b", block_tokens=8)], [there(1), there(1)], 0),
     ],
 )
-def test_the_longest_prefix_is_one_that_every_group_can_go_on_from(groups: list[AnyGroup], present: Any, tokens: int) -> None:
+def test_longest_prefix_is_resumable_by_every_group(groups: list[AnyGroup], present: Any, tokens: int) -> None:
     assert longest(groups, present, limit_tokens=1000) == tokens
 
 

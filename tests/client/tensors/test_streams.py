@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvstore.client.tensors.arrays import on_side_stream, mark
+from kvstore.client.tensors.arrays import mark, on_side_stream
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
@@ -18,7 +18,7 @@ def test_on_the_cpu_copies_are_made_where_they_stand(device: torch.device | None
 if torch.cuda.is_available():
 
     @pytest.mark.gpu
-    def test_copies_wait_for_what_was_marked_and_the_host_for_the_copies_only() -> None:
+    def test_copies_wait_for_the_marked_event_only() -> None:
         device = torch.device("cuda", 0)
         source = torch.zeros(1 << 22, device=device)
         torch.cuda._sleep(50_000_000)

@@ -35,7 +35,7 @@ def test_what_is_out_of_bounds_is_refused(name: str, value: str) -> None:
         load_settings(TracingSettings, SECTION, flags={}, environ={f"KVSTORE_TRACING_{name.upper()}": value})
 
 
-def test_without_an_endpoint_there_is_nothing_and_nothing_is_loaded() -> None:
+def test_tracing_without_endpoint_loads_nothing() -> None:
     assert open_tracing(None, role="node", instance="n") is None
     assert open_tracing(TracingSettings(), role="node", instance="n") is None
     assert span_counts(None) == {}

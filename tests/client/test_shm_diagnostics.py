@@ -19,7 +19,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: pytest.LogCaptureFixture) -> None:
+def test_each_reason_is_logged_once_per_node(logged: pytest.LogCaptureFixture) -> None:
     told = ShmDiagnostics(nowhere)
     for _ in range(3):
         told.note("n1", "permission denied")
