@@ -53,6 +53,6 @@ def test_other_calls_are_all_timed() -> None:
     assert calls.slow() == "done"
     with pytest.raises(ValueError, match="refused"):
         calls.slow(fails=True)
-    assert (calls.slow.__name__, calls.slow.__doc__) == ("slow", "What it does.")
+    assert (calls.slow.__name__, calls.slow.__doc__) == ("slow", "Return, or raise.")
     assert asyncio.run(calls.slow_async()) == "done"
     assert calls.counts() == {("slow",): 3, ("slow_async",): 1}

@@ -46,7 +46,7 @@ def test_hanging_calls_block_others_only_at_the_limit(monkeypatch: pytest.Monkey
         assert await run_in_thread(lambda: "well") == "well"
         waiting += [asyncio.create_task(run_in_thread(end.wait)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Full, match="which is the most"):
+        with pytest.raises(Full, match="concurrent calls to the daemon"):
             await run_in_thread(lambda: "well")
         waiting.pop(0).cancel()
         with pytest.raises(Full):  # its thread is still there
