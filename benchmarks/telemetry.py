@@ -91,7 +91,7 @@ def _request_ns() -> float:
     requests = RequestMetrics()
     stopwatch = Stopwatch(requests)
     names = {"stopwatch": stopwatch, "kind": Put.TYPE}
-    return _loop_ns("stopwatch.begin(7, kind)\nstopwatch.answered(7)", names, after=requests.turn)
+    return _loop_ns("stopwatch.begin(7, kind)\nstopwatch.answered(7)", names, after=requests.rotate)
 
 
 def _call_ns() -> float:

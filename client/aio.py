@@ -1,4 +1,4 @@
-"""The asyncio client: the calls that there are. What each does is an operation (operations.py), which async_driver.py carries out."""
+"""`AsyncClient`: the public methods. Each runs an operation (operations.py) on the asyncio driver (async_driver.py)."""
 
 import asyncio
 import time
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 
 
 class AsyncClient(BaseClient):
-    """Client's twin for asyncio: the same calls, awaited. Tasks of one event loop may share it; a forked child must make its own.
+    """Client for asyncio: the methods of `Client`, awaited. Tasks of one event loop may share it; a forked child must
+    create its own.
 
-    A cancelled call leaves nothing behind but blocks that were already stored; it ends when the copy under way has. Copies and hashes of
-    more than 256 KiB are made in threads.
+    A cancelled call ends after the copy in progress; blocks stored before that stay. Copies and hashes over 256 KiB run
+    in threads.
 
-    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or CUDA), Memory (a
-    pointer and a size); or lists of such buffers, whose bytes in order are one value: they go to and from the store as they lie, nothing is
-    joined. They are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
+    Values are C-contiguous buffers of 1 byte to 1 GiB: bytes, bytearray, memoryview, numpy array, torch tensor (CPU or
+    CUDA), or Memory (a pointer and a size). A list of buffers is one value, their bytes in order, without a copy to
+    join them. Buffers are read or filled in place and must not change until the call returns. Keys are 1 to 255 bytes.
 
-    Every call takes `deadline_s`, the time for all of it, and raises: InvalidArgument before anything is sent; Unavailable when no
-    master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an error; wrong bytes are never returned.
+    Every call takes `deadline_s`, the time for the whole call. It raises InvalidArgument before anything is sent;
+    Unavailable when no master can be reached; DeadlineExceeded; Unauthorized; Closed; Forked. A miss is None, never an
+    error; wrong bytes are never returned.
     """
 
     def _connect(self) -> None:
@@ -69,21 +71,23 @@ class AsyncClient(BaseClient):
     ) -> list[bool]:
         """Store blocks; False for each that is already there.
 
-        `ack` (default: the client's setting) says when it returns. "node": once the node holds the blocks, where this client reads
-        them; they live as long as that process, and the cluster hears of them within milliseconds (`flush` waits for it). False then
-        is said of what this node has; what another one has becomes one more replica, and where the bytes differ the cluster's win.
-        The node is that of this host. Where there is none, values up to 64 KiB go to the node that the master last chose for
-        their size, for a second at a time; larger ones are acknowledged as by "cluster". "cluster": once every one of them can be read
-        by all. "replicas": once they are at `replicas` nodes, too.
+        `ack` (default: the client's setting) chooses the acknowledgement:
 
-        `replicas`: at so many nodes each block is to be, 1 to 16, of different hosts where there are as many. It is written to one of
-        them, and others copy it; what was there already is copied, too. The number outlives masters, and when a node dies, or is drained,
-        another one gets a copy. A replica that its node evicts is not made anew for that. With more than one, "node" is acknowledged as
-        "cluster" is.
+        - "node": the local node holds the blocks, and this client reads them there. They are uncommitted: lost if that
+          process dies, and committed to the directory within milliseconds (`flush` waits for it). False then means that
+          this node has the block; a block of another node becomes a further replica, and if the bytes differ, the
+          committed ones win. Without a local node, values up to 64 KiB go to the node that the master last chose for
+          their size, for a second at a time; larger ones are acknowledged as by "cluster".
+        - "cluster": all clients can read every block.
+        - "replicas": as "cluster", and each block has `replicas` replicas.
 
-        `namespace` is a text or a kvcache Namespace; `parents` names the block before each in its prefix, None for a first one.
-        Raises Full when no room was freed, CatalogUnavailable when the blocks cannot be made visible. After an error some of the
-        blocks may be stored.
+        `replicas` is the replica target, 1 to 16, on different hosts if possible. The block is written to one node, and
+        the others copy it; existing blocks are copied too. The target outlives masters: a replica whose node dies or is
+        drained is replaced. A replica that its node evicts is not. With a target above 1, "node" acts as "cluster".
+
+        `namespace` is a text or a kvcache Namespace; `parents` gives the preceding block of each, None for a first one.
+        Raises Full if no space was freed, CatalogUnavailable if the blocks cannot be committed. After an error some of
+        the blocks may be stored.
         """
         return await self._run(
             self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
@@ -100,9 +104,11 @@ class AsyncClient(BaseClient):
         ack: str | None = None,
         deadline_s: float | None = None,
     ) -> list[bool | KVStoreError]:
-        """As `put_batch`, with a result a key in place of an exception: True if it was stored, False if it is already there, else why it
-        was not: InvalidArgument for a key or value that cannot be, Full, Unavailable, DeadlineExceeded, ... One key's trouble is not the
-        others'. Raises for what concerns no key: the other arguments, Forked.
+        """As `put_batch`, with a result per key instead of an exception: True if stored, False if already there, else
+        the error.
+
+        Errors are InvalidArgument for a malformed key or value, Full, Unavailable, DeadlineExceeded, ... Keys fail
+        independently. Raises for the other arguments, and Forked.
         """
         operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
         return await self._run(operation)
@@ -119,11 +125,12 @@ class AsyncClient(BaseClient):
         ack: str | None = None,
         deadline_s: float | None = None,
     ) -> list[bool]:
-        """Store blocks in place of those that are there: `remove`, then `put_batch`. True for each that was stored; False where another one
-        is there: the old one, pinned or leased (`force` takes it all the same, and its pin), or one that someone put in between.
+        """Replace blocks: `remove`, then `put_batch`. True for each that was stored.
 
-        A reader gets the old value, or a miss, or the new one, each whole; between the two steps it is a miss, and after an error it may
-        stay one. Whoever is reading the old one, by a copy or a view, has it to the end. Raises as `remove` and `put_batch`.
+        False if another block is there: the old one, pinned or leased (`force` removes it nevertheless, with its pin),
+        or one that was put in between. Concurrent readers get the old value, a miss, or the new value, never a mix;
+        after an error the key may stay a miss. A copy or view in progress keeps the old value. Raises as `remove` and
+        `put_batch`.
         """
         operation = self._operations.replace(
             keys, values, namespace=namespace, parents=parents, force=force, ack=ack, deadline_s=deadline_s
@@ -132,38 +139,42 @@ class AsyncClient(BaseClient):
 
     @timed_async
     async def flush(self, *, deadline_s: float | None = None) -> None:
-        """Come back when the cluster knows everything that this client has put so far: it is durable at the master.
+        """Wait until everything that this client has put is committed to the directory, and durable there.
 
-        Raises DeadlineExceeded: some of it is not yet, and stays where it is. Raises Unavailable: a node that took puts is gone, and
-        with it what the cluster did not know (told once), or cannot be reached.
+        Raises DeadlineExceeded: some puts are not committed yet, and stay where they are. Raises Unavailable: a node
+        was lost with uncommitted blocks (reported once), or is unreachable.
         """
         await self._run(self._operations.flush(deadline_s=deadline_s))
 
     @timed_async
     async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
-        """The value, None on a miss."""
+        """Return the value, or None on a miss."""
         return (await self._run(self._operations.get([key], deadline_s=deadline_s)))[0]
 
     @timed_async
     async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
-        """The values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is damaged."""
+        """Return the values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is
+        damaged."""
         return await self._run(self._operations.get(keys, deadline_s=deadline_s))
 
     @timed_async
     async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
-        """Read a value into the writable `buffer`, or over those of a list: its size in bytes, None on a miss. Raises InvalidArgument
-        if there is too little room."""
+        """Read a value into the writable `buffer`, or across a list of buffers: its size in bytes, None on a miss.
+
+        Raises InvalidArgument if the value does not fit.
+        """
         return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
 
     @timed_async
     async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
-        """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer may be written.
+        """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer
+        may be written.
 
-        Each may be a list of buffers, over which the value goes in order. `buffers` may be one C-contiguous array or CPU tensor: its rows
-        are the buffers then, and cost no object each.
+        A buffer may be a list of buffers, filled in order. `buffers` may be one C-contiguous array or CPU tensor, whose
+        rows are the buffers, without an object per row.
 
-        Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an error the
-        content of all the buffers is undefined.
+        Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an
+        error the content of all buffers is undefined.
         """
         return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
 
@@ -171,9 +182,11 @@ class AsyncClient(BaseClient):
     async def get_each_into(
         self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
-        """As `get_batch_into`, with a result a key in place of an exception: the size, None on a miss, else what was wrong: InvalidArgument
-        for a key that is none or a buffer that is too small, ChecksumMismatch, DeadlineExceeded, ... The content of a buffer whose key
-        has no size for a result is undefined. Raises for what concerns no key: `deadline_s`, Forked.
+        """As `get_batch_into`, with a result per key instead of an exception: the size, None on a miss, else the error.
+
+        Errors are InvalidArgument for a malformed key or a buffer that is too small, ChecksumMismatch,
+        DeadlineExceeded, ... A buffer's content is undefined unless its result is a size. Raises for `deadline_s`, and
+        Forked.
         """
         return await self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
 
@@ -181,45 +194,49 @@ class AsyncClient(BaseClient):
     async def get_ranges_into(
         self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
-        """Fill each buffer with what stands in the value of its key from its offset on, in bytes: results as `get_each_into`, the size
-        being the buffer's, and InvalidArgument where the value ends before. A key may be named several times, for several ranges.
+        """Fill each buffer from the value of its key, starting at an offset in bytes. Results as `get_each_into`.
 
-        Of values in the DRAM of this host only the ranges are copied. All others are brought here whole, each once, and checked first.
+        The size is the buffer's; InvalidArgument if the value ends before. A key may be repeated for several ranges.
+        Only the ranges of local values in DRAM are copied; other values are fetched whole, once each, and verified.
         """
         return await self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> AsyncView:
-        """Look at a value without copying it: `async with client.view(key) as memory`. See AsyncView."""
+        """View of a value without a copy: `async with client.view(key) as memory`. See AsyncView."""
         return AsyncView(self._operations, self._run, key, deadline_s)
 
     async def ping(self, *, deadline_s: float | None = None) -> float:
-        """Seconds that the master which owns the catalog takes to answer, the connection included where there is none yet."""
+        """Round-trip time in seconds to the masters that own the catalog, including a connection if none is open."""
         begin_s = time.perf_counter()
         await self._run(self._operations.ping(deadline_s=deadline_s))
         return time.perf_counter() - begin_s
 
     async def status(self, *, deadline_s: float | None = None) -> dict[str, Any]:
-        """As `Client.status`; asked in a thread."""
-        return await asyncio.to_thread(cluster_status, self._operations.settings, await self._run(self._operations.asking(deadline_s)))
+        """As `Client.status`; runs in a thread."""
+        return await asyncio.to_thread(
+            cluster_status, self._operations.settings, await self._run(self._operations.begin_control_call(deadline_s))
+        )
 
     async def keys(self, namespace: Any = None, *, limit: int | None = None, deadline_s: float | None = None) -> list[bytes]:
-        """As `Client.keys`; asked in a thread."""
-        deadline = await self._run(self._operations.asking(deadline_s))
+        """As `Client.keys`; runs in a thread."""
+        deadline = await self._run(self._operations.begin_control_call(deadline_s))
         return await asyncio.to_thread(stored_keys, self._operations.settings, deadline, namespace, limit)
 
     @timed_async
     async def exists(self, key: bytes, *, hold: Hold | None = None, deadline_s: float | None = None) -> bool:
-        """Can the block be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
+        """Return whether the block is readable now. A lookup does not protect it from eviction, unless with a `hold`: see
+        `match_prefix`."""
         return (await self._run(self._operations.exists([key], deadline_s=deadline_s, hold=hold)))[0]
 
     @timed_async
     async def exists_batch(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> list[bool]:
-        """Which of the blocks can be read now? Asking keeps no block alive, unless in the name of a `hold`: see `match_prefix`."""
+        """Return which blocks are readable now. A lookup does not protect them from eviction, unless with a `hold`: see
+        `match_prefix`."""
         return await self._run(self._operations.exists(keys, deadline_s=deadline_s, hold=hold))
 
     @timed_async
     async def match_prefix(self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None) -> int:
-        """How many of the blocks, from the first on without a gap, can be read now? `hold`: see `Client.match_prefix`."""
+        """Return the number of leading blocks that are readable now. `hold`: see `Client.match_prefix`."""
         return await self._run(self._operations.match_prefix(keys, deadline_s=deadline_s, hold=hold))
 
     @timed_async
@@ -229,23 +246,25 @@ class AsyncClient(BaseClient):
 
     @timed_async
     async def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:
-        """The replicas of each block, [] for a miss."""
+        """Return the replicas of each block, [] for a miss."""
         return await self._run(self._operations.locate(keys, deadline_s=deadline_s))
 
     @timed_async
     async def remove(self, keys: Sequence[bytes], force: bool = False, *, deadline_s: float | None = None) -> int:
-        """Delete blocks everywhere; how many were there and are gone, each counted once. Pinned and leased ones stay unless `force`."""
+        """Delete blocks everywhere; return how many existed, each counted once. Pinned and leased ones stay unless
+        `force`."""
         return await self._run(self._operations.remove(keys, force=force, deadline_s=deadline_s))
 
     @timed_async
     async def remove_matching(
         self, *, namespace: Any = None, pattern: str | None = None, force: bool = False, deadline_s: float | None = None
     ) -> int:
-        """Delete the tenant's blocks of a namespace, or those whose keys match a pattern, or both: how many were there and are gone.
+        """Delete the tenant's blocks of a namespace, or with keys that match a pattern, or both; return how many were
+        deleted.
 
-        In a pattern `*` stands for any bytes of the key, `?` for any one, `[abc]` for one of those; the rest is taken as UTF-8. One
-        message: the master looks through its directory, and stops at the deadline. Pinned and leased blocks stay unless `force`, and so
-        may what is put meanwhile. Raises InvalidArgument for neither a namespace nor a pattern.
+        In a pattern `*` matches any bytes, `?` any one byte, `[abc]` one of those; the rest is UTF-8. The master scans
+        its directory, and stops at the deadline. Pinned and leased blocks stay unless `force`; blocks put meanwhile may
+        stay. Raises InvalidArgument without namespace and pattern.
         """
         return await self._run(self._operations.remove_matching(namespace, pattern, force=force, deadline_s=deadline_s))
 
@@ -257,27 +276,27 @@ class AsyncClient(BaseClient):
     async def pin(self, keys: Sequence[bytes], *, ttl_s: float | None = None, deadline_s: float | None = None) -> list[bool]:
         """Keep blocks from eviction until `unpin`; True for each that is there.
 
-        With `ttl_s` the pin ends by itself after that time, or as soon as a master is there again. It shortens no other pin: of several
-        with an end the last one counts, and one without stays.
+        With `ttl_s` the pin expires after that time, or once a master is available again. It shortens no other pin:
+        among pins with a ttl the last one counts, and one without a ttl stays.
         """
         return await self._run(self._operations.pin(keys, pinned=True, deadline_s=deadline_s, ttl_s=ttl_s))
 
     @timed_async
     async def unpin(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bool]:
-        """Let blocks be evicted again; True for each that is there."""
+        """Allow eviction again; True for each block that is there."""
         return await self._run(self._operations.pin(keys, pinned=False, deadline_s=deadline_s))
 
     async def shared_memory(self, *, deadline_s: float | None = None) -> dict[str, str]:
-        """The nodes of this host by name, and for each why this client does not reach it through shared memory: "" where it does."""
+        """Local nodes by name, with the reason why shared memory is not used, "" if it is."""
         return await self._run(self._operations.shared_memory(deadline_s))
 
     async def close(self) -> None:
-        """Hang up; later calls raise Closed. Views must be over. A second close is a no-op.
+        """Close all connections; later calls raise Closed. Views must have ended. A second close is a no-op.
 
-        What a cancelled put had reserved is given back first, if a master answers soon.
+        Reservations of a cancelled put are cancelled first, if a master replies soon.
         """
         if self._operations.is_forked:
-            return  # what there is to close is the other process's
+            return  # the connections are the parent process's
         await self._driver.close()
         self._operations.close()
         if self.tracing is not None:

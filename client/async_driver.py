@@ -1,5 +1,5 @@
-"""Carries out an asyncio client's operations, effect by effect, over its pool of asynchronous channels. Large work goes to a thread; of
-several operations at once each has a task."""
+"""Runs an asyncio client's operations, effect by effect, on a pool of asynchronous channels. Large work runs in
+threads; gathered operations run as tasks."""
 
 import asyncio
 import contextlib
@@ -30,20 +30,22 @@ from kvstore.rpc.client.async_connection_pool import AsyncPool
 from kvstore.transfer.memory.signal_safety import Gate
 
 INLINE_WORK_BYTES: Final = 256 << 10
-"""Copies up to this size, some 30 us, cost less on the event loop than the way to a thread and back."""
+"""Copies up to this size, some 30 us, cost less on the event loop than a thread switch."""
 
 
 async def carry_out(effect: RunInThreadEffect) -> Any:
-    """Small work here, large work in a thread. A cancelled caller waits for it, and so does one that is dropped (its loop was stopped
-    by a signal): the memory that the work uses is given back right after. Where no thread can be had the loop does it, as a blocking
-    client's thread would."""
+    """Run small work here, large work in a thread.
+
+    A cancelled caller waits for the work, because its memory is reused right after; so does one whose loop was stopped
+    by a signal. Without a thread, the work runs on the loop.
+    """
     if effect.size_bytes <= INLINE_WORK_BYTES:
         return effect.function()
     gate = Gate()
     results: list[Any] = []
     working: asyncio.Future[bool] | None = None
     try:
-        with contextlib.suppress(RuntimeError):  # the system has none, or the executor takes nothing more
+        with contextlib.suppress(RuntimeError):  # no thread available, or the executor is shut down
             working = asyncio.get_running_loop().run_in_executor(None, gate.run_inside, lambda: results.append(effect.function()))
         if working is not None:
             await _wait_for(working)
@@ -53,7 +55,7 @@ async def carry_out(effect: RunInThreadEffect) -> Any:
 
 
 async def _wait_for(working: asyncio.Future[bool]) -> None:
-    """To its end, also when cancelled, however often."""
+    """Wait for the end, however often cancelled."""
     try:
         await asyncio.shield(working)
     except asyncio.CancelledError:
@@ -63,15 +65,17 @@ async def _wait_for(working: asyncio.Future[bool]) -> None:
         raise
 
 
-async def run_together(operations: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Their results, in order, each in a task of its own. The first error cancels the others, as being cancelled does all, and is raised
-    once they have ended."""
+async def run_gathered(operations: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run the coroutines as tasks: their results, in order.
+
+    The first error, or a cancellation, cancels the others; it is raised once all have ended.
+    """
     tasks = [asyncio.ensure_future(operation) for operation in operations]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
-            task.cancel()  # once: what it has to give back is not to be interrupted too
+            task.cancel()  # once, so that its cleanup is not interrupted
         while not all(task.done() for task in tasks):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait(tasks)
@@ -85,18 +89,18 @@ T = TypeVar("T")
 
 
 class AsyncDriver:
-    """Tasks of one event loop may share it."""
+    """Runs operations of one AsyncClient. Tasks of one event loop may share it."""
 
     def __init__(self, operations: Operations) -> None:
-        """Does no I/O: channels are opened when effects want them."""
+        """Does no I/O: channels are opened by effects."""
         self._reservations = operations.resources.reservations
         self._pool = AsyncPool(operations.hello, operations.settings, tls=operations.resources.tls)
-        self._tidying: asyncio.Task[None] | None = None
-        self._aside: set[asyncio.Task[None]] = set()
-        """Operations that nobody waits for."""
+        self._cleanup: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        """Spawned operations."""
 
     async def run(self, operation: Operation[T]) -> T:
-        """Its result, or what it raises. A cancelled one ends when the copy under way has."""
+        """Run the operation: its result. A cancelled one ends after the copy in progress."""
         try:
             effect = next(operation)
             while True:
@@ -113,21 +117,21 @@ class AsyncDriver:
                 operation.close()
             finally:
                 if self._reservations.unused:
-                    self._tidy()
+                    self._start_cleanup()
 
     async def close(self) -> None:
-        """Hang up. What a cancelled put had reserved is given back first, if a master answers soon."""
-        if self._tidying is not None and not self._tidying.done():
-            await asyncio.wait([self._tidying], timeout=CLEANUP_S)
-        for task in list(self._aside):
+        """Close all connections. Reservations of a cancelled put are cancelled first, if a master replies soon."""
+        if self._cleanup is not None and not self._cleanup.done():
+            await asyncio.wait([self._cleanup], timeout=CLEANUP_S)
+        for task in list(self._background):
             task.cancel()
         self._pool.close()
 
-    def _tidy(self) -> None:
-        """Give back what a cancelled put had reserved, in a task of its own: whoever cancelled it does not wait for daemons."""
-        with contextlib.suppress(RuntimeError):  # the loop is gone: so are its connections
-            if asyncio.get_running_loop() and (self._tidying is None or self._tidying.done()):
-                self._tidying = asyncio.create_task(self.run(self._reservations.give_up_unused()))
+    def _start_cleanup(self) -> None:
+        """Cancel reservations of cancelled puts, in a task, so that the canceller does not wait for daemons."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the connections
+            if asyncio.get_running_loop() and (self._cleanup is None or self._cleanup.done()):
+                self._cleanup = asyncio.create_task(self.run(self._reservations.cancel_all_unused()))
 
     async def _do(self, effect: Effect) -> Any:
         match effect:
@@ -153,11 +157,11 @@ class AsyncDriver:
                 return await asyncio.sleep(effect.seconds)
             case SpawnEffect():
                 task = asyncio.create_task(self.run(effect.operation))
-                self._aside.add(task)
-                task.add_done_callback(self._aside.discard)
+                self._background.add(task)
+                task.add_done_callback(self._background.discard)
                 return None
             case GatherEffect():
-                return await run_together([self.run(operation) for operation in effect.operations])
+                return await run_gathered([self.run(operation) for operation in effect.operations])
 
 
 def _asynchronous(channel: AnyChannel) -> AsyncChannel:

@@ -1,4 +1,4 @@
-"""What both clients share: their arguments, the operations that they carry out, and the calls that ask nobody."""
+"""Common base of both clients: constructor, settings, and calls without I/O."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BaseClient:
-    """`Client` and `AsyncClient`, but for what drives their operations."""
+    """Base of `Client` and `AsyncClient`, which add a driver of operations."""
 
     def __init__(
         self,
@@ -29,20 +29,18 @@ class BaseClient:
         transfer: TransferSettings | None = None,
         tracing: "TracingSettings | None" = None,
     ) -> None:
-        """Does no I/O: it connects at the first call.
+        """Does no I/O; connects at the first call.
 
         Args:
-            master: `host:port` or `unix:/path`, or several, in a list or separated by commas: the one that owns the catalog is asked,
-                which the others name.
-            tenant: whose blocks are seen; `token`, or the certificate of `settings`, proves it.
-            deadline_s: the time for one call, unless it names its own.
+            master: `host:port` or `unix:/path`, or several, as a list or separated by commas. The owner of the catalog is found among them.
+            tenant: owner of the blocks; `token`, or the certificate of `settings`, proves it.
+            deadline_s: default time for one call.
             settings: all of these and TLS, connections, leases and limits.
-            transfer: how values move: transports, rails and limits of the transfer engine.
-            tracing: where spans of the calls go, if anywhere (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
-                names say.
+            transfer: transports, rails and limits of the transfer engine.
+            tracing: collector of spans (docs/tracing.md). None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG names.
 
-        What neither an argument nor `settings` gives is read where the command line reads it: KVSTORE_CLIENT_* (KVSTORE_MASTER), then
-        [client] of the file that KVSTORE_CONFIG names, then the default. Raises InvalidArgument: malformed, or an argument differs from
+        Values missing from arguments and `settings` come from KVSTORE_CLIENT_* (KVSTORE_MASTER), then [client] of the
+        file that KVSTORE_CONFIG names, then the default. Raises InvalidArgument: malformed, or an argument differs from
         `settings`. Raises ConfigError: a variable, the file or a certificate cannot be used.
         """
         check_arguments(master, tenant, token, deadline_s)
@@ -53,10 +51,10 @@ class BaseClient:
         self._timings = Timings()
         self._connect()
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
-        """Makes spans of the calls; None: nothing is traced."""
+        """Creates spans of the calls; None: tracing is off."""
 
     def _connect(self) -> None:
-        """Make the driver of the operations. Does no I/O."""
+        """Create the driver. Does no I/O."""
         raise NotImplementedError
 
     @property
@@ -65,24 +63,29 @@ class BaseClient:
         return self._operations.settings
 
     def register(self, buffer: Any, *, location: str = "") -> RegisteredMemory:
-        """Have the transfer engine know a buffer for good, until the result is closed, instead of for each call that reads into it or
-        writes from it, or from any part of it: worth it for a pool of blocks where values come from other hosts by RDMA.
+        """Register a buffer with the transfer engine until the result is closed, instead of per transfer. Sends
+        nothing.
 
-        The buffer (a numpy array, a CPU tensor, any writable or constant buffer, of any size) must stay as long. `location` is where
-        it lies, "cpu:N" with its NUMA node, by default where its first page is: rails near it are preferred. Asks nobody. Raises
-        InvalidArgument (no memory of this host, or some of it is registered already), Closed, Forked.
+        Worthwhile for a pool of blocks that is filled by RDMA. Any part of the buffer may be read into or written from.
+        The buffer (numpy array, CPU tensor, or any other buffer, of any size) must stay allocated. `location` is its
+        NUMA node, "cpu:N"; by default that of its first page. Rails near it are preferred. Raises InvalidArgument (no
+        host memory, or partly registered already), Closed, Forked.
         """
         return self._operations.register(buffer, location)
 
     def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which of the blocks can be read on this host, as far as its nodes show them in shared memory? Asks nobody and never waits: for
-        when nobody answers. False is said of all others, and of all where this client has read nothing here yet."""
+        """Return which blocks are readable through shared memory on this host. Sends nothing and never blocks.
+
+        False for all other blocks, and for all before this client's first read here. Useful while the cluster is
+        unreachable.
+        """
         return self._operations.exists_here(keys)
 
     def metrics(self) -> ClientMetrics:
-        """What this client measures, for a registry of prometheus_client: `client.metrics().register()` (docs/metrics.md)."""
+        """Metrics of this client for a registry of prometheus_client: `client.metrics().register()`
+        (docs/metrics.md)."""
         return ClientMetrics(self.stats, self._timings, self.tracing)
 
     def stats(self) -> ClientStats:
-        """What this client did so far. Asks nobody."""
+        """Counters of this client. Sends nothing."""
         return self._operations.stats()

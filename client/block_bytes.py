@@ -1,7 +1,8 @@
-"""The bytes that stand for a trace's block: made from its id alone, so that a reader knows what must come back.
+"""Contents of synthetic blocks, derived from the block id alone, so that a reader can verify them.
 
-Word j of a block is mix(id) xor (j * odd constant). `mix` permutes the 64-bit numbers and xor keeps them apart: two blocks differ in
-every word, and no two words of one block are equal, so a swapped, torn, shifted or stale block cannot pass. Made at memory speed.
+Word j of a block is mix(id) xor (j * odd constant). `mix` is a permutation of 64-bit numbers, so two blocks differ in
+every word, and no two words of one block are equal. A swapped, torn, shifted or stale block is detected. Generated at
+memory speed.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ Words = NDArray[np.uint64]
 
 
 class BlockArena:
-    """Room for `blocks` blocks that are read or made at once. `views[i]` is the memory of block i, without its padding."""
+    """Memory for `blocks` blocks that are read or generated at once. `views[i]` is block i, without padding."""
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
         """Raises InvalidArgument for a size below 1."""
@@ -39,11 +40,11 @@ class BlockArena:
         return len(self.views)
 
     def make(self, ids: Sequence[int]) -> None:
-        """Fill the first blocks with the bytes of `ids`."""
+        """Fill the first blocks with the contents of `ids`."""
         np.bitwise_xor(mix(ids)[:, None], self._offsets[None, :], out=self._words[: len(ids)])
 
     def wrong_bytes(self, expected: "BlockArena", count: int) -> NDArray[np.int64]:
-        """For each of the first `count` blocks, how many of its bytes are not `expected`'s."""
+        """Number of bytes that differ from `expected`, for each of the first `count` blocks."""
         if self._bytes.shape[1] % WORD_BYTES == 0:
             same = (self._words[:count] == expected._words[:count]).all(axis=1)
             if same.all():
@@ -61,5 +62,5 @@ def mix(ids: Sequence[int]) -> Words:
 
 
 def block_key(block_id: int, block_bytes: int) -> bytes:
-    """The key of a trace's block: 16 bytes. The size is part of it: a replay with other blocks must not find these."""
+    """16-byte key of a trace's block. The block size is part of it, so that replays with other sizes do not collide."""
     return xxhash.xxh3_128_digest(b"kvstore replay" + block_bytes.to_bytes(8, "little") + block_id.to_bytes(8, "little"))

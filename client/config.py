@@ -15,7 +15,7 @@ SECTION: Final = "client"
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings(TlsSettings):
-    """Where the masters are, and how this client uses its connections and memory."""
+    """Settings of one client: masters, credentials, connections, leases and limits."""
 
     master: str = shared_settings.MASTER()
     tenant: str = shared_settings.TENANT()
@@ -24,66 +24,68 @@ class ClientSettings(TlsSettings):
     deadline_s: float = setting(10.0, "Time for one operation, its retries included.", minimum=0.001, maximum=3600)
     ack: str = setting(
         "node",
-        "When a put is answered: `node` once this host's node holds the block, of which the cluster hears within milliseconds; `cluster` "
-        "once all can read it. Where this host has no node, `node` is the one of another host that the master last chose for that size, up "
-        "to 64 KiB; larger values are answered as by `cluster`.",
+        "When a put is acknowledged: `node` once this host's node holds the block, which is committed within milliseconds; `cluster` "
+        "once all clients can read it. Without a node on this host, `node` is the node that the master last chose for that size, up "
+        "to 64 KiB; larger values are acknowledged as by `cluster`.",
         choices=("node", "cluster"),
     )
     copy_threads: int = setting(0, "Threads that copy a large batch; 0: one a processor, 4 at most.", minimum=0, maximum=64)
     use_index: bool = setting(
-        True, "Find blocks of nodes on this host in shared memory, without asking. Off: every read is a message, as on another host."
+        True, "Read blocks of nodes on this host through shared memory, without a message. Off: every read is a message."
     )
     verify_all: bool = setting(
         False,
-        "Compare everything that is read in shared memory with its checksum: large values, batches, and views as they are opened. A bit "
-        "that this host's memory has changed is then no hit. It costs a hash of each value, about half as long as its copy.",
+        "Verify the checksum of everything read in shared memory: large values, batches, and views when opened. A bit flip in this "
+        "host's memory then becomes a miss. Costs a hash of each value, about half the time of its copy.",
     )
     busy_poll_us: int = shared_settings.BUSY_POLL_US()
     connect_timeout_s: float = constant(2.0)
-    """Time for one attempt to connect, so that another address can still be tried."""
+    """Time for one connection attempt, so that another address can be tried."""
     owner_patience_s: float = constant(1.0)
-    """Where several masters are known: one that has not answered what was asked for so long has the others asked which of them owns the
-    catalog, again after each quarter of that; once another one does, that one is asked. What changes something waits for its answer."""
+    """With several masters: time without a reply after which the other masters are asked for the owner, and again after
+    each quarter of it. A retriable request moves to a new owner; other requests wait for their reply."""
     owner_retry_s: float = constant(0.05)
-    """Where several masters are known: pause before they are asked again which of them owns the catalog, while none does; doubles up to
+    """With several masters: first pause before they are asked for the owner again while there is none; doubles up to
     eight times that. The call waits until its deadline."""
     put_inline_bytes: int = constant(64 << 10)
-    """Up to this many bytes, of one value or of a batch's small ones together, are written through the socket even on the same host: it
-    saves a round trip."""
+    """Largest value, or sum of a batch's small values, that is sent with the message even to a local node: it saves a
+    round trip."""
     get_inline_bytes: int = constant(16 << 10)
-    """Values up to this size are read through the socket even on the same host: it saves a lease."""
+    """Largest value that a local node sends in its reply: it saves a lease."""
     frame_bytes: int = constant(64 << 20)
-    """Values that one message moves; larger batches are cut."""
+    """Values in one message; larger batches are split."""
     engine_min_bytes: int = constant(1 << 20)
-    """Batches from or to a node of another host go by the transfer engine from this size on; smaller ones along with the message."""
+    """Smallest batch to or from a remote node that uses the transfer engine; smaller ones travel with the message."""
     max_hints: int = constant(262_144)
-    """Blocks whose place is remembered: some 50 MB."""
+    """Capacity of the location cache, in blocks: some 50 MB."""
     view_lease_s: float = constant(30.0)
-    """How long a view may stay open for which the node had to be asked."""
+    """Lease of a view that needed a request to the node."""
     read_lease_s: float = constant(10.0)
-    """How long a copy out of shared memory may take."""
+    """Lease of a copy out of shared memory."""
     verify_bytes: int = constant(64 << 10)
-    """Single values up to this size that are read in shared memory are compared with their checksum: the hash takes little beside the call.
-    Larger ones are where the processor may change the order of loads (not x86-64)."""
+    """Largest single value read in shared memory that is verified by default: the hash is cheap beside the call. All
+    values are verified on processors that may reorder loads (not x86-64)."""
     max_channels: int = constant(1024)
-    """Connections to one daemon, half of the descriptors that the process may have (RLIMIT_NOFILE) at most; an open view holds one, and on
-    a node's own host its index does. Threads and tasks beyond it wait in turn."""
+    """Connections to one daemon, at most half of RLIMIT_NOFILE. An open view holds one, and so does the index of a
+    local node. Further threads and tasks queue."""
     peer_timeout_s: float = constant(PEER_TIMEOUT_S)
-    """An unused connection over TCP is closed when its daemon's host acknowledges nothing for about this long."""
+    """Keepalive timeout: an idle TCP connection is closed when the peer's host acknowledges nothing for about this
+    long."""
     idle_ttl_s: float = constant(60.0)
-    """Connections unused for this long are closed."""
+    """Idle connections are closed after this time."""
     is_loaded: bool = loaded_mark()
-    """These are complete: a client reads neither environment nor file for what has its default here."""
+    """The settings are complete: a client reads neither environment nor file for fields with their default."""
 
 
 def resolve_settings(
     settings: ClientSettings | None, *, master: str | Sequence[str] | None, tenant: str | None, token: str | None, deadline_s: float | None
 ) -> ClientSettings:
-    """Settings of one client, each from its strongest source: the arguments (None: not given), then `settings`, then KVSTORE_CLIENT_* and
-    KVSTORE_MASTER, then [client] of the file that KVSTORE_CONFIG names, then the default.
+    """Settings of one client, each from its strongest source: arguments (None: not given), `settings`, KVSTORE_CLIENT_*
+    and KVSTORE_MASTER, [client] of the file that KVSTORE_CONFIG names, the default.
 
-    A field of `settings` that has its default counts as not given, unless `load_settings` made them or `is_loaded` is set: then no other
-    source is read. Raises InvalidArgument: an argument differs from `settings`. Raises ConfigError: a variable or the file is malformed.
+    A field of `settings` with its default counts as not given, unless `load_settings` made them or `is_loaded` is set:
+    then no other source is read. Raises InvalidArgument: an argument differs from `settings`. Raises ConfigError: a
+    variable or the file is malformed.
     """
     addresses = master if isinstance(master, str) or master is None else ",".join(master)
     given = {"master": addresses, "tenant": tenant, "token": token, "deadline_s": deadline_s}
@@ -104,6 +106,6 @@ def _chosen(settings: ClientSettings) -> dict[str, Any]:
 
 
 def _refuse(name: str, argument: object, in_settings: object) -> NoReturn:
-    """Tokens are not shown."""
+    """Raise InvalidArgument, without showing tokens."""
     values = "" if name == "token" else f" ({argument!r} and {in_settings!r})"
     raise InvalidArgument(f"{name} is given twice, as an argument and in settings, with different values{values}: give it once")

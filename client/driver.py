@@ -1,8 +1,8 @@
-"""Carries out a blocking client's operations, effect by effect, over its pool of channels.
+"""Runs a blocking client's operations, effect by effect, on a pool of channels.
 
-Several operations at once run in one thread: while one waits for its peer the others go on. Each is driven as it would be alone. What waits
-for a peer is begun and left: a question is sent and its answer taken when it comes, values are read as they come, copies of the transfer
-engine are made by its own threads. All else is carried out on the spot.
+Gathered operations run in one thread: while one waits for its peer, the others proceed. An effect that waits for a peer
+is started and polled: a request and its reply, payloads, copies by the transfer engine's threads. All other effects run
+at once, and block.
 """
 
 import os
@@ -45,29 +45,32 @@ if TYPE_CHECKING:
 
 
 Do = Callable[[Effect], Any]
-"""Carries out an effect and gives its result, or raises."""
+"""Runs an effect: its result, or raises."""
 LONGEST_POLL_MS: Final = 60_000
 
 
-def run_together(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
-    """Their results, in order. The first error ends them all, and so does whatever a signal handler raises: it is raised once nothing of
-    theirs moves any more."""
-    bell = _Waker()
-    parts = [_RunningOperation(operation, do, bell) for operation in operations]
+def run_gathered(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
+    """Run operations concurrently in this thread: their results, in order.
+
+    The first error ends all of them, as does an exception of a signal handler. It is raised once nothing of them is in
+    flight.
+    """
+    waker = _Waker()
+    parts = [_RunningOperation(operation, do, waker) for operation in operations]
     try:
         for part in parts:
-            part.advance()  # as far as its first question: who has to connect for it may be interrupted as ever
+            part.advance()  # up to its first request: connecting for it can be interrupted by signals
         with Shield() as shield:
-            shield.cancels(bell.ring)
+            shield.cancels(waker.wake)
             try:
                 while shield.raised is None and (waiting := [part for part in parts if part.wait is not None]):
-                    _next_round(waiting, bell)
+                    _next_round(waiting, waker)
             finally:
                 for part in parts:
                     try:
                         part.abandon()
-                    except BaseException as error:  # of a handler that struck in there: the others are to be abandoned all the same
-                        shield.defer(error)
+                    except BaseException as error:  # of a signal handler: the others must be abandoned as well
+                        shield.keep(error)
     finally:
         for part in parts:
             part.operation.close()
@@ -75,31 +78,31 @@ def run_together(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
 
 
 class _Waker:
-    """Wakes the thread that polls. It lives as long as anyone may ring it."""
+    """Wakes the polling thread, through an eventfd that lives as long as its last user."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def ring(self, _: object = None) -> None:
+    def wake(self, _: object = None) -> None:
         os.eventfd_write(self.fd, 1)
 
     def __del__(self) -> None:
         os.close(self.fd)
 
 
-def _next_round(waiting: "Sequence[_RunningOperation]", bell: _Waker) -> None:
-    """Wait until a peer has said something, copies are over, or a deadline is; and go on with those whom it concerns."""
+def _next_round(waiting: "Sequence[_RunningOperation]", waker: _Waker) -> None:
+    """Poll until a peer replies, copies end or a deadline passes; then advance the operations concerned."""
     waits = [(part, part.wait) for part in waiting if part.wait is not None]
     poll = select.poll()
-    poll.register(bell.fd, select.POLLIN)
+    poll.register(waker.fd, select.POLLIN)
     for _, wait in waits:
         if wait.fd >= 0:
             poll.register(wait.fd, select.POLLIN)
     left_ns = min(wait.until_ns for _, wait in waits) - time.monotonic_ns()
     is_ready = any(wait.is_ready for _, wait in waits)
     ready = {fd for fd, _ in poll.poll(0 if is_ready else min(LONGEST_POLL_MS, max(0, left_ns) // 1_000_000 + 1))}
-    if bell.fd in ready:
-        os.eventfd_read(bell.fd)
+    if waker.fd in ready:
+        os.eventfd_read(waker.fd)
     for part, wait in waits:
         if wait.is_ready or wait.fd in ready:
             part.proceed(wait.proceed)
@@ -108,17 +111,17 @@ def _next_round(waiting: "Sequence[_RunningOperation]", bell: _Waker) -> None:
 
 
 class _RunningOperation:
-    """One operation: `wait` is what it waits for, None once it is over."""
+    """One gathered operation. `wait` is its pending effect, None once it is over."""
 
-    def __init__(self, operation: Operation[Any], do: Do, bell: _Waker) -> None:
+    def __init__(self, operation: Operation[Any], do: Do, waker: _Waker) -> None:
         self.operation = operation
         self.wait: _Wait | None = None
         self.result: Any = None
         self._do = do
-        self._bell = bell
+        self._waker = waker
 
     def proceed(self, step: Callable[[], Any]) -> None:
-        """Take a step of its wait, and go on if that was the last. Raises what the operation raises."""
+        """Take a step of the pending effect, and continue if it is complete. Raises what the operation raises."""
         try:
             result = step()
         except BaseException as error:
@@ -128,12 +131,12 @@ class _RunningOperation:
                 self.advance(result)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: return when nothing of it moves."""
+        """Stop waiting; returns when nothing of it is in flight."""
         if self.wait is not None:
             self.wait.abandon()
 
     def advance(self, result: Any = None, error: BaseException | None = None) -> None:
-        """Go on as far as the next wait. Raises what the operation raises."""
+        """Run until the next pending effect. Raises what the operation raises."""
         self.wait = None
         while self.wait is None:
             try:
@@ -142,7 +145,7 @@ class _RunningOperation:
                 self.result = end.value
                 return
             finally:
-                error = None  # its traceback has this frame
+                error = None  # its traceback refers to this frame
             try:
                 self.wait = self._begin(effect)
                 result, error = None if self.wait is not None else self._do(effect), None
@@ -158,7 +161,7 @@ class _RunningOperation:
             case ReadPayloadEffect():
                 return _ValuesWait(effect)
             case TransferEffect():
-                return _CopiesWait(effect, self._bell)
+                return _CopiesWait(effect, self._waker)
         return None
 
 
@@ -166,7 +169,7 @@ _NOT_YET: Final = object()
 
 
 class _Wait(ABC):
-    """What an operation waits for. `is_ready`: it can proceed whatever is polled; `fd` is polled, if it is one."""
+    """A pending effect. `is_ready`: it can proceed without polling; `fd` is polled, unless -1."""
 
     fd = -1
     is_ready = False
@@ -177,18 +180,18 @@ class _Wait(ABC):
 
     @abstractmethod
     def proceed(self) -> Any:
-        """Take what has come: the effect's result, or _NOT_YET. Raises as the effect does."""
+        """Take what has arrived: the effect's result, or _NOT_YET. Raises as the effect."""
 
     @abstractmethod
     def expire(self) -> Any:
-        """The deadline is over: as `proceed`."""
+        """As `proceed`, after the deadline."""
 
     def abandon(self) -> None:
-        """Nobody waits any more: return when nothing moves."""
+        """Stop waiting; returns when nothing is in flight."""
 
 
 class _ChannelWait(_Wait):
-    """For what comes by a channel."""
+    """Wait for data on a channel."""
 
     def __init__(self, channel: Channel, deadline: Deadline) -> None:
         super().__init__(deadline)
@@ -201,10 +204,10 @@ class _ChannelWait(_Wait):
 
 
 class _AnswerWait(_ChannelWait):
-    """For the answer to a question."""
+    """Wait for the reply to a request."""
 
     def __init__(self, ask: RequestEffect) -> None:
-        """Asks it, and raises as the effect does."""
+        """Send the request; raises as the effect."""
         channel = cast(Channel, ask.channel)
         channel.ask(ask.message, ask.deadline, ask.payload)
         super().__init__(channel, ask.deadline)
@@ -216,12 +219,12 @@ class _AnswerWait(_ChannelWait):
 
 
 class _PatientWait(_ChannelWait):
-    """For the answer to a question sent before, which may be awaited further."""
+    """Wait for a reply that may be awaited again after its deadline."""
 
     def __init__(self, awaiting: ReceiveEffect) -> None:
         super().__init__(cast(Channel, awaiting.channel), awaiting.until)
         self._kind = awaiting.answer
-        self.is_ready = True  # it may have come already
+        self.is_ready = True  # the reply may have arrived already
 
     def proceed(self) -> Any:
         self.is_ready = False
@@ -229,16 +232,16 @@ class _PatientWait(_ChannelWait):
         return _NOT_YET if answer is None else answer
 
     def expire(self) -> None:
-        """The operation is told that there is no answer yet."""
+        """Result None: no reply yet."""
 
 
 class _ValuesWait(_ChannelWait):
-    """For an answer's values."""
+    """Wait for a reply's payload."""
 
     def __init__(self, fill: ReadPayloadEffect) -> None:
         super().__init__(cast(Channel, fill.channel), fill.deadline)
         self._pending: deque[memoryview] = self._channel.values_into(fill.destinations)
-        self.is_ready = True  # some may have come along with the answer
+        self.is_ready = True  # some may have arrived with the reply
 
     def proceed(self) -> Any:
         self.is_ready = False
@@ -246,12 +249,12 @@ class _ValuesWait(_ChannelWait):
 
 
 class _CopiesWait(_Wait):
-    """For copies by the transfer engine. They begin with the first `proceed`."""
+    """Wait for copies by the transfer engine, which begin with the first `proceed`."""
 
-    def __init__(self, move: TransferEffect, bell: _Waker) -> None:
+    def __init__(self, move: TransferEffect, waker: _Waker) -> None:
         super().__init__(move.deadline)
         self._move = move
-        self._bell = bell
+        self._waker = waker
         self._transfer: Transfer | None = None
 
     @property
@@ -261,13 +264,13 @@ class _CopiesWait(_Wait):
     def proceed(self) -> Any:
         if self._transfer is None:
             move = self._move
-            self._transfer = move.engine.submit(move.copies, deadline_s=self._deadline.left_s(), on_done=self._bell.ring)
+            self._transfer = move.engine.submit(move.copies, deadline_s=self._deadline.left_s(), on_done=self._waker.wake)
             return _NOT_YET
         self._transfer.check()
         return None
 
     def expire(self) -> Any:
-        """It ends soon, by itself."""
+        """Expire the transfer, which then ends soon."""
         assert self._transfer is not None
         self._transfer.expire()
         self.until_ns += LONGEST_POLL_MS * 1_000_000
@@ -282,52 +285,55 @@ T = TypeVar("T")
 
 
 class Driver:
-    """Threads may share it."""
+    """Runs operations of one Client. Thread-safe."""
 
     def __init__(self, operations: Operations) -> None:
-        """Does no I/O: channels are opened when effects want them."""
+        """Does no I/O: channels are opened by effects."""
         self._reservations = operations.resources.reservations
         resources = operations.resources
         self.pool = ConnectionPool(operations.hello, operations.settings, gil=resources.copier.gil, tls=resources.tls)
-        self._tidying: threading.Lock | None = None
-        """Locked while a thread gives back what an interrupted put had reserved."""
+        self._cleanup: threading.Lock | None = None
+        """Locked while a thread cancels reservations of interrupted puts."""
 
     def run(self, operation: Operation[T]) -> T:
-        """Its result, or what it raises; whatever a signal handler raises comes out once nothing of it moves any more."""
+        """Run the operation: its result. An exception of a signal handler is raised once nothing is in flight."""
         try:
             return drive(operation, self._do)
         finally:
             if self._reservations.unused:
-                self._tidy()
+                self._start_cleanup()
 
     def close(self) -> None:
-        """Hang up. What an interrupted put had reserved is given back first, if a master answers soon."""
-        if (tidying := self._tidying) is not None and tidying.acquire(timeout=CLEANUP_S):
-            tidying.release()
+        """Close all connections. Reservations of an interrupted put are cancelled first, if a master replies soon."""
+        if (cleanup := self._cleanup) is not None and cleanup.acquire(timeout=CLEANUP_S):
+            cleanup.release()
         self.pool.close()
 
-    def _tidy(self) -> None:
-        """Give back what an interrupted put had reserved, in the background: whoever interrupted it does not wait for daemons. One thread
-        is at it at a time, however many calls end meanwhile; where none can be had the next call tries again."""
-        if (tidying := self._tidying) is not None and tidying.locked():
+    def _start_cleanup(self) -> None:
+        """Cancel reservations of interrupted puts in a thread, so that the interrupted caller does not wait for
+        daemons.
+
+        One such thread runs at a time; without a thread the next call tries again.
+        """
+        if (cleanup := self._cleanup) is not None and cleanup.locked():
             return
-        giving_up = self._reservations.give_up_unused()
-        is_at_work = threading.Lock()
-        is_at_work.acquire()
+        cancellation = self._reservations.cancel_all_unused()
+        cleanup_lock = threading.Lock()
+        cleanup_lock.acquire()
 
-        def release() -> None:
+        def cancel_unused() -> None:
             try:
-                self.run(giving_up)
+                self.run(cancellation)
             finally:
-                is_at_work.release()
+                cleanup_lock.release()
 
-        self._tidying = is_at_work  # before the thread is there: its own run ends here, too
+        self._cleanup = cleanup_lock  # before the thread starts: its own `run` ends here, too
         try:
-            begin_thread(release)
+            begin_thread(cancel_unused)
         except RuntimeError:
-            self._tidying = None
-        except BaseException:  # by a signal handler: the thread may be there or not, and two do no harm
-            self._tidying = None
+            self._cleanup = None
+        except BaseException:  # of a signal handler: the thread may have started; a second one is harmless
+            self._cleanup = None
             raise
 
     def _do(self, effect: Effect) -> Any:
@@ -355,7 +361,7 @@ class Driver:
             case SpawnEffect():
                 return begin_thread(partial(self.run, effect.operation))
             case GatherEffect():
-                return run_together(effect.operations, self._do)
+                return run_gathered(effect.operations, self._do)
 
 
 def _blocking(channel: AnyChannel) -> Channel:

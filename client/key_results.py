@@ -1,5 +1,5 @@
-"""Batches with a result a key: what is wrong with one key, its value or its buffer is its result, and the others go on. Sans-I/O: see
-effects.py."""
+"""Batches with a result per key: an error of one key, value or buffer is its result, and the others proceed. Sans-I/O:
+see effects.py."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def check_each(keys: Sequence[bytes], values: Sequence[Any], convert: Callable[[Any], T]) -> list[T | InvalidArgument]:
-    """Each value converted, or what is wrong with it or its key."""
+    """Each converted value, or the error of the value or its key."""
     found: list[T | InvalidArgument] = []
     for key, value in zip(keys, values, strict=True):
         try:
@@ -36,10 +36,10 @@ def put_each(
     *,
     namespace: str,
     parents: Sequence[bytes | None] | None,
-    is_early: bool,
+    acks_at_node: bool,
     deadline: Deadline,
 ) -> Operation[list[bool | KVStoreError]]:
-    """True for each key that this call stored, False for one that was there, else why it was not stored."""
+    """Per key True if stored by this call, False if already there, else the error."""
     checked = check_each(keys, values, as_parts)
     results: list[bool | KVStoreError] = [False if not isinstance(parts, InvalidArgument) else parts for parts in checked]
     sound: dict[int, Parts] = {i: parts for i, parts in enumerate(checked) if not isinstance(parts, InvalidArgument)}
@@ -52,7 +52,7 @@ def put_each(
             Sources([sound[i] for i in batch]),
             namespace=namespace,
             parents=None if parents is None else [parents[i] for i in batch],
-            is_early=is_early,
+            acks_at_node=acks_at_node,
             deadline=deadline,
         )
         found: Sequence[bool | KVStoreError]
@@ -60,7 +60,9 @@ def put_each(
             found = yield from writing.run()
         except KVStoreError as error:
             found = writing.results_after(error)
-            if isinstance(error, InvalidArgument) and len(batch) > 1:  # a value of which a node has no tier that large: which one?
+            if (
+                isinstance(error, InvalidArgument) and len(batch) > 1
+            ):  # a value too large for every tier of a node: retry one by one to find it
                 batches.extend([i] for i, result in zip(batch, found, strict=True) if result is error)
         for i, result in zip(batch, found, strict=True):
             results[i] = result

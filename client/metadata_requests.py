@@ -1,5 +1,5 @@
-"""What a client asks the master without moving values: which blocks are there and where, and to remove, pin or replicate them. Sans-I/O:
-see effects.py."""
+"""Metadata requests to the master: existence, locations, removal, pins and replica targets. Sans-I/O: see
+effects.py."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Final
 
 from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.locations import Location, tier_names
-from kvstore.client.connections.partition_requests import by_partition, of_all
+from kvstore.client.connections.partition_requests import by_partition, for_all_partitions
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.arguments import check_keys, check_ttl
 from kvstore.client.core.effects import Operation, SleepEffect
@@ -31,32 +31,35 @@ from kvstore.rpc.deadline import Deadline
 
 
 class MetadataOperations:
-    """All raise InvalidArgument for keys that are none, and as Daemons.ask_master. What this client put before and the cluster does not
-    know yet is waited for: by removes and pins as long as it takes, by the others, if they ask for it, for a moment."""
+    """Metadata requests of one client.
+
+    All raise InvalidArgument for malformed keys, and as `call_master`. They wait for uncommitted puts of this client:
+    removes and pins until the commit, lookups that may concern them only briefly.
+    """
 
     def __init__(self, resources: ClientResources) -> None:
         self._daemons = resources.daemons
         self._hints = resources.hints
-        self._early_puts = resources.early_puts
+        self._early_puts = resources.uncommitted_puts
         self._counters = resources.counters
 
     def ping(self, deadline: Deadline) -> Operation[None]:
-        """Ask the owner, of each partition, about no block at all."""
+        """Send an empty request to the owner of each partition."""
         self._counters.add(requests=1)
-        yield from of_all(
-            self._daemons, deadline, lambda partition: self._daemons.ask_master(Exists([]), Flags, deadline, partition=partition)
+        yield from for_all_partitions(
+            self._daemons, deadline, lambda partition: self._daemons.call_master(Exists([]), Flags, deadline, partition=partition)
         )
 
     def locate(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[list[Location]]]:
         self._counters.add(requests=1)
         check_keys(keys)
         if self._early_puts.may_have(keys, self._hints):
-            yield from self._early_puts.settle_soon(deadline)
+            yield from self._early_puts.settle_briefly(deadline)
 
         def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[list[Location]]]:
             found: list[list[Location]] = []
             for part in cut(keys):
-                reply = yield from self._daemons.ask_master(Lookup(list(part)), Locations, deadline, partition=partition)
+                reply = yield from self._daemons.call_master(Lookup(list(part)), Locations, deadline, partition=partition)
                 if any(self._daemons.nodes.get(node_id) is None for node_id in reply.nodes):
                     yield from self._daemons.refresh_nodes(deadline)
                 found += self._locations(reply)
@@ -79,7 +82,7 @@ class MetadataOperations:
         self._counters.add(requests=1)
         check_keys(keys)
         if self._early_puts.may_have(keys, self._hints):
-            yield from self._early_puts.settle_soon(deadline)
+            yield from self._early_puts.settle_briefly(deadline)
         return (yield from self._exist(keys, deadline))
 
     def _exist(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
@@ -89,7 +92,7 @@ class MetadataOperations:
         self._counters.add(requests=1)
         check_keys(keys)
         if self._early_puts.may_have(keys, self._hints):
-            yield from self._early_puts.settle_soon(deadline)
+            yield from self._early_puts.settle_briefly(deadline)
         matched = 0
         for part in cut(keys):
             count = yield from self._matched(part, deadline)
@@ -99,16 +102,17 @@ class MetadataOperations:
         return matched
 
     def _matched(self, keys: Sequence[bytes], deadline: Deadline) -> Operation[int]:
-        """Of one message's keys. Where several masters own them each says which of its own are there, and the first gap counts."""
+        """Leading keys of one message that are present. With several partitions each owner reports its keys, and the
+        first gap counts."""
         if (yield from self._daemons.partitions(deadline)) == 1:
-            return (yield from self._daemons.ask_master(MatchPrefix(list(keys)), Count, deadline)).value
+            return (yield from self._daemons.call_master(MatchPrefix(list(keys)), Count, deadline)).value
         flags = yield from self._exist(keys, deadline)
         return flags.index(False) if False in flags else len(flags)
 
     def remove(self, keys: Sequence[bytes], deadline: Deadline, *, force: bool) -> Operation[int]:
         self._counters.add(requests=1)
         check_keys(keys)
-        keys = list(dict.fromkeys(keys))  # a repeated one is no second block
+        keys = list(dict.fromkeys(keys))  # count each block once
         yield from self._early_puts.settle(deadline)
         self._hints.forget(keys)
         return sum((yield from self._flags(lambda part: Remove(list(part), int(force)), keys, deadline)))
@@ -118,8 +122,8 @@ class MetadataOperations:
         check_pattern(pattern)
         yield from self._early_puts.settle(deadline)
         message = RemoveMatching(namespace or "", int(namespace is None), pattern, int(force))
-        counts = yield from of_all(
-            self._daemons, deadline, lambda partition: self._daemons.ask_master(message, Count, deadline, partition=partition)
+        counts = yield from for_all_partitions(
+            self._daemons, deadline, lambda partition: self._daemons.call_master(message, Count, deadline, partition=partition)
         )
         return sum(count.value for count in counts)
 
@@ -135,12 +139,12 @@ class MetadataOperations:
         return (yield from self._flags(lambda part: PinFor(list(part), ttl_ms), keys, deadline))
 
     def _flags(self, message: Callable[[Sequence[bytes]], Message], keys: Sequence[bytes], deadline: Deadline) -> Operation[list[bool]]:
-        """What is answered for each key to messages that are about keys, as many as one takes."""
+        """Flag per key from messages about keys, split by the limit of one message."""
 
         def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[bool]]:
             flags: list[bool] = []
             for part in cut(keys):
-                reply = yield from self._daemons.ask_master(message(part), Flags, deadline, partition=partition)
+                reply = yield from self._daemons.call_master(message(part), Flags, deadline, partition=partition)
                 flags += map(bool, reply.flags)
             return flags
 
@@ -148,26 +152,26 @@ class MetadataOperations:
 
 
 def cut(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Parts that one message takes; none for no keys."""
+    """Split by the limit of one message; [] for no keys."""
     return [keys[start : start + MAX_BATCH] for start in range(0, len(keys), MAX_BATCH)]
 
 
 FIRST_PAUSE_S: Final = 0.001
 MAX_PAUSE_S: Final = 0.05
-"""Between questions whether the copies are there: doubles from the first to the last."""
+"""Pause between checks for the replicas; doubles from the first to the last."""
 PAUSE_A_KEY_S: Final = 20e-6
-"""And no less for each block that is asked about, so that whoever waits for many does not keep the master busy."""
+"""Minimum pause per block in the request, so that large batches do not load the master."""
 
 
 def replicate(daemons: ClusterConnections, keys: Sequence[bytes], count: int, deadline: Deadline, *, waits: bool) -> Operation[None]:
-    """Have these blocks, which the cluster knows, at `count` nodes; with `waits` come back once they are.
+    """Set the replica target of committed blocks to `count`; with `waits`, wait until they have as many replicas.
 
-    Raises Unavailable: there are not so many nodes that take blocks, or a block has been evicted since. What there is of them stays, and
-    is copied once there are. Raises DeadlineExceeded: not all copies were made in time; they will be.
+    Raises Unavailable: fewer nodes accept blocks, or a block was evicted. The existing replicas stay, and the rest is
+    copied once possible. Raises DeadlineExceeded: not all replicas exist yet; they will be made.
     """
 
     def ask(partition: int, keys: Sequence[bytes]) -> Operation[list[int]]:
-        return list((yield from daemons.ask_master(Replicate(list(keys), count), Flags, deadline, partition=partition)).flags)
+        return list((yield from daemons.call_master(Replicate(list(keys), count), Flags, deadline, partition=partition)).flags)
 
     unique = list(dict.fromkeys(keys))
     for start in range(0, len(unique), MAX_BATCH):
@@ -177,7 +181,7 @@ def replicate(daemons: ClusterConnections, keys: Sequence[bytes], count: int, de
             if not waits:
                 break
             if REPLICAS_NO_NODES in flags:
-                raise Unavailable(f"there are no {count} nodes that take blocks: the blocks are stored, and copied once there are")
+                raise Unavailable(f"fewer than {count} nodes accept blocks: the blocks are stored, and copied once there are as many")
             if REPLICAS_NO_BLOCK in flags:
                 raise Unavailable("a block was evicted before it was copied: the cluster is too full for so many replicas")
             pending = [key for key, flag in zip(pending, flags, strict=True) if flag == REPLICAS_PENDING]

@@ -1,4 +1,5 @@
-"""A client's operations as generators, from the caller's arguments on: what Client and AsyncClient share. Sans-I/O: see effects.py."""
+"""Operations shared by Client and AsyncClient, as generators of effects, from the caller's arguments on. Sans-I/O: see
+effects.py."""
 
 import os
 import time
@@ -48,12 +49,12 @@ from kvstore.transfer.config import TransferSettings
 
 R = TypeVar("R")
 Timeout = float | Deadline | None
-"""The time for a call in seconds, None for what the settings say; or its deadline, if it has begun."""
+"""Time for a call in seconds, None for the default; or a running deadline."""
 
 
 class Operations:
-    """Checks arguments, starts the deadline, and hands on to what does the work. Nothing is sent for arguments that are refused, nor by a
-    process that was forked from the client's: its calls raise Forked."""
+    """Checks arguments, starts the deadline and delegates. Nothing is sent for malformed arguments, nor by a forked
+    child, where calls raise Forked."""
 
     def __init__(self, settings: ClientSettings, transfer: TransferSettings | None = None) -> None:
         """`settings` are complete (`resolve_settings`). Raises InvalidArgument, ConfigError."""
@@ -62,9 +63,11 @@ class Operations:
         self.hello = Hello(ROLE_CLIENT, settings.tenant, settings.token, f"client-{os.getpid()}")
         self.resources = ClientResources(settings, transfer or TransferSettings(), is_here=is_local_socket, spread=os.getpid())
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping, is_used=self.settings.use_index)
-        self.near = LocalReads(self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all)
-        self._questions = MetadataOperations(self.resources)
-        self._holding = HoldLookup(self.resources)
+        self.local_reads = LocalReads(
+            self.resources.copier, verify_bytes=int(self.settings.verify_bytes), verifies_all=self.settings.verify_all
+        )
+        self._metadata = MetadataOperations(self.resources)
+        self._holds = HoldLookup(self.resources)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)
         self._pid = os.getpid()
@@ -84,22 +87,22 @@ class Operations:
         deadline = self.deadline(deadline_s)
         check_keys(keys)
         check_replicas(replicas)
-        is_early, text = self._check_put(keys, values, namespace, parents, ack)
+        acks_at_node, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
-        is_early = is_early and replicas == 1  # what is to be copied has to be known to the cluster first
-        writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        acks_at_node = acks_at_node and replicas == 1  # a block must be committed before it is replicated
+        writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, acks_at_node=acks_at_node, deadline=deadline)
         stored = yield from writing.run()
         if replicas > 1:
             waits = ack == "replicas"
             yield from replicate(self.resources.daemons, keys, replicas, deadline, waits=waits)
-            # Hints name one replica. Of what others have stored they may be all that tells of an early put, until the copies are there.
+            # A cached location names one replica. For blocks of other writers it may be the only trace of an uncommitted put.
             self.resources.hints.forget(keys if waits else compress(keys, stored))
         return stored
 
     def _check_put(
         self, keys: Sequence[bytes], values: Sequence[Any], namespace: Any, parents: Sequence[bytes | None] | None, ack: str | None
     ) -> tuple[bool, str]:
-        """Whether it is enough that the node has the values, and the namespace's text. Raises InvalidArgument."""
+        """Return whether the node's acknowledgement suffices, and the namespace's text. Raises InvalidArgument."""
         ack = self.settings.ack if ack is None else ack
         check_ack(ack)
         check_count(keys, values, "values")
@@ -117,8 +120,8 @@ class Operations:
         deadline_s: float | None,
     ) -> Operation[list[bool | KVStoreError]]:
         deadline = self.deadline(deadline_s)
-        is_early, text = self._check_put(keys, values, namespace, parents, ack)
-        put = put_each(self.resources, keys, values, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        acks_at_node, text = self._check_put(keys, values, namespace, parents, ack)
+        put = put_each(self.resources, keys, values, namespace=text, parents=parents, acks_at_node=acks_at_node, deadline=deadline)
         return (yield from put)
 
     def replace(
@@ -135,34 +138,34 @@ class Operations:
         deadline = self.deadline(deadline_s)
         check_keys(keys)
         check_flag(force, "force")
-        is_early, text = self._check_put(keys, values, namespace, parents, ack)
+        acks_at_node, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
-        yield from self._questions.remove(keys, deadline, force=force)
-        writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, is_early=is_early, deadline=deadline)
+        yield from self._metadata.remove(keys, deadline, force=force)
+        writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, acks_at_node=acks_at_node, deadline=deadline)
         return (yield from writing.run())
 
     def flush(self, *, deadline_s: float | None) -> Operation[None]:
-        return self.resources.early_puts.flush(self.deadline(deadline_s))
+        return self.resources.uncommitted_puts.flush(self.deadline(deadline_s))
 
     # --- this host ---
 
     def shared_memory(self, deadline_s: float | None) -> Operation[dict[str, str]]:
-        """The nodes of this host, and for each why it is not reached through shared memory, "" where it is."""
+        """Local nodes by name, with the reason why shared memory is not used, "" if it is."""
         deadline = self.deadline(deadline_s)
         daemons = self.resources.daemons
         yield from daemons.refresh_nodes(deadline)
         yield from self.local.attach(deadline, waits=True)
         found = {node.name: "it does not answer" if self.settings.use_index else "" for node in daemons.nodes.local()}
-        return found | {node.name: "" for node in self.local.ready} | daemons.unshared.reasons()
+        return found | {node.name: "" for node in self.local.ready} | daemons.shm_diagnostics.reasons()
 
-    def _nodes_at_hand(self, deadline: Deadline) -> Operation[tuple[LocalNode, ...]]:
-        """Those of this host that can be read."""
-        if self.local.clock_ns() >= self.local.at_hand[0] and self.local.is_due():
+    def _local_nodes(self, deadline: Deadline) -> Operation[tuple[LocalNode, ...]]:
+        """Readable local nodes."""
+        if self.local.clock_ns() >= self.local.cached_fresh[0] and self.local.is_due():
             yield from self.local.attach(deadline)
-        return self.local.at_hand[1]
+        return self.local.cached_fresh[1]
 
-    def _map_wanted(self, deadline: Deadline) -> Operation[None]:
-        for node, slabs in self.near.take_wanted().items():
+    def _map_needed_slabs(self, deadline: Deadline) -> Operation[None]:
+        for node, slabs in self.local_reads.take_unmapped_slabs().items():
             yield from self.local.map_slabs(node, slabs, deadline)
 
     def get(self, keys: Sequence[bytes], *, deadline_s: Timeout) -> Operation[list[bytes | None]]:
@@ -199,28 +202,28 @@ class Operations:
         check_count(keys, buffers, "buffers")
         check_offsets(offsets, len(keys))
         reads = RangeReads(keys, offsets, check_each(keys, buffers, as_destination), self.resources.copier)
-        nodes = yield from self._nodes_at_hand(deadline)
+        nodes = yield from self._local_nodes(deadline)
         if nodes:
-            yield from reads.near(self.near, nodes)
-            if self.near.wanted:
-                yield from self._map_wanted(deadline)
-                yield from reads.near(self.near, nodes)
+            yield from reads.read_local(self.local_reads, nodes)
+            if self.local_reads.unmapped_slabs:
+                yield from self._map_needed_slabs(deadline)
+                yield from reads.read_local(self.local_reads, nodes)
 
-        def whole(keys: Sequence[bytes], sink: FreshEach) -> Operation[list[bytes | None]]:
+        def read_whole_values(keys: Sequence[bytes], sink: FreshEach) -> Operation[list[bytes | None]]:
             return self._read(keys, check_keys(keys), sink, deadline)
 
-        yield from reads.whole(whole)
+        yield from reads.read_whole(read_whole_values)
         return reads.results
 
     def _read(self, keys: Sequence[bytes], lengths: set[int], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
-        """What lies on this host without a question, then the rest."""
-        nodes = yield from self._nodes_at_hand(deadline)
+        """Read local blocks without a request, then the rest."""
+        nodes = yield from self._local_nodes(deadline)
         left: Sequence[int] = range(len(keys))
         if nodes:
-            left = yield from self.near.read(nodes, keys, lengths, sink)
-            if left and self.near.wanted:
-                yield from self._map_wanted(deadline)
-                more = yield from self.near.read(nodes, [keys[i] for i in left], lengths, SinkPart(sink, left))
+            left = yield from self.local_reads.read(nodes, keys, lengths, sink)
+            if left and self.local_reads.unmapped_slabs:
+                yield from self._map_needed_slabs(deadline)
+                more = yield from self.local_reads.read(nodes, [keys[i] for i in left], lengths, SinkPart(sink, left))
                 left = [left[i] for i in more]
             if not left:
                 return sink.results()
@@ -236,12 +239,12 @@ class Operations:
     def open_view(self, key: bytes, *, deadline_s: Timeout) -> Operation[LocalView | OpenView | None]:
         deadline = self.deadline(deadline_s)
         check_keys([key])
-        nodes = yield from self._nodes_at_hand(deadline)
-        look = partial(self.near.look, nodes, key)
-        view = (yield from work(look, self.near.look_bytes)) if nodes else None
-        if view is None and self.near.wanted:
-            yield from self._map_wanted(deadline)
-            view = yield from work(look, self.near.look_bytes)
+        nodes = yield from self._local_nodes(deadline)
+        look = partial(self.local_reads.open_view, nodes, key)
+        view = (yield from work(look, self.local_reads.view_bytes)) if nodes else None
+        if view is None and self.local_reads.unmapped_slabs:
+            yield from self._map_needed_slabs(deadline)
+            view = yield from work(look, self.local_reads.view_bytes)
         if view is not None:
             return view
         return (yield from open_view(self.resources, key, deadline, self._clock_ns))
@@ -254,81 +257,81 @@ class Operations:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)
         require_hold(hold)
-        nodes = yield from self._nodes_at_hand(deadline)
+        nodes = yield from self._local_nodes(deadline)
         if hold is not None and keys:
             now_ns = self._clock_ns()
-            return (yield from self._holding.exist(nodes, keys, lengths, hold, deadline, now_ns=now_ns, is_prefix=False))
+            return (yield from self._holds.exist(nodes, keys, lengths, hold, deadline, now_ns=now_ns, is_prefix=False))
         if not nodes or not keys:
-            return (yield from self._questions.exists(keys, deadline))
-        is_here = self.near.exists_batch(nodes, keys, lengths)
+            return (yield from self._metadata.exists(keys, deadline))
+        is_here = self.local_reads.exists_batch(nodes, keys, lengths)
         found: list[bool] = is_here.tolist()
         if not is_here.all():
             left = np.flatnonzero(~is_here).tolist()
-            for index, is_there in zip(left, (yield from self._questions.exists([keys[i] for i in left], deadline)), strict=True):
+            for index, is_there in zip(left, (yield from self._metadata.exists([keys[i] for i in left], deadline)), strict=True):
                 found[index] = is_there
         return found
 
     def exists_here(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which of the blocks nodes of this host show now. Asks nobody."""
+        """Return which blocks are in local indexes. Sends nothing."""
         self.check_process()
         lengths = check_keys(keys)
         nodes = self.local.fresh()
-        found: list[bool] = self.near.exists_batch(nodes, keys, lengths).tolist() if nodes and keys else [False] * len(keys)
+        found: list[bool] = self.local_reads.exists_batch(nodes, keys, lengths).tolist() if nodes and keys else [False] * len(keys)
         return found
 
     def ping(self, *, deadline_s: float | None) -> Operation[None]:
-        return self._questions.ping(self.deadline(deadline_s))
+        return self._metadata.ping(self.deadline(deadline_s))
 
-    def asking(self, deadline_s: float | None) -> Operation[Deadline]:
-        """The deadline of a call of the control plane. The owner is asked for a sign of life first: so the call is refused as any other
-        would be."""
+    def begin_control_call(self, deadline_s: float | None) -> Operation[Deadline]:
+        """Start the deadline of a control-plane call. Pings the owner first, so that the call is refused like any
+        other."""
         deadline = self.deadline(deadline_s)
-        yield from self._questions.ping(deadline)
+        yield from self._metadata.ping(deadline)
         return deadline
 
     def match_prefix(self, keys: Sequence[bytes], *, deadline_s: float | None, hold: Hold | None = None) -> Operation[int]:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)
         require_hold(hold)
-        nodes = yield from self._nodes_at_hand(deadline)
+        nodes = yield from self._local_nodes(deadline)
         if hold is not None and keys:
             now_ns = self._clock_ns()
-            found = yield from self._holding.exist(nodes, keys, lengths, hold, deadline, now_ns=now_ns, is_prefix=True)
+            found = yield from self._holds.exist(nodes, keys, lengths, hold, deadline, now_ns=now_ns, is_prefix=True)
             return found.index(False) if False in found else len(found)
         if not nodes or not keys:
-            return (yield from self._questions.match_prefix(keys, deadline))
-        is_here = self.near.exists_batch(nodes, keys, lengths)
+            return (yield from self._metadata.match_prefix(keys, deadline))
+        is_here = self.local_reads.exists_batch(nodes, keys, lengths)
         matched = len(keys) if is_here.all() else int(is_here.argmin())
         if matched < len(keys):
-            matched += yield from self._questions.match_prefix(keys[matched:], deadline)
+            matched += yield from self._metadata.match_prefix(keys[matched:], deadline)
         return matched
 
     def release(self, hold: Hold) -> Operation[None]:
         self.check_process()
         require_hold(hold, is_optional=False)
-        return self._holding.release(hold)
+        return self._holds.release(hold)
 
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
-        return self._questions.locate(keys, self.deadline(deadline_s))
+        return self._metadata.locate(keys, self.deadline(deadline_s))
 
     def remove(self, keys: Sequence[bytes], *, force: bool, deadline_s: float | None) -> Operation[int]:
         check_flag(force, "force")
-        return self._questions.remove(keys, self.deadline(deadline_s), force=force)
+        return self._metadata.remove(keys, self.deadline(deadline_s), force=force)
 
     def remove_matching(self, namespace: Any, pattern: str | None, *, force: bool, deadline_s: float | None) -> Operation[int]:
         if namespace is None and pattern is None:
-            raise InvalidArgument("say of which namespace, or which pattern the keys match; the pattern '*' is all of them")
+            raise InvalidArgument("remove_matching needs a namespace or a pattern; the pattern '*' matches all keys")
         if pattern is not None and not isinstance(pattern, str):
             raise InvalidArgument(f"pattern is text, not a {type(pattern).__name__}")
         check_flag(force, "force")
         text = None if namespace is None else namespace_text(namespace)
-        return self._questions.remove_matching(text, "*" if pattern is None else pattern, self.deadline(deadline_s), force=force)
+        return self._metadata.remove_matching(text, "*" if pattern is None else pattern, self.deadline(deadline_s), force=force)
 
     def pin(self, keys: Sequence[bytes], *, pinned: bool, deadline_s: float | None, ttl_s: float | None = None) -> Operation[list[bool]]:
-        return self._questions.pin(keys, self.deadline(deadline_s), pinned=pinned, ttl_s=ttl_s)
+        return self._metadata.pin(keys, self.deadline(deadline_s), pinned=pinned, ttl_s=ttl_s)
 
     def close(self) -> None:
-        """Let go of nodes, threads and mappings; views keep theirs. A second close is a no-op."""
+        """Close local nodes, threads and mappings; open views keep theirs. A second close is a no-op."""
         self.local.close()
         self.resources.close()
 
@@ -337,16 +340,16 @@ class Operations:
 
     @property
     def is_forked(self) -> bool:
-        """This is not the process in which the client was made."""
+        """Return whether this process is a fork of the client's."""
         return self._process != ForkGeneration.number
 
     def check_process(self) -> None:
-        """Raises Forked: two processes that share a connection would read each other's answers."""
+        """Raises Forked: processes that share a connection would read each other's replies."""
         if self._process != ForkGeneration.number:
-            raise Forked(f"this client is that of process {self._pid}, which process {os.getpid()} was forked from: make one here")
+            raise Forked(f"this client belongs to the parent process {self._pid}: create one in process {os.getpid()}")
 
     def deadline(self, deadline_s: Timeout) -> Deadline:
-        """Of one call, from now on; one that has begun is taken as it is. Raises InvalidArgument, Forked."""
+        """Deadline of a call that begins now; a running deadline is kept. Raises InvalidArgument, Forked."""
         self.check_process()
         if deadline_s is None:
             return Deadline(self.settings.deadline_s)
@@ -357,14 +360,14 @@ class Operations:
 
 
 def cluster_status(settings: ClientSettings, deadline: Deadline) -> dict[str, Any]:
-    """All that the master knows of the cluster, as `kvstore status --json` prints it. Raises as Control.find."""
-    from kvstore.client import control  # gRPC is loaded when it is asked for: who moves blocks needs none of it
+    """Status of the cluster, as `kvstore status --json` prints it. Raises as `Control.find`."""
+    from kvstore.client import control  # imports gRPC, which moving blocks does not need
 
     return control.as_dict(control.cluster_status(settings, deadline))
 
 
 def stored_keys(settings: ClientSettings, deadline: Deadline, namespace: Any, limit: int | None) -> list[bytes]:
-    """The tenant's keys. Raises InvalidArgument, and as Control.find and Control.keys."""
+    """The tenant's keys. Raises InvalidArgument, and as `Control.find` and `Control.keys`."""
     from kvstore.client.control import Control
 
     check_limit(limit)

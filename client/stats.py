@@ -1,7 +1,7 @@
-"""What a client has done since it was made: counters, how long its calls took, and both as metrics for the registry of its program.
+"""Counters and call durations of a client, and both as metrics of its process.
 
-Calls that may be over within microseconds are timed now and then: one in PERIOD, which stands for those since the one before. To time each
-would cost more than 2 % of a read of shared memory; to count down costs 40 ns. All others are timed each.
+Calls that may take microseconds are sampled: one in PERIOD is timed and counts for all since the last. Timing each
+would cost over 2 % of a shared-memory read; counting down costs 40 ns. Other calls are all timed.
 """
 
 import functools
@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientStats:
-    """Counters since the client was made."""
+    """Counters since the client was created."""
 
     requests: int = 0
-    """Operations called, a batch being one."""
+    """Calls, a batch counting once."""
     hits: int = 0
     """Blocks found by get, get_into, view and their batches."""
     misses: int = 0
     puts: int = 0
     """Blocks stored by this client."""
     already_present: int = 0
-    """Puts that found their block stored."""
+    """Puts whose block was already stored."""
     bytes_in: int = 0
     """Bytes of values read."""
     bytes_out: int = 0
     """Bytes of values stored."""
     engine_bytes: int = 0
-    """Of both, what the transfer engine moved: to or from other hosts."""
+    """Of both, bytes moved by the transfer engine, to or from other hosts."""
     stale_hints: int = 0
-    """Reads that went to a node which no longer had the block."""
+    """Reads sent to a node that no longer had the block."""
     retries: int = 0
-    """Requests sent again: busy keys, unreachable nodes, stale hints, lapsed leases."""
+    """Requests repeated: busy keys, unreachable nodes, stale locations, expired leases."""
     checksum_failures: int = 0
-    """Values that arrived with another checksum than recorded; the caller never saw them."""
+    """Values with a wrong checksum on arrival; never returned to the caller."""
     held_blocks: int = 0
-    """Blocks that lookups found and hold, each time that they did."""
+    """Blocks held by lookups, once per lookup."""
     unheld_blocks: int = 0
-    """Blocks that lookups found and were to hold, and that no hold was to be had for."""
+    """Blocks found by lookups with a hold that could not be held."""
     hits_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 class ClientCounters:
-    """The live form of ClientStats. Thread-safe."""
+    """Mutable form of ClientStats. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,13 +62,13 @@ class ClientCounters:
         self._by_tier = dict.fromkeys(TIER_BITS.values(), 0)
 
     def add(self, **counts: int) -> None:
-        """Raise counters by name."""
+        """Increment counters by name."""
         with self._lock:
             for name, count in counts.items():
                 self._values[name] = self._values.get(name, 0) + count
 
     def put_one(self, size_bytes: int) -> None:
-        """A put of a single block ended, which was stored."""
+        """Count a put of one block that was stored."""
         with self._lock:
             values = self._values
             values["requests"] = values.get("requests", 0) + 1
@@ -76,7 +76,7 @@ class ClientCounters:
             values["bytes_out"] = values.get("bytes_out", 0) + size_bytes
 
     def read(self, tiers: Mapping[int, int], size_bytes: int, misses: int) -> None:
-        """A get ended: blocks read by the bit of the tier they came from, their bytes together, and blocks not found."""
+        """Count a get: blocks by tier bit, their total bytes, and misses."""
         with self._lock:
             values = self._values
             values["requests"] = values.get("requests", 0) + 1
@@ -87,7 +87,7 @@ class ClientCounters:
             values["misses"] = values.get("misses", 0) + misses
 
     def read_one(self, tier: int, size_bytes: int) -> None:
-        """As `read`, of a single block that was found."""
+        """`read` for one block that was found."""
         with self._lock:
             values = self._values
             values["requests"] = values.get("requests", 0) + 1
@@ -96,7 +96,7 @@ class ClientCounters:
             self._by_tier[tier] = self._by_tier.get(tier, 0) + 1
 
     def snapshot(self, calls: int = 0, hits: int = 0, size_bytes: int = 0, unheld: int = 0) -> ClientStats:
-        """With what was read in shared memory, and what nodes of this host refused to hold there: it is counted there."""
+        """The counters, plus those of the local reader slots, given as arguments."""
         with self._lock:
             values: dict[str, Any] = dict(self._values)
             counted = {"requests": calls, "hits": hits, "bytes_in": size_bytes, "held_blocks": -unheld, "unheld_blocks": unheld}
@@ -111,22 +111,22 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 PERIOD: Final = 61
-"""A prime: a caller that does the same few things in turn is not to have always the same one timed."""
+"""A prime, so that a caller's repeating pattern of calls does not time the same call always."""
 
 
 class Timings:
-    """Threads may share it: see Histogram."""
+    """Durations of calls by method name. Thread-safe as Histogram."""
 
     def __init__(self) -> None:
         self.durations = Histograms()
         self.untimed = 0
-        """Quick calls until the next that is timed. The caller counts it down, and has the call sampled once it is below 0."""
+        """Sampled calls until the next timed one. Callers decrement it, and call `sample` once it is below 0."""
         self._weight = 1
 
     def sample(self, name: str, call: Callable[[], T]) -> T:
-        """Make a quick call, once more from the beginning, and time it."""
-        self.untimed = PERIOD  # which the call itself counts down first
-        weight, self._weight = self._weight, PERIOD  # for how many calls this one stands
+        """Run and time a sampled call."""
+        self.untimed = PERIOD  # the call itself decrements it first
+        weight, self._weight = self._weight, PERIOD  # number of calls that this one stands for
         began_ns = time.monotonic_ns()
         try:
             return call()
@@ -135,7 +135,7 @@ class Timings:
 
 
 def timed(method: F) -> F:
-    """A client's method that is timed under its name, whatever comes of it."""
+    """Decorator: time a client method under its name, whether it returns or raises."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -150,7 +150,7 @@ def timed(method: F) -> F:
 
 
 def timed_async(method: F) -> F:
-    """As `timed`, of a coroutine function."""
+    """`timed` for a coroutine function."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -178,11 +178,11 @@ SAME = {
     "held_blocks": "held_blocks",
     "unheld_blocks": "unheld_blocks",
 }
-"""From the fields of ClientStats to the metrics' names, less `kvstore_client_`."""
+"""Metric name, without `kvstore_client_`, by field of ClientStats."""
 
 
 class ClientMetrics:
-    """Of one client. Thread-safe; asks nobody, and costs the client nothing until it is read."""
+    """Metrics of one client. Thread-safe; sends nothing, and costs nothing until read."""
 
     def __init__(self, stats: Callable[[], ClientStats], timings: Timings, tracing: "Tracing | None" = None) -> None:
         self._stats = stats
@@ -190,8 +190,10 @@ class ClientMetrics:
         self._tracing = tracing
 
     def register(self, registry: "CollectorRegistry | None" = None) -> None:
-        """Have `registry` (None: prometheus_client's default one) tell of this client from now on, after its end too. Raises ValueError
-        when it tells of another client already: two of one process need a registry each, or one client."""
+        """Register this client with `registry` (None: prometheus_client's default), for the life of the process.
+
+        Raises ValueError if another client is registered there: two clients of one process need a registry each.
+        """
         from prometheus_client import REGISTRY
 
         from kvstore.telemetry.metrics.exposition import Collected
@@ -200,13 +202,13 @@ class ClientMetrics:
         (REGISTRY if registry is None else registry).register(Collected(CLIENT, self.read))
 
     def read(self) -> "Readings":
-        """The metrics of docs/metrics.md, by their names."""
-        from kvstore.telemetry.tracing.config import spans_told
+        """Values of the metrics in docs/metrics.md, by name."""
+        from kvstore.telemetry.tracing.config import span_counts
 
         stats = self._stats()
         return {
             **{f"kvstore_client_{metric}": getattr(stats, field) for field, metric in SAME.items()},
             "kvstore_client_hits": {(tier,): count for tier, count in stats.hits_by_tier.items()},
-            "kvstore_client_trace_spans": spans_told(self._tracing),
+            "kvstore_client_trace_spans": span_counts(self._tracing),
             "kvstore_client_operation_duration_seconds": self._timings.durations.read(),
         }

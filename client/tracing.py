@@ -1,6 +1,5 @@
-"""A client's calls as spans of OpenTelemetry, where its settings name a collector: `kvstore.get`, `kvstore.put_batch`, ... by the methods'
-names, parts of the program's own span where one is under way. A client that traces nothing has its methods as they are, and pays nothing.
-"""
+"""OpenTelemetry spans of a client's calls, if its settings name a collector: `kvstore.get`, `kvstore.put_batch`, ...
+They are children of the program's current span. Without tracing the methods are unwrapped and cost nothing."""
 
 import functools
 import inspect
@@ -18,15 +17,18 @@ if TYPE_CHECKING:
 
 PUTS: Final = ("put", "put_batch", "put_batch_from", "replace")
 GETS: Final = ("get", "get_batch", "get_into", "get_batch_into", "get_each_into", "get_ranges_into")
-QUESTIONS: Final = ("exists", "exists_batch", "match_prefix", "locate", "remove", "pin", "unpin")
-OF_NO_KEY: Final = ("remove_matching", "flush", "ping", "status", "keys")
-CALLS: Final = (*PUTS, *GETS, *QUESTIONS, *OF_NO_KEY)
-"""Of Client and AsyncClient: what is traced."""
+METADATA_CALLS: Final = ("exists", "exists_batch", "match_prefix", "locate", "remove", "pin", "unpin")
+KEYLESS_CALLS: Final = ("remove_matching", "flush", "ping", "status", "keys")
+CALLS: Final = (*PUTS, *GETS, *METADATA_CALLS, *KEYLESS_CALLS)
+"""Traced methods of Client and AsyncClient."""
 
 
 def trace_calls(client: Any, settings: "TracingSettings | None", *, name: str) -> "Tracing | None":
-    """Have the calls of a Client or AsyncClient traced as the settings say; None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
-    names do. `name` tells it from others at the collector. Raises InvalidArgument, ConfigError."""
+    """Trace the calls of a client as the settings say; None: as KVSTORE_TRACING_* and the file that KVSTORE_CONFIG
+    names.
+
+    `name` identifies the client at the collector. Raises InvalidArgument, ConfigError.
+    """
     from kvstore.telemetry.tracing.config import SECTION, TracingSettings, open_tracing
 
     check_kind(settings, TracingSettings, "tracing")
@@ -41,7 +43,7 @@ def trace_calls(client: Any, settings: "TracingSettings | None", *, name: str) -
 
 def _traced(name: str, method: Callable[..., Any], tracing: "Tracing") -> Callable[..., Any]:
     process, samples = ForkGeneration.number, tracing.samples
-    # In a forked child a lock that another thread held at the fork stays held: there nothing is traced.
+    # A forked child may inherit a held lock: it traces nothing.
 
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
@@ -49,7 +51,7 @@ def _traced(name: str, method: Callable[..., Any], tracing: "Tracing") -> Callab
             return method(*args, **options)
         with tracing.begin_call(name) as recorded:
             result = method(*args, **options)
-            _tell(name, recorded, args, options, result)
+            _set_attributes(name, recorded, args, options, result)
             return result
 
     @functools.wraps(method)
@@ -58,31 +60,31 @@ def _traced(name: str, method: Callable[..., Any], tracing: "Tracing") -> Callab
             return await method(*args, **options)
         with tracing.begin_call(name) as recorded:
             result = await method(*args, **options)
-            _tell(name, recorded, args, options, result)
+            _set_attributes(name, recorded, args, options, result)
             return result
 
     return call_async if inspect.iscoroutinefunction(method) else call
 
 
-def _tell(name: str, recorded: "RecordedCall", args: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-    """How many and how much, never which: no key, tenant or value is told."""
-    told = recorded.span.set_attribute
-    if name not in OF_NO_KEY:
+def _set_attributes(name: str, recorded: "RecordedCall", args: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    """Set counts and sizes on the span; never a key, tenant or value."""
+    set_attribute = recorded.span.set_attribute
+    if name not in KEYLESS_CALLS:
         keys: Any = args[0] if args else options.get("keys", options.get("key"))
-        told("kvstore.keys", 1 if isinstance(keys, bytes) else len(keys))
+        set_attribute("kvstore.keys", 1 if isinstance(keys, bytes) else len(keys))
     if name in GETS:
         found = [one for one in _each(result) if isinstance(one, bytes | int)]
-        told("kvstore.hits", len(found))
-        told("kvstore.bytes", sum(len(one) if isinstance(one, bytes) else one for one in found))
+        set_attribute("kvstore.hits", len(found))
+        set_attribute("kvstore.bytes", sum(len(one) if isinstance(one, bytes) else one for one in found))
     elif name in PUTS:
-        told("kvstore.stored", sum(one is True for one in _each(result)))
-        told("kvstore.bytes", _size_bytes(args[1] if len(args) > 1 else options.get("value", options.get("values"))))
-    told("kvstore.requests", recorded.call.requests)
-    told("kvstore.way", way_of(recorded.call))
+        set_attribute("kvstore.stored", sum(one is True for one in _each(result)))
+        set_attribute("kvstore.bytes", _size_bytes(args[1] if len(args) > 1 else options.get("value", options.get("values"))))
+    set_attribute("kvstore.requests", recorded.call.requests)
+    set_attribute("kvstore.way", transport_of(recorded.call))
 
 
-def way_of(call: SampledCall) -> str:
-    """How the values went: over the transfer engine, else by messages to daemons; with neither, through shared memory."""
+def transport_of(call: SampledCall) -> str:
+    """Transport of the values: the transfer engine, messages, or shared memory if neither was used."""
     if call.is_moved_by_engine:
         return "engine"
     return "frame" if call.requests else "shared memory"
@@ -93,7 +95,7 @@ def _each(result: Any) -> list[Any]:
 
 
 def _size_bytes(value: Any) -> int:
-    """Of what is put: a buffer, or a list of such."""
+    """Size of a value: a buffer, or a list of buffers."""
     if isinstance(value, list | tuple):
         return sum(map(_size_bytes, value))
     for name in ("nbytes", "size_bytes"):

@@ -1,4 +1,4 @@
-"""Values looked at in place: the context managers that `Client.view` and `AsyncClient.view` give."""
+"""Views: context managers returned by `Client.view` and `AsyncClient.view` that give a value without a copy."""
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -10,18 +10,19 @@ from kvstore.client.operations import Operations
 from kvstore.client.reads.mapped_values import OpenView
 
 Run = Callable[[Any], Any]
-"""Driver.run: drives an operation to its end."""
+"""Runs an operation to its end: `Driver.run`."""
 RunAsync = Callable[[Any], Awaitable[Any]]
-"""AsyncDriver.run."""
+"""Runs an operation to its end: `AsyncDriver.run`."""
 
 
 class View:
-    """A value looked at in place: a context manager that gives a read-only memoryview, None on a miss. Use it once.
+    """View of a value: a context manager that gives a read-only memoryview, None on a miss. Use it once.
 
-    On the node's host this is the node's memory, which it leaves alone until the end; elsewhere a private copy. The memoryview ends with
-    the block, and arrays made from it must not be used any more by then. Where the node had to be asked (a value that was not in DRAM,
-    more than 64 views at a time, `use_index` off) the view has a lease of 30 s and holds a connection: a block open for longer than that
-    ends with LeaseExpired, for its bytes may have been replaced. So does one whose node hung up.
+    A local view is the node's memory, which the node does not reuse until the view ends; a remote one is a private
+    copy. The memoryview ends with the block, and arrays made from it must not be used afterwards. A view that needed a
+    request to the node has a lease of 30 s and holds a connection: a value not in DRAM, more than 64 views at a time,
+    or `use_index` off. If it stays open for longer, it ends with LeaseExpired, because its bytes may have been
+    replaced. So does a view whose node closed the connection.
     """
 
     def __init__(self, operations: Operations, run: Run, fast: FastReads, key: bytes, deadline_s: float | None) -> None:
@@ -35,7 +36,7 @@ class View:
     def __enter__(self) -> memoryview | None:
         nodes = self._fast.nodes(self._deadline_s)
         if nodes:
-            self._view = self._operations.near.look(nodes, self._key)
+            self._view = self._operations.local_reads.open_view(nodes, self._key)
         if self._view is None:
             self._view = self._run(self._operations.open_view(self._key, deadline_s=self._deadline_s))
         return None if self._view is None else self._view.memory
@@ -50,7 +51,7 @@ class View:
 
 
 class AsyncView:
-    """As View, with `async with`."""
+    """`View` for `async with`."""
 
     def __init__(self, operations: Operations, run: RunAsync, key: bytes, deadline_s: float | None) -> None:
         self._operations = operations

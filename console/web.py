@@ -22,7 +22,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.actor import CONSOLE
 from kvstore.telemetry.http.access import AccessLevel
-from kvstore.telemetry.http.server import HttpServer, asked
+from kvstore.telemetry.http.server import HttpServer, run_in_thread
 
 TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 SECURITY: Final = {
@@ -104,17 +104,17 @@ class _Api:
 
     async def history(self, request: web.Request) -> web.Response:
         samples = _number(request, "samples", most=100_000)
-        return _json(await asked(lambda: self._watch.history(request.query.get("node", ""), samples)))
+        return _json(await run_in_thread(lambda: self._watch.history(request.query.get("node", ""), samples)))
 
     async def masters(self, _request: web.Request) -> web.Response:
         """The masters that are known of."""
         source = self._watch.source
-        return _json(await asked(lambda: self._masters.get("", lambda: [asdict(one) for one in source.masters()])))
+        return _json(await run_in_thread(lambda: self._masters.get("", lambda: [asdict(one) for one in source.masters()])))
 
     async def hosts(self, request: web.Request) -> web.Response:
         """The hosts of the nodes named."""
         wanted = _nodes(request)
-        return _json(await asked(lambda: [host(one) for one in self._told(wanted)[1]]))
+        return _json(await run_in_thread(lambda: [host(one) for one in self._told(wanted)[1]]))
 
     async def flows(self, request: web.Request) -> web.Response:
         """What flows over the NICs of the nodes named."""
@@ -125,7 +125,7 @@ class _Api:
             with self._flowing:
                 return self._flows.of(told, at_s)
 
-        return _json(await asked(found))
+        return _json(await run_in_thread(found))
 
     def _told(self, wanted: list[str]) -> tuple[float, list[pb.NodeTopology]]:
         """When those nodes were asked after last, and what was told of them."""
@@ -139,12 +139,12 @@ class _Api:
 
     async def tenants(self, _request: web.Request) -> web.Response:
         """How near each is to its quota."""
-        return _json(await asked(lambda: self._tenants.get("", self._watch.tenants)))
+        return _json(await run_in_thread(lambda: self._tenants.get("", self._watch.tenants)))
 
     async def slow(self, _request: web.Request) -> web.Response:
         """The slowest requests of the last minutes by tenant and operation."""
         source = self._watch.source
-        return _json(await asked(lambda: self._slow.get("", lambda: [slow_request(one) for one in source.slow_requests()])))
+        return _json(await run_in_thread(lambda: self._slow.get("", lambda: [slow_request(one) for one in source.slow_requests()])))
 
     async def prefixes(self, request: web.Request) -> web.Response:
         """What each namespace takes, and the largest prefixes of one of them, or those that are read most."""
@@ -157,7 +157,7 @@ class _Api:
             tenant=query.get("tenant", ""), namespace=query.get("namespace", ""), max_segments=segments, hottest=by == "reads"
         )
         key = wanted.SerializeToString()
-        return _json(await asked(lambda: self._contents.get(key, lambda: contents(self._watch.source.contents(wanted)))))
+        return _json(await run_in_thread(lambda: self._contents.get(key, lambda: contents(self._watch.source.contents(wanted)))))
 
     async def act(self, request: web.Request) -> web.Response:
         """Do as the operator asks; answered when it is done."""
@@ -171,7 +171,7 @@ class _Api:
         except (ValueError, LookupError, RecursionError) as error:  # also a charset that there is not, and what is nested too deep
             raise InvalidArgument(f"this is not JSON: {error}") from None
         act, by = action(told), self._server.actor(request, CONSOLE)
-        return _json({"text": await asked(lambda: act(self._watch.source, by))})
+        return _json({"text": await run_in_thread(lambda: act(self._watch.source, by))})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The state now and after each look, and what happens, as server-sent events `state` and `happened`."""

@@ -126,7 +126,7 @@ def queries(metric: Metric) -> tuple[tuple[str, str], ...]:
     legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *metric.labels))
     match metric.kind:
         case MetricKind.COUNTER:
-            return ((f"sum by ({labels}) (rate({metric.shown_name}[$__rate_interval]))", legend),)
+            return ((f"sum by ({labels}) (rate({metric.exported_name}[$__rate_interval]))", legend),)
         case MetricKind.GAUGE:
             return ((f"sum by ({labels}) ({metric.name})", legend),)
         case MetricKind.HISTOGRAM:

@@ -35,7 +35,7 @@ def text() -> str:
 
 
 def table(metrics: tuple[Metric, ...]) -> str:
-    rows = [f"| `{metric.shown_name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |\n" for metric in metrics]
+    rows = [f"| `{metric.exported_name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |\n" for metric in metrics]
     return "| metric | kind | labels | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
 

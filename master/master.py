@@ -63,7 +63,7 @@ from kvstore.telemetry.http.access import OperatorAccess
 from kvstore.telemetry.http.listener import url_of
 from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.metric import MASTER
-from kvstore.telemetry.metrics.requests import TURN_S
+from kvstore.telemetry.metrics.requests import ROTATE_S
 from kvstore.telemetry.signals import ALIVE_S, add_signals
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
@@ -287,7 +287,7 @@ class Master:
             self.http.start()
         self._periodic_tasks = MasterPeriodicTasks(self._parts, self._status, self._assigner, self._files, self._control)
         self._periodic_tasks.start(check_interval_s=settings.tokens_check_interval_s)
-        self.reactor.every(TURN_S, self._metrics.requests.turn)
+        self.reactor.every(ROTATE_S, self._metrics.requests.turn)
         for partition in self.partitions:
             partition.follow(self._reachable, self._authenticator)
         while self.failure is None and not all(role_in(partition).owner for partition in self.partitions):
@@ -299,7 +299,7 @@ class Master:
             self._watch.start()
         if self._catalogs[0].scheme == "etcd":  # other catalogs have one master
             self._forwarder.start()
-        http = self.http.told() if self.http is not None else ""
+        http = self.http.advertised() if self.http is not None else ""
         console = f"{url_of(http)}/" if self._watch is not None else ""
         return MasterAddresses(self._tcp, self._unix, str(Address(control.host, self._control.port)), http, console)
 

@@ -21,11 +21,11 @@ from kvstore.rpc.server.server import Server
 from kvstore.security.actor import kind_of
 from kvstore.security.tls.pem_files import CertificateEnds
 from kvstore.telemetry.http.access import AccessLevel
-from kvstore.telemetry.http.server import HttpServer, asked
+from kvstore.telemetry.http.server import HttpServer, run_in_thread
 from kvstore.telemetry.metrics.alerts import ENDS_SOON_S
 from kvstore.telemetry.metrics.metric import Readings
 from kvstore.telemetry.metrics.requests import slow_messages
-from kvstore.telemetry.tracing.config import spans_told
+from kvstore.telemetry.tracing.config import span_counts
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
@@ -102,7 +102,7 @@ class MasterStatus:
             is_healthy=all(self._health(partition) == "ok" for partition in self.partitions),
             connections=len(self._server.sessions),
             records=sum(partition.role_manager.records() for partition in self.partitions),
-            trace_spans=spans_told(self._tracing),
+            trace_spans=span_counts(self._tracing),
         )
         readings["kvstore_master_audit_entries"] = self._trail.counts()
         readings["kvstore_master_certificate_valid_seconds"] = self._ends.left_s(self._wall_s())
@@ -176,7 +176,7 @@ def add_segments(server: HttpServer, nodes: Callable[[], Sequence[str]]) -> None
         from aiohttp import web
 
         async def handler(_request: web.Request) -> web.Response:
-            return web.Response(text="".join(f"{name}\n" for name in await asked(nodes)))
+            return web.Response(text="".join(f"{name}\n" for name in await run_in_thread(nodes)))
 
         server.add("GET", "/get_all_segments", handler, needs=AccessLevel.READ)
 

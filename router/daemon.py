@@ -79,7 +79,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
     listener = listening(settings.listen)
     tracing = open_tracing(traces, role="router", instance=host_port(listener))
     http = open_http(settings)
-    facts = {"listen": host_port(listener), "http": http.told() if http is not None else "", "pid": os.getpid()}
+    facts = {"listen": host_port(listener), "http": http.advertised() if http is not None else "", "pid": os.getpid()}
     engines, counters, came = Engines(settings), RouterCounters(), list[str]()
     with (
         connection as client,

@@ -38,8 +38,8 @@ async def serve(
 
     @web.middleware
     async def asked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        there[0].asks(request)
-        there[0].is_let_in(request)
+        there[0].note_request(request)
+        there[0].authenticate(request)
         return await handler(request)
 
     app.middlewares.insert(0, asked)

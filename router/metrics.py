@@ -12,12 +12,12 @@ from kvstore.telemetry.http.server import HttpServer
 from kvstore.telemetry.metrics.histogram import ANSWER_BOUNDS_S, Histogram
 from kvstore.telemetry.metrics.metric import ROUTER, Reading, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
-from kvstore.telemetry.tracing.config import spans_told
+from kvstore.telemetry.tracing.config import span_counts
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
-RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": "hang_ups"}
+RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": "client_disconnects"}
 """Metrics, less `kvstore_router_`, of the counters that have another name."""
 
 
@@ -79,7 +79,7 @@ def add_router_signals(
             return [f"no scheduler: {error}"]
         return []
 
-    add_signals(server, ROUTER, lambda: readings(counters, spans_told(tracing)), alive=alive, unready=unready)
+    add_signals(server, ROUTER, lambda: readings(counters, span_counts(tracing)), alive=alive, unready=unready)
 
 
 def readings(counters: RouterCounters, trace_spans: Reading) -> Readings:

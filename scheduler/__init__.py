@@ -1,1 +1,1 @@
-"""KVCache-centric dispatch of requests: Algorithm 1, its estimators, the baselines, and the cluster simulator. Pure."""
+"""KVCache-centric request scheduling: Algorithm 1, baselines, time estimators and admission control. Pure."""

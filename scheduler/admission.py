@@ -1,14 +1,15 @@
-"""Early rejection: whether a request that could be placed should be taken on, by the load of both pools. Pure arithmetic on counts.
+"""Admission control by the load of both pools (early rejection). Pure arithmetic on counts.
 
-A request that the decode pool cannot take once its prefill is over has cost a prefill for nothing. To reject it at arrival by the decode
-load of that moment fails another way: the load that those in prefill will make is not seen yet, so too many are taken; then it comes all
-at once and too many are rejected, until the prefill pool is idle. Both loads swing, out of phase. What has to be asked is the decode load
-at the time when this prefill will be over.
+A request that the decode pool cannot take after its prefill has wasted that prefill. Rejection by the decode load at
+arrival fails differently. It ignores the load that requests in prefill will add, so too many are admitted; when they
+reach the decode pool, too many are rejected, until the prefill pool is idle. Both loads oscillate out of phase. The
+relevant load is that of the decode pool when this prefill ends.
 
-Who uses it dispatches without the SLO on TBT (which a dispatcher checks against all that is promised), asks `on_arrival` with the TTFT of
-the decision, and `on_decode` when the prefill is over.
+A caller dispatches without the TBT SLO (which a dispatcher checks against all promised work), passes the predicted TTFT
+to `on_arrival`, and calls `on_decode` when the prefill is over.
 
-Source: Qin et al., "Mooncake", arXiv:2407.00079v3, section 7 (early rejection, and that based on prediction; load as a share of the SLO).
+Source: Qin et al., "Mooncake", arXiv:2407.00079v3, section 7 (early rejection, and early rejection based on prediction;
+load as a share of the SLO).
 """
 
 import math
@@ -30,28 +31,28 @@ Times = Sequence[float] | npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
-    """Both pools at `now_s`."""
+    """Load of both pools at `now_s`."""
 
     now_s: float
     decode_instances: int
-    """At least one."""
+    """At least 1."""
     decode_begun_s: Times
-    """When each sequence that is being decoded began to be, ascending."""
+    """Start time of each sequence being decoded, ascending."""
     prefill_ends_s: Times
-    """When the prefill of each request that was taken on and is not decoded yet will be over, as predicted, in any order."""
+    """Predicted end of prefill of each admitted request that is not decoded yet, in any order."""
     decode_s: float
-    """How long a sequence is decoded, on average; 0: not known yet, none is taken to end."""
+    """Mean duration of decoding; 0: unknown, no sequence is assumed to end."""
     context_tokens: float
-    """Of a sequence that is decoded, on average."""
+    """Mean context of a decoded sequence."""
 
 
 class AdmissionPolicy(ABC):
-    """Takes a request on or rejects it. It keeps nothing."""
+    """Admits or rejects requests. Stateless."""
 
     name: ClassVar[str]
 
     def __init__(self, decode: DecodeTime, *, load_limit: float = 1.0) -> None:
-        """`load_limit`: the share of an SLO that a pool may be loaded to.
+        """`load_limit`: maximum load of a pool, as a share of the SLO.
 
         Raises:
             InvalidArgument: it is not above 0.
@@ -63,14 +64,14 @@ class AdmissionPolicy(ABC):
 
     @abstractmethod
     def on_arrival(self, load: PoolLoad, slo: Slo, *, ttft_s: float) -> Rejection | None:
-        """None: it shall be prefilled. `ttft_s`: from now to the end of its prefill, as predicted."""
+        """Decide at arrival; None: admit to prefill. `ttft_s` is the predicted time until its prefill ends."""
 
     def on_decode(self, load: PoolLoad, slo: Slo) -> Rejection | None:
-        """None: it shall be decoded. Its prefill is over, and it is no longer in `load.prefill_ends_s`."""
+        """Decide after the prefill; None: admit to decode. The request is no longer in `load.prefill_ends_s`."""
         return self._decode_load(len(load.decode_begun_s), load, slo)
 
     def _decode_load(self, sequences: float, load: PoolLoad, slo: Slo) -> Rejection | None:
-        """With `sequences`, spread evenly, and this one."""
+        """Load with `sequences`, evenly distributed, and this request."""
         batch = int(sequences / load.decode_instances) + 1
         tbt_s = self._decode.tbt_s(batch, round(batch * load.context_tokens))
         limit_s = self._load_limit * slo.tbt_s
@@ -82,7 +83,7 @@ class AdmissionPolicy(ABC):
 
 
 class AdmitAll(AdmissionPolicy):
-    """Whatever the load."""
+    """Admits every request."""
 
     name = "all"
 
@@ -94,7 +95,7 @@ class AdmitAll(AdmissionPolicy):
 
 
 class RejectLate(AdmissionPolicy):
-    """The baseline: by the prefill load at arrival, by the decode load when the prefill has been done."""
+    """Baseline: checks the prefill load at arrival, and the decode load after the prefill."""
 
     name = "late"
 
@@ -103,7 +104,7 @@ class RejectLate(AdmissionPolicy):
 
 
 class RejectEarly(AdmissionPolicy):
-    """By both loads as they are at arrival; what gets past that may still be rejected when its prefill has been done."""
+    """Checks both current loads at arrival; the request may still be rejected after its prefill."""
 
     name = "early"
 
@@ -112,10 +113,11 @@ class RejectEarly(AdmissionPolicy):
 
 
 class RejectByPrediction(AdmissionPolicy):
-    """By both loads as they will be when the prefill is over, the end of a sequence being as likely at any age.
+    """Checks both loads predicted for the end of the prefill, with a constant chance of a sequence to end at any age.
 
-    O(requests in prefill), as an array. Lengths of output vary about that much, and then what is foreseen has no cliff: the published form
-    below, where all end at one age, takes on a burst every load.decode_s when a prefill takes nearly as long.
+    O(requests in prefill), as an array. Output lengths vary about that much, so the prediction has no cliff. The
+    published form below, where all end at one age, admits a burst every load.decode_s when a prefill takes nearly as
+    long.
     """
 
     name = "predicted"
@@ -126,7 +128,8 @@ class RejectByPrediction(AdmissionPolicy):
 
 
 class RejectByUniformPrediction(AdmissionPolicy):
-    """As RejectByPrediction, each sequence being decoded for exactly load.decode_s, as published. O(requests in prefill), as an array."""
+    """As RejectByPrediction, with exactly load.decode_s of decoding per sequence, as published. O(requests in prefill),
+    as an array."""
 
     name = "predicted_uniform"
 
@@ -136,9 +139,8 @@ class RejectByUniformPrediction(AdmissionPolicy):
 
 
 def expected_decoding(at_s: float, load: PoolLoad) -> float:
-    """Sequences that will be decoded at `at_s`: of those that are now, and of those whose prefill is over by then, what is expected to be
-    left when the chance to end is the same at any age.
-    """
+    """Expected sequences being decoded at `at_s`, among those now and those whose prefill ends by then, with a constant
+    chance to end."""
     decode_s = load.decode_s or math.inf
     staying = len(load.decode_begun_s) * math.exp((load.now_s - at_s) / decode_s)
     ends_s = np.asarray(load.prefill_ends_s, np.float64)
@@ -146,9 +148,9 @@ def expected_decoding(at_s: float, load: PoolLoad) -> float:
 
 
 def uniformly_decoding(at_s: float, load: PoolLoad) -> int:
-    """Sequences that will be decoded at `at_s`: those that are now or whose prefill is over by then, and began less than decode_s before.
+    """Sequences being decoded at `at_s`: those now or whose prefill ends by then, begun less than decode_s before.
 
-    One that has been decoded for longer than that already is taken to end now.
+    A sequence that has been decoded for longer counts as ended.
     """
     since_s = at_s - (load.decode_s or math.inf)
     ended = bisect_right(load.decode_begun_s, since_s)
@@ -162,10 +164,10 @@ ADMISSIONS: Final[dict[str, type[AdmissionPolicy]]] = {
 
 
 def make_admission(name: str, decode: DecodeTime, *, load_limit: float = 1.0) -> AdmissionPolicy:
-    """The admission of this name, a key of ADMISSIONS.
+    """The admission policy of this name, a key of ADMISSIONS.
 
     Raises:
-        ConfigError: there is none of this name; the message lists those there are.
+        ConfigError: unknown name; the message lists the known ones.
         InvalidArgument: load_limit is not above 0.
     """
     kind = ADMISSIONS.get(name)

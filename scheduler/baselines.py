@@ -1,10 +1,11 @@
-"""What Algorithm 1 is measured against: dispatchers that use less of what is known, and never fetch a prefix; and the table of all by name.
+"""Baselines of Algorithm 1: dispatchers that use less information and never fetch a prefix; and the table of all
+dispatchers by name.
 
-They share the choice of the decode instance and the SLOs (dispatcher.py), so that they differ only in the prefill instance. What an
-instance has of the prompt it does use: a baseline chooses worse, it does not compute worse.
+They share the choice of the decode instance and the SLO check (dispatcher.py), so that they differ only in the prefill
+instance. An instance still uses its own cached prefix: a baseline chooses worse, it does not compute worse.
 
-Source: the first four are compared in Qin et al., Mooncake, FAST 2025, section 5; two choices: Mitzenmacher, "The Power of Two Choices in
-Randomized Load Balancing", IEEE TPDS 12 (2001).
+Source: the first four are compared in Qin et al., Mooncake, FAST 2025, section 5; two choices: Mitzenmacher, "The Power
+of Two Choices in Randomized Load Balancing", IEEE TPDS 12 (2001).
 """
 
 import random
@@ -13,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvstore.protocol.errors import ConfigError
-from kvstore.scheduler.dispatcher import Dispatcher, Estimators, broken_slo, decodings
+from kvstore.scheduler.dispatcher import Dispatcher, Estimators, check_slo, decode_choices
 from kvstore.scheduler.kvcache_centric import DEFAULT_BALANCING_THRESHOLD, KVCacheCentric
 from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest
 
 
 class Baseline(Dispatcher):
-    """Everything but the choice of the prefill instance."""
+    """Dispatcher without the choice of the prefill instance."""
 
     def __init__(self, estimators: Estimators) -> None:
         self._estimators = estimators
@@ -34,14 +35,14 @@ class Baseline(Dispatcher):
     ) -> Decision | Rejection:
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
-        decoded = decodings(request, prefill, decode, self._estimators.decode)
+        decoded = decode_choices(request, prefill, decode, self._estimators.decode)
         among = list(decoded)
         p = among[self._choose(request, [matches[n] for n in among], [prefill[n] for n in among])]
         queue_s, prefill_s = prefill[p].queue_s, self._prefill_s(request, matches[p])
         decoding = decoded[p]
         if isinstance(decoding, Rejection):
             return decoding
-        rejection = broken_slo(request.slo, ttft_s=queue_s + prefill_s, tbt_s=decoding.tbt_s)
+        rejection = check_slo(request.slo, ttft_s=queue_s + prefill_s, tbt_s=decoding.tbt_s)
         if rejection is not None:
             return rejection
         return Decision(
@@ -58,7 +59,7 @@ class Baseline(Dispatcher):
 
     @abstractmethod
     def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
-        """The index of a prefill instance; there is at least one."""
+        """Index of a prefill instance; there is at least one."""
 
     def _prefill_s(self, request: ScheduleRequest, blocks: int) -> float:
         return self._estimators.prefill.prefill_s(request.input_tokens, request.prefix_tokens(blocks))
@@ -66,21 +67,21 @@ class Baseline(Dispatcher):
     def _soonest(
         self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance], candidates: Iterable[int]
     ) -> int:
-        """Which of them makes the first token soonest with what it has itself; ties: the first of them."""
-        foreseen: dict[int, float] = {}
+        """The candidate with the least predicted TTFT from its own cache; ties: the first."""
+        predicted: dict[int, float] = {}
         best, best_s = -1, float("inf")
         for number in candidates:
             blocks = matches[number]
-            if blocks not in foreseen:
-                foreseen[blocks] = self._prefill_s(request, blocks)
-            ttft_s = prefill[number].queue_s + foreseen[blocks]
+            if blocks not in predicted:
+                predicted[blocks] = self._prefill_s(request, blocks)
+            ttft_s = prefill[number].queue_s + predicted[blocks]
             if best < 0 or ttft_s < best_s:
                 best, best_s = number, ttft_s
         return best
 
 
 class RandomChoice(Baseline):
-    """Any instance, all alike."""
+    """Uniformly random instance."""
 
     name = "random"
 
@@ -93,21 +94,21 @@ class RandomChoice(Baseline):
 
 
 class RoundRobin(Baseline):
-    """One after the other, rejected requests counted."""
+    """Instances in turn; rejected requests count."""
 
     name = "round_robin"
 
     def __init__(self, estimators: Estimators) -> None:
         super().__init__(estimators)
-        self._turn = -1
+        self._last = -1
 
     def _choose(self, request: ScheduleRequest, matches: Sequence[int], prefill: Sequence[PrefillInstance]) -> int:
-        self._turn = (self._turn + 1) % len(prefill)
-        return self._turn
+        self._last = (self._last + 1) % len(prefill)
+        return self._last
 
 
 class LoadBalancing(Baseline):
-    """The shortest queue in seconds, whatever it has in its cache; ties: the first."""
+    """Shortest queue in seconds, regardless of caches; ties: the first."""
 
     name = "load_balancing"
 
@@ -116,7 +117,7 @@ class LoadBalancing(Baseline):
 
 
 class LocalCacheAware(Baseline):
-    """The first token soonest, each instance with its own cache: Algorithm 1 without transfers."""
+    """Least predicted TTFT, each instance with its own cache: Algorithm 1 without transfers."""
 
     name = "local_cache_aware"
 
@@ -125,7 +126,7 @@ class LocalCacheAware(Baseline):
 
 
 class PowerOfTwo(Baseline):
-    """The better of two instances chosen at random, as LocalCacheAware compares them."""
+    """The better of two random instances, compared as by LocalCacheAware."""
 
     name = "power_of_two"
 
@@ -140,14 +141,14 @@ class PowerOfTwo(Baseline):
 DISPATCHERS: Final[tuple[str, ...]] = tuple(
     kind.name for kind in (KVCacheCentric, LocalCacheAware, PowerOfTwo, LoadBalancing, RoundRobin, RandomChoice)
 )
-"""The names that make_dispatcher knows."""
+"""Names accepted by `make_dispatcher`."""
 
 
 def make_dispatcher(name: str, estimators: Estimators, *, threshold: float = DEFAULT_BALANCING_THRESHOLD, seed: int = 0) -> Dispatcher:
-    """A new dispatcher of this name. `threshold` is kvcache_centric's, `seed` is for those that draw.
+    """A new dispatcher of this name. `threshold` is for kvcache_centric, `seed` for random choices.
 
     Raises:
-        ConfigError: there is none of this name; the message lists those there are.
+        ConfigError: unknown name; the message lists the known ones.
         InvalidArgument: the threshold is below 1.
     """
     match name:

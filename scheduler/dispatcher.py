@@ -1,4 +1,4 @@
-"""Interface of a dispatcher, which chooses the instances of a request, and the choice of the decode instance that all dispatchers share.
+"""Dispatcher interface, and the choice of the decode instance that all dispatchers share.
 
 Dispatchers: Algorithm 1 (kvcache_centric.py) and its baselines (baselines.py).
 """
@@ -14,7 +14,7 @@ from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance,
 
 @dataclass(frozen=True, slots=True)
 class Estimators:
-    """All that a dispatcher foresees with, and the size of a block in bytes."""
+    """Time estimators of a dispatcher, and the size of a block in bytes."""
 
     prefill: PrefillTime
     decode: DecodeTime
@@ -23,11 +23,11 @@ class Estimators:
 
 
 class Dispatcher(ABC):
-    """Chooses a prefill and a decode instance for each request. Not thread-safe; it changes no instance it is shown.
+    """Chooses a prefill and a decode instance for each request. Not thread-safe; it does not modify instances.
 
-    `matches[i]` is the number of leading blocks of the prompt that prefill[i] need not compute: the answer of a PrefixIndex. `sendable[i]`
-    is how many of them others can fetch from it: fewer where it has some in its GPU's memory only; None: all. Either sequence of
-    instances may be empty (Reason.NO_INSTANCE). What is prefilled where `decodes_at` is set is decoded there.
+    `matches[i]` is the number of leading blocks of the prompt that prefill[i] has, from a PrefixIndex. `sendable[i]` is
+    how many of them other instances can fetch, fewer if some are only in GPU memory; None: all. Either sequence of
+    instances may be empty (Reason.NO_INSTANCE). A request prefilled on an instance with `decodes_at` is decoded there.
     """
 
     name: ClassVar[str]
@@ -41,44 +41,45 @@ class Dispatcher(ABC):
         decode: Sequence[DecodeInstance],
         sendable: Sequence[int] | None = None,
     ) -> Decision | Rejection:
-        """Where `request` goes, or why nowhere."""
+        """Placement of `request`, or the reason of its rejection."""
 
 
 class Decoding(NamedTuple):
-    """The sequence would be decoded by decode[`instance`], a token each `tbt_s`."""
+    """Decode instance of a request, with the predicted time per token."""
 
     instance: int
     tbt_s: float
 
 
 def select_decoding_instance(request: ScheduleRequest, decode: Sequence[DecodeInstance], estimator: DecodeTime) -> Decoding | Rejection:
-    """The one with the least time between tokens once the request is there, of those that take what others have prefilled and whose cache
-    has room for it and for all its output; ties: the least context, then the first. Reason.NO_INSTANCE without any; Reason.CAPACITY, in
-    tokens, without one that has room.
+    """The decode instance with the least predicted TBT, among those that accept prefilled requests and have cache space
+    for the request and its output; ties: the least context, then the first.
+
+    Rejects with Reason.NO_INSTANCE without instances, and with Reason.CAPACITY, in tokens, if none has space.
     """
     return _select(request, [(index, instance) for index, instance in enumerate(decode) if not instance.is_own], estimator, {})
 
 
-def decodings(
+def decode_choices(
     request: ScheduleRequest, prefill: Sequence[PrefillInstance], decode: Sequence[DecodeInstance], estimator: DecodeTime
 ) -> Mapping[int, Decoding | Rejection]:
-    """The prefill instances to choose among, in order, and where the request would be decoded after each: as `select_decoding_instance`, or
-    by itself if it decodes what it prefills.
+    """Decode choice by eligible prefill instance, in order: as `select_decoding_instance`, or the instance itself if it
+    decodes its own requests.
 
-    One after which there is no room, or tokens would come too slowly, is left out as long as another is better. Without room anywhere all
-    are there, with one Reason.CAPACITY for the largest room, or Reason.NO_INSTANCE.
+    Instances without cache space, or over the TBT SLO, are left out while a better one exists. Without space anywhere,
+    all get one Reason.CAPACITY with the largest free space, or Reason.NO_INSTANCE.
     """
     elsewhere = select_decoding_instance(request, decode, estimator)
     if all(one.decodes_at is None for one in prefill):
         return dict.fromkeys(range(len(prefill)), elsewhere)
-    foreseen: dict[tuple[int, int], float] = {}
+    predicted: dict[tuple[int, int], float] = {}
     found = {
-        number: elsewhere if (own := one.decodes_at) is None else _select(request, [(own, decode[own])], estimator, foreseen)
+        number: elsewhere if (own := one.decodes_at) is None else _select(request, [(own, decode[own])], estimator, predicted)
         for number, one in enumerate(prefill)
     }
-    fits = {number: place for number, place in found.items() if isinstance(place, Decoding)}
+    fits = {number: choice for number, choice in found.items() if isinstance(choice, Decoding)}
     if fits:
-        return {number: place for number, place in fits.items() if place.tbt_s <= request.slo.tbt_s} or fits
+        return {number: choice for number, choice in fits.items() if choice.tbt_s <= request.slo.tbt_s} or fits
     reasons = [why for why in found.values() if isinstance(why, Rejection)]
     return dict.fromkeys(found, max(reasons, key=lambda why: (why.reason is Reason.CAPACITY, why.limit)))
 
@@ -88,17 +89,17 @@ def _fits(request: ScheduleRequest, instance: DecodeInstance) -> bool:
 
 
 def _select(
-    request: ScheduleRequest, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime, foreseen: dict[tuple[int, int], float]
+    request: ScheduleRequest, among: Sequence[tuple[int, DecodeInstance]], estimator: DecodeTime, predicted: dict[tuple[int, int], float]
 ) -> Decoding | Rejection:
-    """`foreseen`: TBT by batch and context, as far as it was asked for this request."""
+    """`predicted` caches TBT by batch and context for this request."""
     best: tuple[float, int, int] | None = None
     for index, instance in among:
         if not _fits(request, instance):
             continue
         load = (instance.batch + 1, instance.context_tokens + request.input_tokens)
-        tbt_s = foreseen.get(load)
+        tbt_s = predicted.get(load)
         if tbt_s is None:
-            tbt_s = foreseen[load] = estimator.tbt_s(*load)
+            tbt_s = predicted[load] = estimator.tbt_s(*load)
         candidate = (tbt_s, instance.context_tokens, index)
         if best is None or candidate < best:
             best = candidate
@@ -106,12 +107,12 @@ def _select(
         return Decoding(best[2], best[0])
     if not among:
         return Rejection(Reason.NO_INSTANCE)
-    room_tokens = max(instance.capacity_tokens - instance.context_tokens for _, instance in among)
-    return Rejection(Reason.CAPACITY, request.input_tokens + request.output_tokens, room_tokens)
+    free_tokens = max(instance.capacity_tokens - instance.context_tokens for _, instance in among)
+    return Rejection(Reason.CAPACITY, request.input_tokens + request.output_tokens, free_tokens)
 
 
-def broken_slo(slo: Slo, *, ttft_s: float, tbt_s: float) -> Rejection | None:
-    """Why a placement may not be taken, with the value and the limit in seconds; None: it keeps both SLOs."""
+def check_slo(slo: Slo, *, ttft_s: float, tbt_s: float) -> Rejection | None:
+    """Rejection of a placement that violates an SLO, with value and limit in seconds; None if it meets both."""
     if ttft_s > slo.ttft_s:
         return Rejection(Reason.TTFT, ttft_s, slo.ttft_s)
     if tbt_s > slo.tbt_s:

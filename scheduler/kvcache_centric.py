@@ -1,17 +1,17 @@
-"""Algorithm 1: where a request makes its first token soonest, counting the KV cache that instances have and may fetch from one another.
+"""Algorithm 1: place a request where its first token comes soonest, given the KV caches of instances and transfers
+between them.
 
-Lines are those of the algorithm as published. Two printings of it differ in line 6. Here it is prefix_len <- best_len: with a transfer all
-those blocks are there. The other, min(best_len, instance.prefix_len), would pay for the transfer and compute the blocks nevertheless.
+Line numbers are those of the published algorithm, with these differences:
 
-Line 20 and 21 are the migration of hot blocks: a request that the holder's queue keeps away takes the prefix along, so what many ask for is
-soon in many caches, and copies that nobody asks for any more leave by eviction. There is nothing else to migrate.
-
-As published, line 5 looks at lengths only: over a slow way an idle instance fetches for longer than it would compute. Here it fetches what
-it would not have sooner by computing it, and is foreseen with the sooner of the two. And line 14 adds up transfer and queue, though a
-transfer begins with the decision, while the prompt waits for its turn: here the longer of the two counts.
-
-The published estimate of a transfer knows its sender only. Here it knows the receiver, too, where a rate was measured between the two: so
-who sends, of several with the longest prefix, may differ from receiver to receiver.
+- Line 6 exists in two printings. Here it is prefix_len <- best_len: after a transfer all these blocks are present. The
+  other, min(best_len, instance.prefix_len), would pay for the transfer and compute the blocks nevertheless.
+- Lines 20 and 21 migrate hot blocks: a request that is placed away from a long queue takes the prefix along. Popular
+  prefixes thus spread, and unused copies are evicted. No other migration exists.
+- Line 5 compares lengths only, so over a slow path an idle instance would fetch for longer than it computes. Here a
+  prefix is fetched only if that is faster, and the prediction uses the faster of the two.
+- Line 14 adds transfer and queue, although the transfer begins with the decision. Here the longer of the two counts.
+- The published transfer estimate depends on the sender only. Here it also depends on the receiver, if the rate of the
+  pair was measured. Among several instances with the longest prefix, the sender may therefore differ per receiver.
 
 Source: Qin et al., Mooncake, FAST 2025, section 5, Algorithm 1.
 """
@@ -21,24 +21,23 @@ from math import inf
 from typing import Final
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.scheduler.dispatcher import Dispatcher, Estimators, broken_slo, decodings
+from kvstore.scheduler.dispatcher import Dispatcher, Estimators, check_slo, decode_choices
 from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest
 
 DEFAULT_BALANCING_THRESHOLD: Final = 1.0
-"""kvcache_balancing_threshold, a ratio: the paper names no value. 1 fetches whatever another has more and is fetched sooner than computed;
-more keeps nearly equal copies from travelling; infinity never fetches."""
+"""kvcache_balancing_threshold, a ratio; the paper gives no value. 1 fetches every prefix that is fetched faster than
+computed; higher values skip transfers between nearly equal prefixes; infinity never fetches."""
 
 
 class KVCacheCentric(Dispatcher):
-    """Algorithm 1. A decision is O(prefill + decode instances + measured rates), and one estimate for each distinct length of prefix."""
+    """Algorithm 1. O(prefill + decode instances + measured rates) per decision, with one estimate per distinct prefix
+    length."""
 
     name = "kvcache_centric"
 
     def __init__(self, estimators: Estimators, *, kvcache_balancing_threshold: float = DEFAULT_BALANCING_THRESHOLD) -> None:
-        """
-        Raises:
-            InvalidArgument: the threshold is below 1; no instance has more than the best one.
-        """
+        """Raises:
+        InvalidArgument: the threshold is below 1; no instance has more than the best one."""
         if not kvcache_balancing_threshold >= 1:
             raise InvalidArgument(f"kvcache_balancing_threshold is {kvcache_balancing_threshold:g}: it must be at least 1")
         self._estimators = estimators
@@ -52,17 +51,17 @@ class KVCacheCentric(Dispatcher):
         decode: Sequence[DecodeInstance],
         sendable: Sequence[int] | None = None,
     ) -> Decision | Rejection:
-        # Line 1, PrefixHash, is the caller's, and so is the matching of line 3: request.keys, and their runs at each instance.
+        # The caller has done line 1, PrefixHash (request.keys), and the matching of line 3 (matches).
         if not prefill:
             return Rejection(Reason.NO_INSTANCE)
-        decoded = decodings(request, prefill, decode, self._estimators.decode)  # line 17, for each
+        decoded = decode_choices(request, prefill, decode, self._estimators.decode)  # line 17, for each
         ttft_s, p = inf, next(iter(decoded))  # line 2
         if sendable is None:
             sendable = matches
         best_len = max(sendable)  # line 3
         senders = _Senders(best_len, sendable, prefill, self._estimators)
-        # What the lines 5 to 11 and 13 say depends on the instance only by the blocks it has, but for measured rates: it is foreseen once
-        # for each number of them, and only where an instance could be the soonest.
+        # Lines 5 to 11 and 13 depend on an instance only by its prefix length and measured rates: predict them once
+        # per length, and only if the instance could be the soonest.
         missing = {own: best_len - own for own in set(matches) if self._exceeds(best_len, own)}  # lines 5 and 7
         fetched_s = self._prefill_s(request, best_len) if missing else inf  # line 13 with line 6
         computed_s = _Memo(lambda own: self._prefill_s(request, own))  # line 13 with line 10
@@ -73,7 +72,7 @@ class KVCacheCentric(Dispatcher):
             if own not in missing:
                 total_s = queue_s + computed_s[own]
             elif ttft_s <= queue_s + fetched_s:
-                continue  # whatever the transfer takes
+                continue  # not sooner, however fast the transfer
             else:
                 sender = prefill[senders.to(instance)] if instance.received_bytes_per_s else None
                 transfer_s = sent_s[own] if sender is None else self._transfer_s(missing[own], sender, instance)
@@ -85,7 +84,7 @@ class KVCacheCentric(Dispatcher):
         decoding = decoded[p]
         if isinstance(decoding, Rejection):
             return decoding
-        rejection = broken_slo(request.slo, ttft_s=ttft_s, tbt_s=decoding.tbt_s)  # lines 18 and 19
+        rejection = check_slo(request.slo, ttft_s=ttft_s, tbt_s=decoding.tbt_s)  # lines 18 and 19
         if rejection is not None or ttft_s == inf:
             return rejection or Rejection(Reason.TTFT, ttft_s, request.slo.ttft_s)
         own = matches[p]
@@ -93,7 +92,7 @@ class KVCacheCentric(Dispatcher):
         transfer_s, queue_s = self._transfer_s(blocks, prefill[sends], prefill[p]), prefill[p].queue_s
         if transfer_s > queue_s and transfer_s + fetched_s >= queue_s + computed_s[own]:
             blocks, transfer_s = 0, 0.0
-        return Decision(  # lines 20 to 22; the caller makes the transfer
+        return Decision(  # lines 20 to 22; the caller starts the transfer
             prefill=p,
             decode=decoding.instance,
             prefix_blocks=own + blocks,
@@ -106,12 +105,13 @@ class KVCacheCentric(Dispatcher):
         )
 
     def _exceeds(self, best_len: int, prefix_len: int) -> bool:
-        """The condition of the lines 5 and 20."""
+        """Condition of lines 5 and 20."""
         ratio = best_len / prefix_len if prefix_len else (inf if best_len else 0.0)
         return ratio > self._threshold
 
     def _transfer_s(self, blocks: int, sender: PrefillInstance, receiver: PrefillInstance | None = None) -> float:
-        """Lines 7, 8 and 11: EstimateKVCacheTransferTime, and 0 of nothing. Without a receiver: to one of whom nothing was measured."""
+        """Lines 7, 8 and 11, EstimateKVCacheTransferTime; 0 without blocks. Without a receiver, for one without a
+        measured rate."""
         if not blocks:
             return 0.0
         return self._estimators.transfer.transfer_s(
@@ -127,18 +127,19 @@ class KVCacheCentric(Dispatcher):
 
 
 class _Memo(dict[int, float]):
-    """What a function says of a number of blocks, which is asked for each once, when it is needed."""
+    """Lazily computed function of a number of blocks, cached."""
 
-    def __init__(self, ask: Callable[[int], float]) -> None:
-        self._ask = ask
+    def __init__(self, compute: Callable[[int], float]) -> None:
+        self._compute = compute
 
     def __missing__(self, blocks: int) -> float:
-        found = self[blocks] = self._ask(blocks)
+        found = self[blocks] = self._compute(blocks)
         return found
 
 
 class _Senders:
-    """The instances of FindBestPrefixMatch: of those with the longest prefix the one that would send all of it soonest, ties the first."""
+    """FindBestPrefixMatch: among the instances with the longest prefix, the one that would send it soonest; ties: the
+    first."""
 
     def __init__(self, best_len: int, matches: Sequence[int], prefill: Sequence[PrefillInstance], estimators: Estimators) -> None:
         self._size_bytes = best_len * estimators.block_bytes
@@ -148,19 +149,19 @@ class _Senders:
         if len(holders) > 1 and best_len:
             holders = sorted((self._takes_s(prefill[number]), number) for _, number in holders)
         self._holders = holders
-        """Soonest first, by what senders say of themselves."""
+        """(seconds, instance), soonest first, by the senders' own rates."""
         self._waits: dict[Hashable, tuple[float, int]] = {}
-        """At each place how long it takes what the holder there has to send before; of several the one with the least."""
+        """(wait, instance) by location: time for the backlog of the holder there; the least of several."""
         self._at_one_byte_per_s = 0.0
-        """How long the prefix alone would take at that rate: the estimator knows what it counts in."""
+        """Time for the prefix alone at one byte per second, in the estimator's units."""
 
     @property
     def first(self) -> int:
-        """Who sends to one that has measured nothing."""
+        """Sender to an instance without measured rates."""
         return self._holders[0][1]
 
     def to(self, receiver: PrefillInstance) -> int:
-        """Who sends to this one. O(its measured rates): the estimator is asked for each holder once, not for each receiver."""
+        """Sender to this instance. O(its measured rates): the estimator runs once per holder, not per receiver."""
         measured = receiver.received_bytes_per_s
         if not measured or len(self._holders) == 1 or not self._size_bytes:
             return self.first
@@ -178,7 +179,7 @@ class _Senders:
         return best
 
     def _prepare(self) -> None:
-        """A way's rate counts for what is sent by it, and for nothing before that: see TransferTime."""
+        """Separate the backlog from the transfer: a pair's rate applies to the transfer only, see TransferTime."""
         for wait_s, number in sorted((self._takes_s(self._prefill[number], inf), number) for _, number in self._holders):
             self._waits.setdefault(self._prefill[number].place, (wait_s, number))
         idle = PrefillInstance("")

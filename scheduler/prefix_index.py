@@ -1,4 +1,5 @@
-"""Which instances hold which blocks, and so the longest prefix of a prompt at each: FindBestPrefixMatch. Pure bookkeeping."""
+"""Index from blocks to the instances that hold them, for the longest prefix of a prompt at each (FindBestPrefixMatch).
+Pure."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import repeat
@@ -8,27 +9,28 @@ K = TypeVar("K", bound=Hashable)
 
 
 class PrefixIndex(Generic[K]):
-    """Blocks to the set of instances that hold them, a set being one integer with a bit an instance.
+    """Set of holding instances per block, as a bit mask.
 
-    An instance is a small number of the caller's choice, dense from 0. Not thread-safe. Memory: an entry a block that any of them holds.
+    An instance is a small number chosen by the caller, dense from 0. Not thread-safe. Memory: an entry per block held
+    anywhere.
     """
 
     def __init__(self) -> None:
         self._holders: dict[K, int] = {}
 
     def add(self, instance: int, keys: Iterable[K]) -> None:
-        """`instance` holds these blocks now; those it held already are none the worse."""
+        """`instance` holds these blocks now; repeated additions have no effect."""
         holders, bit = self._holders, 1 << instance
         before, after = 0, bit
         for key in keys:
             held = holders.get(key, 0)
-            # Blocks of a prompt are mostly held by the same instances: as one object for all of them they are matched in half the time.
+            # Blocks of a prompt mostly have the same holders: sharing one int object halves the time of matching.
             if held is not before:
                 before, after = held, held | bit
             holders[key] = after
 
     def remove(self, instance: int, keys: Iterable[K]) -> None:
-        """`instance` holds these no longer; those it did not are ignored."""
+        """`instance` holds these blocks no longer; unknown ones are ignored."""
         holders, keep = self._holders, ~(1 << instance)
         for key in keys:
             left = holders.get(key, 0) & keep
@@ -38,7 +40,7 @@ class PrefixIndex(Generic[K]):
                 holders.pop(key, None)
 
     def match(self, keys: Sequence[K], instances: int) -> list[int]:
-        """The number of leading blocks of `keys` that each of the instances [0, instances) holds."""
+        """Number of leading blocks of `keys` held by each of the instances [0, instances)."""
         return leading_blocks(map(self._holders.get, keys, repeat(0)), instances)
 
     def __len__(self) -> int:
@@ -46,7 +48,7 @@ class PrefixIndex(Generic[K]):
 
 
 def leading_blocks(holders: Iterable[int], instances: int) -> list[int]:
-    """From the holders of a prompt's blocks, in order (0: nobody), the length of the unbroken run at each of [0, instances).
+    """Length of the unbroken run at each of [0, instances), from the holders of a prompt's blocks in order (0: none).
 
     Reads no further than the longest run.
     """

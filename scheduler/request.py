@@ -1,6 +1,6 @@
-"""A request as a scheduler sees it, the instances that it may go to, and the decision. Values; they decide nothing.
+"""Values of scheduling: requests, instances, decisions and rejections.
 
-Indexes of a decision are into the sequences of instances that the scheduler was given. The simulator or live reports fill the instances.
+Indexes in a decision refer to the scheduler's sequences of instances, which come from a simulator or from live reports.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,13 +12,13 @@ from kvstore.protocol.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What was promised: time to first token, and time between tokens. Both in seconds; infinite where nothing was."""
+    """Service-level objectives: time to first token, and time between tokens, in seconds; infinite if none."""
 
     ttft_s: float = float("inf")
     tbt_s: float = float("inf")
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for a promise that nobody can keep."""
+        """Raises InvalidArgument unless both are above 0."""
         for name, value in (("ttft_s", self.ttft_s), ("tbt_s", self.tbt_s)):
             if not value > 0:
                 raise InvalidArgument(f"the SLO {name} is {value:g}: it must be above 0 seconds")
@@ -26,17 +26,18 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRequest:
-    """One prompt. `keys` name its blocks in order, each after `block_tokens` tokens; the last one may be partial or missing."""
+    """One prompt. `keys` identify its blocks of `block_tokens` in order; the last one may be partial or missing."""
 
     keys: Sequence[Hashable]
     input_tokens: int
     block_tokens: int
     output_tokens: int = 1
-    """As predicted: nobody knows it before the last token."""
+    """Predicted."""
     slo: Slo = Slo()
 
     def prefix_tokens(self, blocks: int) -> int:
-        """Tokens that need no prefill when the first `blocks` blocks are there. The last token always does: it gives the first logits."""
+        """Tokens that need no prefill if the first `blocks` blocks are cached. The last token always needs it, for the
+        first logits."""
         return max(0, min(blocks * self.block_tokens, self.input_tokens - 1))
 
 
@@ -46,61 +47,62 @@ class PrefillInstance:
 
     name: str
     queue_s: float = 0.0
-    """Predicted seconds until it could start on something new: what is left of the running prefill, and all that waits."""
+    """Predicted seconds until it can start a new prompt: the rest of the running prefill, and the queue."""
     send_backlog_bytes: int = 0
-    """Bytes that it was told to send and has not sent yet."""
+    """Bytes queued to be sent."""
     send_bytes_per_s: float = 25e9
-    """What its rails deliver, as measured."""
+    """Measured send rate of its rails."""
     place: Hashable = None
-    """Where its cache is: several instances may share one."""
+    """Location of its cache; several instances may share one."""
     received_bytes_per_s: Mapping[Hashable, float] = field(default_factory=dict)
-    """What was measured lately on the way to it, by the sender's `place`; from elsewhere what the sender delivers counts."""
+    """Recently measured receive rate by the sender's `place`; for other senders, their send rate applies."""
     decodes_at: int | None = None
-    """It decodes what it has prefilled, and nothing else does: the index of its decode side. None: any decode instance without `is_own`."""
+    """Index of its decode side, if it decodes what it has prefilled and nothing else. None: any decode instance without
+    `is_own`."""
 
 
 @dataclass(slots=True)
 class DecodeInstance:
-    """A group of GPUs that produces tokens for all its sequences at once."""
+    """A group of GPUs that generates tokens for all its sequences at once."""
 
     name: str
     batch: int = 0
-    """Sequences that are being decoded, and those promised to it that have not arrived."""
+    """Running sequences, and those promised but not arrived."""
     context_tokens: int = 0
-    """Tokens of KV cache of all of them together."""
+    """Tokens of KV cache of these sequences."""
     capacity_tokens: int = 1 << 62
-    """Tokens of KV cache that fit."""
+    """Capacity in tokens of KV cache."""
     is_own: bool = False
-    """The decode side of an instance that prefills too, and decodes only what that has prefilled."""
+    """The decode side of an instance that decodes only what it has prefilled."""
 
 
 class Reason(Enum):
-    """Why a request was rejected."""
+    """Reason of a rejection."""
 
     TTFT = "ttft"
-    """No prefill instance would make its first token in time."""
+    """No prefill instance meets the TTFT SLO."""
     TBT = "tbt"
-    """No decode instance would make the others in time."""
+    """No decode instance meets the TBT SLO."""
     CAPACITY = "capacity"
-    """No decode instance has room for its KV cache."""
+    """No decode instance has space for its KV cache."""
     PREFILL_LOAD = "prefill_load"
-    """Early rejection: the prefill pool is loaded above what is allowed."""
+    """Early rejection: the prefill pool is over its load limit."""
     DECODE_LOAD = "decode_load"
-    """Early rejection: the decode pool is, or will be when the prefill is over."""
+    """Early rejection: the decode pool is over its load limit, or will be when the prefill ends."""
     NO_INSTANCE = "no_instance"
-    """There is nothing to send it to."""
+    """No instance is available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The request goes to prefill[`prefill`], then to decode[`decode`]."""
+    """Placement on prefill[`prefill`], then decode[`decode`]."""
 
     prefill: int
     decode: int
     prefix_blocks: int
-    """Blocks of the prompt that will not be computed."""
+    """Blocks of the prompt that are not computed."""
     transfer_from: int | None
-    """The prefill instance that `transfer_blocks` of them are fetched from first: those after the ones that are there. None: nothing."""
+    """Prefill instance that the last `transfer_blocks` of these are fetched from; None: no transfer."""
     transfer_blocks: int
     transfer_s: float
     queue_s: float
@@ -109,13 +111,13 @@ class Decision:
 
     @property
     def ttft_s(self) -> float:
-        """Predicted seconds to the first token: what is fetched comes while the request waits for its turn."""
+        """Predicted seconds to the first token; the transfer runs while the request queues."""
         return max(self.transfer_s, self.queue_s) + self.prefill_s
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The request goes nowhere. `value` is what was predicted and `limit` what it had to stay below, in the reason's unit."""
+    """Rejection of a request: the predicted `value` and the `limit` that it exceeds, in the reason's unit."""
 
     reason: Reason
     value: float = 0.0

@@ -25,7 +25,7 @@ COUNTERS: Final = {
     "read_bytes": "out_bytes",
     "table_limit_bytes": "max_table_bytes",
     "waiting_requests": "waiting",
-    "undecided_blocks": "undecided",
+    "uncommitted_blocks": "undecided",
     "moving_blocks": "moving",
     "publish_backlog_events": "publish_backlog",
     "engine_served_bytes": "engine_bytes",

@@ -41,7 +41,7 @@ from kvstore.store.storage import Storage, check
 from kvstore.telemetry.http.server import open_http
 from kvstore.telemetry.metrics.metric import NODE, Readings
 from kvstore.telemetry.signals import ALIVE_S, add_signals
-from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, span_counts
 from kvstore.transfer.config import TransferSettings
 
 SEND_TIMEOUT_S: Final = 30.0
@@ -151,7 +151,7 @@ class Node:
         if self.http is not None:
             opened.callback(self.http.close)
         told = settings.advertise or tcp
-        http = self.http.told(parse_address(told).host) if self.http is not None else ""
+        http = self.http.advertised(parse_address(told).host) if self.http is not None else ""
         self._check_certificate(parse_address(told).host)
         traces = self._tracing is not None
         self.identity = NodeIdentity(self._name.text, VERSION, socket_id(unix), unix, told, self._instance, http, traces)
@@ -252,7 +252,7 @@ class Node:
             add_signals(self.http, NODE, lambda: ask(self.readings), alive=lambda: ask(lambda: None), unready=lambda: ask(self.unready))
             self.http.start()
         identity = self.identity
-        return NodeAddresses(identity.name, identity.tcp, identity.unix, self.http.told() if self.http is not None else "")
+        return NodeAddresses(identity.name, identity.tcp, identity.unix, self.http.advertised() if self.http is not None else "")
 
     def prefault(self, on_done: Callable[[], None] = lambda: None) -> None:
         """Touch all DRAM once, in a thread: see Prefaulter. `on_done` is called in the loop."""
@@ -308,7 +308,7 @@ class Node:
                 "kvstore_node_info": {(self._name.text, VERSION): 1},
                 "kvstore_node_ready": int(not self.unready()),
                 "kvstore_node_certificate_valid_seconds": self._ends.left_s(time.time()),
-                "kvstore_node_trace_spans": spans_told(self._tracing),
+                "kvstore_node_trace_spans": span_counts(self._tracing),
                 "kvstore_node_quota_refused": {(reason,): count for reason, count in self._service.loads.refused().items()},
             },
         )

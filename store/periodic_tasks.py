@@ -9,7 +9,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.store.metrics import NodeMetrics
 from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.storage import Storage
-from kvstore.telemetry.metrics.requests import TURN_S
+from kvstore.telemetry.metrics.requests import ROTATE_S
 
 EXPIRE_INTERVAL_S = 0.1
 """Interval at which leases, open puts and queued requests are checked for expiry."""
@@ -44,7 +44,7 @@ class NodePeriodicTasks:
             storage.victim_queries.step,
         ]
         reactor.every(EXPIRE_INTERVAL_S, self._run_due)
-        reactor.every(TURN_S, self._metrics.requests.turn)
+        reactor.every(ROTATE_S, self._metrics.requests.turn)
         reactor.every(HEARTBEAT_INTERVAL_S, self._heartbeat)
         reactor.every(FLUSH_INTERVAL_S, storage.mover.flush)
         reactor.every(FLUSH_INTERVAL_S, storage.reads.trim_memory)

@@ -1,1 +1,1 @@
-"""What a daemon tells of itself: its HTTP port, metrics, logs and traces. It knows no block, and no daemon."""
+"""Telemetry of daemons: HTTP port, metrics, logs and traces. It depends on no block code and no daemon."""

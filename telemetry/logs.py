@@ -1,6 +1,6 @@
-"""Lines that daemons log to standard error: their form and level, the events that scripts may look for, the last line of a daemon.
+"""Log lines of daemons on standard error: formats, levels, and named events for scripts.
 
-Names and fields of events stay, whatever the text beside them says. Nothing secret is in any: no token, no value, no key.
+Names and fields of events are stable; texts are not. No line contains a token, a value or a key.
 """
 
 import json
@@ -11,40 +11,39 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 ROOT: Final = "kvstore"
-"""The logger above all of ours."""
+"""Parent of all loggers of this project."""
 
 EVENTS: Final = {
-    "daemon_stops": "a daemon ends: `why`",
+    "daemon_stops": "a daemon stops: `why`",
     "log_level": "an operator changed the level of a logger: `of`, `to`, `by`",
-    "node_registered": "at a master, a node is known from now on: `node`, `node_id`, `at`",
-    "node_died": "at a master, a node was silent for too long, or its link broke: `node`, `node_id`",
-    "node_stopped": "at a master, a node's process ended in an orderly way: `node`, `node_id`",
-    "node_forgotten": "at a master, a dead node is removed because too many are away: `node`, `why`",
-    "node_drained": "at a master, nothing is left of a drain, and the node can be stopped: `node`, `kept` blocks that come back with its "
-    "disk only",
-    "audit": "at a master, somebody changed something or was refused: `kind` and `actor` (operator, tenant, ... and the name of the token "
+    "node_registered": "at a master, a node registered: `node`, `node_id`, `at`",
+    "node_died": "at a master, a node missed its heartbeats, or its connection broke: `node`, `node_id`",
+    "node_stopped": "at a master, a node shut down cleanly: `node`, `node_id`",
+    "node_forgotten": "at a master, a dead node was removed because too many are dead: `node`, `why`",
+    "node_drained": "at a master, a drain is complete, and the node can be stopped: `node`, `kept` blocks that return with its disk only",
+    "audit": "at a master, a change or a refused request: `kind` and `actor` (operator, tenant, ... and the name of the token "
     "or certificate), `credential` (id of the token), `peer` (address), `via` (control, console, client, http, file, master), `action`, "
     "`target`, `old`, `new`, `result` (done, refused, failed), `detail`, `count` (0, or how many times within a minute)",
-    "instance_died": "at a master, an inference engine was silent for too long: `instance`",
-    "owner_elected": "a master owns the catalog from now on: `epoch`, `blocks`",
-    "owner_deposed": "a master owns it no longer: `why`",
-    "owner_followed": "a master follows another one, or, with an empty `owner`, nobody owns the catalog: `owner`, `epoch`",
-    "partition_given_up": "a master gives up what it owns and is another one's share: `partition`",
-    "registered": "at a node, a master knows it from now on: `epoch`, `node_id`",
-    "forgotten": "at a node, the cluster had forgotten it (`kvstore forget`), and the `blocks` that it holds are dropped",
-    "master_lost": "at a node, no master takes it: `why`; once until one does",
-    "blocks_evicted": "at a node, at most once a minute and tier, what left since the line before: `tier`, `blocks`, `for_table` of them "
-    "for want of room in the table, `for_quota` for their tenant's quota, `median_age_s` since they were read or put last",
-    "node_ends": "a node ends, and what becomes of its blocks: `saved`, `lost`",
+    "instance_died": "at a master, an inference engine stopped reporting: `instance`",
+    "owner_elected": "a master became the owner of the catalog: `epoch`, `blocks`",
+    "owner_deposed": "a master lost the ownership: `why`",
+    "owner_followed": "a master follows another owner; an empty `owner`: the catalog has none: `owner`, `epoch`",
+    "partition_given_up": "a master hands a partition over to another one: `partition`",
+    "registered": "at a node, it registered with a master: `epoch`, `node_id`",
+    "forgotten": "at a node, the cluster had removed it (`kvstore forget`), and its `blocks` are dropped",
+    "master_lost": "at a node, no master accepts it: `why`; logged once per outage",
+    "blocks_evicted": "at a node, evictions since the last line, once a minute and tier: `tier`, `blocks`, `for_table` of them "
+    "because the block table was full, `for_quota` for their tenant's quota, `median_age_s` since their last access",
+    "node_ends": "a node shuts down; its blocks: `saved`, `lost`",
 }
-"""By name; what it means, and its fields."""
+"""Meaning and fields of each event, by name."""
 
-OF_EACH_LINE: Final = frozenset(("time", "level", "logger", "event", "message", "exception"))
-"""What a line in JSON has beside the fields of its event."""
+LINE_FIELDS: Final = frozenset(("time", "level", "logger", "event", "message", "exception"))
+"""Fields of every JSON line, beside those of its event."""
 
 
 class TextLines(logging.Formatter):
-    """`TIME LOGGER LEVEL TEXT`, and behind the text of an event its name and fields: `[node_died node=a node_id=1]`."""
+    """Text format: `TIME LOGGER LEVEL TEXT`, followed by an event's name and fields: `[node_died node=a node_id=1]`."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -59,11 +58,12 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """An object a line: `time` (UTC), `level`, `logger`, `event` ("" for a line that is none), `message`, and the event's fields."""
+    """JSON format, an object per line: `time` (UTC), `level`, `logger`, `event` ("" if none), `message`, and the
+    event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        told: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -72,35 +72,35 @@ class JsonLines(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, default=str)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
 
 
 def write_logs(level: str, form: str) -> None:
-    """Have the process's plain handlers, which `rpc.daemon.begin_logging` made, write so from now on."""
+    """Set level and format of the handlers that `rpc.daemon.begin_logging` made."""
     for handler in logging.root.handlers:
-        if type(handler) is logging.StreamHandler:  # others are somebody's who embeds this
+        if type(handler) is logging.StreamHandler:  # other handlers belong to an embedding program
             handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.getLogger(ROOT).setLevel(level.upper())
 
 
 def _word(value: object) -> str:
-    """As one word: quoted where it is none."""
+    """As one word, quoted if it contains separators."""
     text = str(value)
     return text if text and not set(text) & set(' "=[]\n\t') else json.dumps(text)
 
 
 def named(event: str, **fields: Any) -> dict[str, Any]:
-    """For a logger's `extra`: this line is that event, one of EVENTS."""
+    """`extra` of a log call: marks the line as this event, a key of EVENTS."""
     assert event in EVENTS, event
-    assert not OF_EACH_LINE & fields.keys(), "a field would take the place of what each line has"
+    assert not LINE_FIELDS & fields.keys(), "a field collides with one of every line"
     return {"event": event, "fields": fields}
 
 
 @contextmanager
 def stops(log: logging.Logger, what: str, came: Sequence[str]) -> Iterator[None]:
-    """Around what a daemon does until it ends: log the event `daemon_stops` of this `what`, for the names of the signals that `came` by
-    then, or for the error that it ends by, which is raised on."""
+    """Context around a daemon's life: logs `daemon_stops` of this `what` at its end, with the signals in `came`, or
+    with the error that ended it, which is re-raised."""
     why = ""
     try:
         yield

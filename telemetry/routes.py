@@ -1,4 +1,5 @@
-"""Routes of every daemon's HTTP port: `/healthz`, `/readyz`, `/metrics`, `/debug/log-level`, `/debug/threads`, `/debug/profile`."""
+"""HTTP routes of every daemon: `/healthz`, `/readyz`, `/metrics`, `/debug/log-level`, `/debug/threads`,
+`/debug/profile`."""
 
 import json
 import logging
@@ -12,16 +13,17 @@ from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError
 from kvstore.protocol.shared_settings import LEVELS
 from kvstore.security.actor import HTTP, Actor
 from kvstore.telemetry.http.access import AccessLevel
-from kvstore.telemetry.http.server import HttpServer, asked
+from kvstore.telemetry.http.server import HttpServer, run_in_thread
 from kvstore.telemetry.logs import ROOT, named
 from kvstore.telemetry.metrics.exposition import Read, exposed
 from kvstore.telemetry.metrics.metric import Metric
 from kvstore.telemetry.stacks import profile, stacks
 
 Alive = Callable[[], None]
-"""Returns while the daemon lives, and raises a KVStoreError when its loop does not answer in time. Called in a thread."""
+"""Liveness check: raises a KVStoreError if the daemon's loop does not respond in time. Called in a thread."""
 Unready = Callable[[], Sequence[str]]
-"""Why the daemon does not serve, a line a reason; none where it does. May raise a KVStoreError, a reason too. Called in a thread."""
+"""Reasons why the daemon is not ready, a line each; () if it is. A KVStoreError counts as a reason. Called in a
+thread."""
 
 log = logging.getLogger("kvstore.telemetry")
 
@@ -30,14 +32,14 @@ MAX_S: Final = 60.0
 
 
 def add_health(server: HttpServer, alive: Alive, unready: Unready) -> None:
-    """Answer 200 and `ok`, or 503 and what is wrong, a line each, without any credential."""
+    """Add health checks, without credentials: 200 and `ok`, or 503 and the reasons, a line each."""
 
-    def dead() -> Sequence[str]:
+    def liveness() -> Sequence[str]:
         alive()
         return ()
 
     async def healthz(_request: web.Request) -> web.Response:
-        return await _answer(dead)
+        return await _answer(liveness)
 
     async def readyz(_request: web.Request) -> web.Response:
         return await _answer(unready)
@@ -48,24 +50,24 @@ def add_health(server: HttpServer, alive: Alive, unready: Unready) -> None:
 
 async def _answer(ask: Unready) -> web.Response:
     try:
-        reasons = await asked(ask)
+        reasons = await run_in_thread(ask)
     except KVStoreError as error:
         reasons = [str(error)]
     return web.Response(status=503 if reasons else 200, text="".join(f"{reason}\n" for reason in reasons or ("ok",)))
 
 
 def add_metrics(server: HttpServer, metrics: Sequence[Metric], read: Read) -> None:
-    """Answer with the metrics of the list as `read` gives them; it may be a call of the daemon's loop."""
+    """Add `/metrics`, with the values from `read`, which may call the daemon's loop."""
 
     async def handler(request: web.Request) -> web.Response:
-        body, content_type = await asked(lambda: exposed(metrics, read, request.headers.get("Accept", "")))
+        body, content_type = await run_in_thread(lambda: exposed(metrics, read, request.headers.get("Accept", "")))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     server.add("GET", "/metrics", handler, needs=AccessLevel.READ)
 
 
 class LevelChange(NamedTuple):
-    """The level of logger `of` became another one."""
+    """Change of the level of logger `of`."""
 
     by: Actor
     of: str
@@ -77,36 +79,36 @@ Changed = Callable[[LevelChange], None]
 
 
 def add_log_level(server: HttpServer, changed: Changed = lambda _change: None) -> None:
-    """For operators. `changed` is called with each change, in the server's thread."""
+    """Add `/debug/log-level`, for operators. `changed` is called with each change, in the server's thread."""
 
-    async def told(_request: web.Request) -> web.Response:
+    async def show(_request: web.Request) -> web.Response:
         return web.json_response(levels())
 
     async def change(request: web.Request) -> web.Response:
-        of, level = _wanted(await request.text())
+        of, level = _parse_change(await request.text())
         by, was = server.actor(request, HTTP), logging.getLevelName(logging.getLogger(of).getEffectiveLevel()).lower()
         logging.getLogger(of).setLevel(level.upper())
         log.warning("logger %s is at level %s, set by %s", of, level, by, extra=named("log_level", of=of, to=level, by=by))
         changed(LevelChange(by, of, was, level))
         return web.json_response(levels())
 
-    server.add("GET", "/debug/log-level", told, needs=AccessLevel.ADMIN)
+    server.add("GET", "/debug/log-level", show, needs=AccessLevel.ADMIN)
     server.add("POST", "/debug/log-level", change, needs=AccessLevel.ADMIN)
 
 
 def levels() -> dict[str, str]:
-    """Of each of our loggers, what it takes now."""
+    """Effective level of each logger of this project."""
     names = [name for name in logging.root.manager.loggerDict if name == ROOT or name.startswith(f"{ROOT}.")]
     return {name: logging.getLevelName(logging.getLogger(name).getEffectiveLevel()).lower() for name in sorted(names)}
 
 
-def _wanted(body: str) -> tuple[str, str]:
+def _parse_change(body: str) -> tuple[str, str]:
     """Raises InvalidArgument."""
     try:
-        asked = json.loads(body)
-        of, level = asked.get("of", ROOT), asked["level"]
+        parsed = json.loads(body)
+        of, level = parsed.get("of", ROOT), parsed["level"]
     except (ValueError, AttributeError, KeyError):
-        raise InvalidArgument('write {"level": LEVEL}, or {"level": LEVEL, "of": LOGGER}') from None
+        raise InvalidArgument('the body must be {"level": LEVEL}, or {"level": LEVEL, "of": LOGGER}') from None
     if level not in LEVELS:
         raise InvalidArgument(f"there is no level {str(level)[:40]!r}; there are {', '.join(LEVELS)}")
     if of != ROOT and of not in levels():
@@ -115,7 +117,7 @@ def _wanted(body: str) -> tuple[str, str]:
 
 
 def add_debug(server: HttpServer) -> None:
-    """One profile at a time."""
+    """Add stack dumps and the profiler; one profile at a time."""
     profiling = threading.Lock()
 
     async def threads(_request: web.Request) -> web.Response:
@@ -125,26 +127,26 @@ def add_debug(server: HttpServer) -> None:
         seconds = _seconds(request.query.get("seconds", str(DEFAULT_S)))
 
         def taken() -> str:
-            """In its thread: it goes on when who asked hangs up."""
+            """Runs in its thread, to its end even if the client disconnects."""
             if not profiling.acquire(blocking=False):
-                raise Full("a profile is being taken already: one at a time")
+                raise Full("a profile is in progress: retry after it")
             try:
                 return profile(seconds)
             finally:
                 profiling.release()
 
-        return web.Response(text=await asked(taken))
+        return web.Response(text=await run_in_thread(taken))
 
     server.add("GET", "/debug/threads", threads, needs=AccessLevel.ADMIN)
     server.add("GET", "/debug/profile", profiled, needs=AccessLevel.ADMIN)
 
 
 def _seconds(text: str) -> float:
-    """Raises InvalidArgument."""
+    """Parse a duration. Raises InvalidArgument."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= MAX_S:
-        raise InvalidArgument(f"seconds is {text[:40]!r}: a number above 0, {MAX_S:g} at most")
+        raise InvalidArgument(f"seconds is {text[:40]!r}: it must be a number above 0 and up to {MAX_S:g}")
     return seconds

@@ -1,4 +1,4 @@
-"""What every daemon answers on its HTTP port, in one call: health, metrics, diagnostics."""
+"""Standard routes of every daemon's HTTP port, added in one call: health, metrics, diagnostics."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvstore.telemetry.routes import Changed, Unready
 
 ALIVE_S: Final = 5.0
-"""A daemon whose loop has not answered for so long hangs."""
+"""Response time of a daemon's loop beyond which it counts as hung."""
 
 
 def add_signals(
@@ -23,9 +23,12 @@ def add_signals(
     unready: "Unready",
     level_changed: "Changed" = lambda _change: None,
 ) -> None:
-    """`alive` raises a KVStoreError when the daemon's loop does not answer within ALIVE_S; `unready` tells why it does not serve, if it
-    does not; `read` gives the `metrics`. All are called in threads, and are to be calls of the daemon's loop. `level_changed` gets each
-    change of a logger's level, in the server's thread."""
+    """Add health, metrics, debug and log-level routes, on the first connection.
+
+    `alive` raises a KVStoreError if the daemon's loop does not respond within ALIVE_S; `unready` returns why it is not
+    ready; `read` returns the `metrics`. All run in threads and may call the daemon's loop. `level_changed` receives
+    each change of a logger's level, in the server's thread.
+    """
 
     def add(server: HttpServer) -> None:
         from kvstore.telemetry.routes import add_debug, add_health, add_log_level, add_metrics

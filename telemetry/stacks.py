@@ -1,4 +1,4 @@
-"""Stacks of this process's threads: as text, and sampled, in the folded form that flame graphs are drawn from."""
+"""Stacks of this process's threads, as text and as a sampled profile in folded form for flame graphs."""
 
 import sys
 import threading
@@ -10,12 +10,12 @@ from types import FrameType
 from typing import Final
 
 INTERVAL_S: Final = 0.01
-"""Between two looks. Each takes the interpreter for 20 us and more, by the depth of the stacks: under 1 % of one core."""
+"""Sampling interval. A sample holds the interpreter for 20 us and more, by stack depth: under 1 % of one core."""
 MAX_DEPTH: Final = 256
 
 
 def stacks() -> str:
-    """Each thread's name and where it is, the innermost call last."""
+    """Name and stack of each thread, innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
@@ -24,8 +24,8 @@ def stacks() -> str:
 
 
 def profile(seconds: float, *, sleep: Callable[[float], None] = time.sleep, clock_s: Callable[[], float] = time.monotonic) -> str:
-    """What all other threads were doing over so many seconds: a line `thread;outermost;...;innermost COUNT` for each stack, the most
-    frequent first. A thread that waits counts as one that works: the last function says which."""
+    """Sample all other threads for `seconds`: a line `thread;outermost;...;innermost COUNT` per stack, most frequent
+    first. Waiting threads count too; their innermost function shows it."""
     me, counts = threading.get_ident(), Counter[str]()
     until_s = clock_s() + seconds
     while clock_s() < until_s:

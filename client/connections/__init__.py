@@ -1,1 +1,1 @@
-"""What a client holds at masters and nodes: connections, mapped slabs, known locations, reservations."""
+"""A client's state about masters and nodes: connections, mapped slabs, cached locations, reservations."""

@@ -1,7 +1,7 @@
-"""The transfer engine's side of a client: one engine, made at its first use, with nodes of other hosts as its peers. Sans-I/O: see
-effects.py.
+"""The client's transfer engine, created at first use, with nodes of other hosts as peers. Sans-I/O: see effects.py.
 
-A node whose engine cannot be reached (a firewall between, say) is asked for its values in messages for a while: slower, but it works.
+A node whose engine is unreachable (behind a firewall, say) serves its values by messages for a cooldown: slower, but it
+works.
 """
 
 import logging
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from kvstore.transfer.paths.peer import Peer, PeerRegion
 
 
-REST_S: Final = 10.0
-"""How long a node's engine that could not be reached is left alone."""
+COOLDOWN_S: Final = 10.0
+"""Cooldown after a node's engine could not be reached."""
 
 MAX_SLABS: Final = MAX_BATCH
-"""Of one node: a batch names no more."""
+"""Slabs kept per node, as many as one batch can name."""
 
 
 class SlabId(NamedTuple):
-    """`epoch` tells one process of a node from the next: slab ids begin anew."""
+    """Slab of one process of a node: `epoch` distinguishes restarts, which reuse slab ids."""
 
     node_id: int
     epoch: int
@@ -58,7 +58,7 @@ class SlabId(NamedTuple):
 
 
 class RemoteMemory:
-    """See the module. Thread-safe; owns the engine."""
+    """The transfer engine with its peers and their slabs. Thread-safe; owns the engine."""
 
     def __init__(
         self, settings: TransferSettings, clock_ns: Callable[[], int] = time.monotonic_ns, *, tls: "Certificates | None" = None
@@ -70,15 +70,18 @@ class RemoteMemory:
         self._engine: TransferEngine | None = None
         self._is_closed = False
         self._peers: dict[int, tuple[bytes, Peer]] = {}
-        self._resting: dict[int, tuple[int, int]] = {}
-        """(revision of its description, until when in ns) by node: a description that has changed is worth another try."""
+        self._cooldowns: dict[int, tuple[int, int]] = {}
+        """(revision of the node's description, end in ns) by node. A changed description ends the cooldown."""
         self._slabs: dict[int, tuple[int, dict[int, PeerRegion]]] = {}
-        """By node: its process's epoch, and the slabs that it has shown, in that order."""
+        """(epoch of the process, exported slabs in order) by node."""
 
     @property
     def engine(self) -> "TransferEngine":
-        """The engine, made now if need be: some milliseconds. Raises ConfigError for settings that cannot be met, Unreachable where the
-        system does not tell its network interfaces, Closed."""
+        """The engine, created if need be in some milliseconds.
+
+        Raises ConfigError for settings that cannot be met, Unreachable if the network interfaces cannot be read,
+        Closed.
+        """
         from kvstore.transfer.engine import TransferEngine
 
         with self._lock:
@@ -96,7 +99,7 @@ class RemoteMemory:
         return self._engine is not None
 
     def refresh(self) -> bool:
-        """Look at this host's links again: True if the engine has other ways now. Some milliseconds."""
+        """Rescan this host's network links: True if the engine's paths changed. Takes some milliseconds."""
         from kvstore.transfer.topology.discovery import Discovery
 
         engine = self._engine
@@ -104,22 +107,24 @@ class RemoteMemory:
             return False
         try:
             return engine.refresh(Discovery.configured(self._settings).read_topology())
-        except (Broken, ConfigError):  # the system does not tell, or a rail of the settings is gone
+        except (Broken, ConfigError):  # the interfaces cannot be read, or a configured rail is gone
             return False
 
     def is_usable(self, node: KnownNode) -> bool:
-        """Whether the node has an engine that has not failed lately."""
-        revision, until_ns = self._resting.get(node.node_id, (0, 0))
+        """Return whether the node has an engine that is not in cooldown."""
+        revision, until_ns = self._cooldowns.get(node.node_id, (0, 0))
         return bool(node.transfer) and (revision != node.revision or until_ns <= self._clock_ns())
 
     def failed(self, node: KnownNode) -> None:
-        """Its engine could not be reached: leave it alone for a while."""
-        self._resting[node.node_id] = node.revision, self._clock_ns() + int(REST_S * 1e9)
+        """Start a cooldown: the node's engine could not be reached."""
+        self._cooldowns[node.node_id] = node.revision, self._clock_ns() + int(COOLDOWN_S * 1e9)
         self.forget(node.node_id)
 
     def peer(self, node: KnownNode) -> "Peer":
-        """The node as the engine's peer. Raises Unreachable: no transport is common to both, or the node's description is malformed; and
-        as `engine`."""
+        """The node as a peer of the engine.
+
+        Raises Unreachable: no common transport, or a malformed description. Raises as `engine`.
+        """
         known = self._peers.get(node.node_id)
         if known is not None and known[0] == node.transfer:
             return known[1]
@@ -130,21 +135,22 @@ class RemoteMemory:
             raise Unreachable(f"the transfer engine of node {node.name} cannot be used: {error}") from None
         with self._lock:
             self._peers[node.node_id] = node.transfer, peer
-            # By a master without a lasting catalog it may have been named under another id meanwhile.
+            # A master without a durable catalog may have given the node another id meanwhile.
             is_left = known is not None and all(other is not known[1] for _, other in self._peers.values())
         if known is not None and is_left:
             engine.disconnect(known[1])
         return peer
 
     def region(self, peer: "Peer", description: bytes) -> "PeerRegion":
-        """A region as its node showed it. Raises Unreachable: the description is malformed, or another release's; and as `engine`."""
+        """Import an exported region. Raises Unreachable for a malformed description or one of another release. Raises
+        as `engine`."""
         try:
             return self.engine.import_region(peer, description)
         except ProtocolError as error:
             raise Unreachable(f"a region of {peer.name} cannot be used: {error}") from None
 
     def missing(self, slabs: Sequence[SlabId]) -> list[SlabId]:
-        """Which of these slabs the node has still to show, each once."""
+        """The distinct slabs that the node has not exported yet."""
         return list(dict.fromkeys(slab for slab in slabs if self.slab(slab) is None))
 
     def slab(self, slab: SlabId) -> "PeerRegion | None":
@@ -152,8 +158,8 @@ class RemoteMemory:
         return shown.get(slab.slab) if epoch == slab.epoch else None
 
     def add(self, slab: SlabId, region: "PeerRegion") -> None:
-        """The node has shown a slab. Those of its earlier processes are forgotten, and of this one those shown longest ago, once they are
-        more than MAX_SLABS: nobody tells which the node has given up since."""
+        """Keep an exported slab. Slabs of the node's earlier processes are dropped, and beyond MAX_SLABS the oldest:
+        nodes do not report freed slabs."""
         with self._lock:
             epoch, shown = self._slabs.get(slab.node_id, (slab.epoch, {}))
             if epoch != slab.epoch or slab.node_id not in self._slabs:
@@ -164,7 +170,7 @@ class RemoteMemory:
             shown[slab.slab] = region
 
     def forget(self, node_id: int) -> None:
-        """The slabs of a node are to be shown anew."""
+        """Drop the slabs of a node."""
         with self._lock:
             self._slabs.pop(node_id, None)
 
@@ -182,11 +188,11 @@ class RemoteMemory:
 log = logging.getLogger("kvstore.client")
 
 TOPOLOGY_WORK_BYTES: Final = 1 << 30
-"""Making an engine and looking at the host's links takes milliseconds: never on an event loop."""
+"""Weight of creating an engine or scanning links, which take milliseconds: never on an event loop."""
 
 
 class EngineCopies:
-    """The transfer engine's side of gets and puts. Threads and tasks of a client share it."""
+    """Transfers of gets and puts through the engine. Threads and tasks of a client share it."""
 
     def __init__(self, daemons: ClusterConnections, remote: RemoteMemory, registry: Registry, counters: ClientCounters) -> None:
         self.remote = remote
@@ -195,14 +201,17 @@ class EngineCopies:
         self._counters = counters
 
     def peer_of(self, node: KnownNode) -> "Operation[Peer]":
-        """A node of another host as the transfer engine's peer. Raises Unreachable, and ConfigError for settings that cannot be met."""
+        """A remote node as a peer of the engine. Raises Unreachable; ConfigError for settings that cannot be met."""
         if not self.remote.is_started:
             yield RunInThreadEffect(lambda: self.remote.engine, TOPOLOGY_WORK_BYTES)
         return self.remote.peer(node)
 
     def move(self, node: KnownNode, copies: "Sequence[Copy]", deadline: Deadline) -> Operation[None]:
-        """Have the transfer engine make these copies from or to a node. Raises Unreachable: it cannot, whatever the reason; and
-        DeadlineExceeded: that node's engine is left alone for a while then, or every call would wait for it in vain."""
+        """Run copies from or to a node.
+
+        Raises Unreachable for any failure of the engine. Raises DeadlineExceeded and starts a cooldown, so that later
+        calls do not wait in vain.
+        """
         try:
             yield TransferEffect(self.remote.engine, self.registry.named(copies), deadline)
         except DeadlineExceeded:
@@ -215,9 +224,9 @@ class EngineCopies:
         self._counters.add(engine_bytes=sum(size_bytes for _, _, size_bytes in copies))
 
     def failed(self, node: KnownNode, error: KVStoreError, deadline: Deadline) -> Operation[None]:
-        """A node's engine could not be used: leave it alone for a while, unless there is another way by now: this host's links have
-        changed, or the master knows of a change of the node's."""
-        log.warning("values of node %s go by message: %s", node.name, error)
+        """Handle an unusable engine: start a cooldown, unless this host's links have changed. Then refresh the node
+        table."""
+        log.warning("the transfer engine of node %s is unusable, its values are sent by message: %s", node.name, error)
         if (yield RunInThreadEffect(self.remote.refresh, TOPOLOGY_WORK_BYTES)):
             self.remote.forget(node.node_id)
         else:
@@ -225,7 +234,7 @@ class EngineCopies:
         yield from self._daemons.refresh_nodes(deadline)
 
     def show_slabs(self, channel: AnyChannel, node: KnownNode, slabs: Sequence[int], deadline: Deadline) -> "Operation[list[PeerRegion]]":
-        """These slabs of a node of another host, in order, as the transfer engine reads them. Raises StaleHandle, Unreachable."""
+        """Regions of a remote node's slabs, in order. Raises StaleHandle, Unreachable."""
         peer = yield from self.peer_of(node)
         ids = [SlabId(node.node_id, channel.welcome.epoch, slab) for slab in slabs]
         missing = self.remote.missing(ids)

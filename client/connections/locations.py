@@ -1,4 +1,5 @@
-"""Where blocks are: what `locate` tells, and the hints that save most reads their question to the master."""
+"""Locations of blocks: the result type of `locate`, and the location cache that saves most reads a request to the
+master."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -11,46 +12,46 @@ from kvstore.protocol.message import TIER_BITS
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One replica of a block, as the master knew it when asked."""
+    """One replica of a block, as known to the master."""
 
     node: str
-    """Its name; "" while the master does not know the node, as when it has just taken over."""
+    """Name of the node; "" if the master does not know it yet, as after a failover."""
     node_id: int
     tiers: tuple[str, ...]
-    """Names of the node's tiers that hold it: `hbm`, `dram`, `nvme`."""
+    """Tiers that hold it: `hbm`, `dram`, `nvme`."""
     size_bytes: int
     checksum: int
-    """xxh3_64 of the value as it was put; what a node with `nvme_codec` gives may have another."""
+    """xxh3_64 of the value that was put; a node with `nvme_codec` may return other bytes."""
     generation: int
-    """Rises when a key is written anew: a read that names it gets this version or nothing."""
+    """Rises with each put of the key; a read that names it gets this version or a miss."""
 
 
 class CachedLocation(NamedTuple):
-    """Where a block was. May be stale at any time; the node checks the generation."""
+    """Last known location of a block. May be stale; the node checks the generation."""
 
     node_id: int
     generation: int
     size_bytes: int
     asked_ns: int = 0
-    """When the master said so, of a block on another host where a copy may come to be at a better place; else 0."""
+    """Time of the master's reply, for a block on another host that may get a better replica; else 0."""
     replicas: int = 1
-    """How many nodes had the block, but for one that was to be avoided."""
+    """Number of nodes that had the block, without one that was to be avoided."""
 
 
 class LocationCache:
-    """The last blocks whose place was learned or used: `capacity` at most, once there were more no less than 15/16 of that. Thread-safe;
-    each call takes the lock once a batch."""
+    """LRU cache of block locations: `capacity` at most, and at least 15/16 of it once full. Thread-safe; a batch takes
+    the lock once."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._hints: dict[bytes, CachedLocation] = {}
-        """The longest unused first. An OrderedDict takes in a batch six times as slowly."""
+        """Least recently used first. An OrderedDict takes six times as long to insert a batch."""
         self._lock = threading.Lock()
         self.has_dropped = False
-        """Some did not fit: what has no hint may have been put by this client all the same."""
+        """Entries were evicted: a key without an entry may still have been put by this client."""
 
     def find(self, keys: Sequence[bytes]) -> list[CachedLocation | None]:
-        """A hint, or None, for each key."""
+        """The location, or None, of each key."""
         with self._lock:
             found = list(map(self._hints.get, keys))
             self._use([key for key, hint in zip(keys, found, strict=True) if hint is not None])
@@ -64,7 +65,7 @@ class LocationCache:
             return hint
 
     def learn_one(self, key: bytes, hint: CachedLocation) -> None:
-        """As `learn`, of one key."""
+        """`learn` for one key."""
         with self._lock:
             known = self._hints
             is_known = key in known
@@ -86,7 +87,7 @@ class LocationCache:
                 self._drop_first()
 
     def learn_all(self, keys: Sequence[bytes], hint: CachedLocation) -> None:
-        """As `learn`, of keys that have the same hint."""
+        """`learn` for keys with one location."""
         with self._lock:
             known = self._hints
             is_any_known = not known.keys().isdisjoint(keys)
@@ -102,12 +103,13 @@ class LocationCache:
                 self._hints.pop(key, None)
 
     def _use(self, keys: Sequence[bytes]) -> None:
-        """These, which have hints, leave last. In one call of C: what a signal handler raised between taking one out and putting it back
-        would lose it, and with it that this client put the block early."""
+        """Move these keys to the end, in a single C call: an exception of a signal handler in between would lose an
+        entry, and with it the fact that this client has an uncommitted put of the key."""
         self._hints.update(zip(keys, map(self._hints.pop, keys), strict=True))
 
     def _drop_first(self) -> None:
-        """There are too many, and some more go: what a dictionary has at its front is found by way of all that went from there."""
+        """Evict down to 15/16 of capacity: a dict finds its front by skipping all entries deleted there, so evictions
+        are batched."""
         self.has_dropped = True
         for key in list(islice(self._hints, len(self._hints) - self._capacity + (self._capacity >> 4))):
             del self._hints[key]
@@ -117,5 +119,5 @@ class LocationCache:
 
 
 def tier_names(mask: int) -> tuple[str, ...]:
-    """The tiers of a tier mask, fastest first."""
+    """Names of the tiers in a tier mask, fastest first."""
     return tuple(name for name, bit in TIER_BITS.items() if mask & bit)

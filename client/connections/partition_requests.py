@@ -1,5 +1,5 @@
-"""Questions about keys, each asked of the master that owns the key's partition: all at once, and the answers put together in the order of
-the keys. With one partition the question goes out as it is. Sans-I/O: see effects.py."""
+"""Requests about keys, split by partition: each part goes to its owner concurrently, replies are merged in key order.
+Sans-I/O: see effects.py."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -12,8 +12,8 @@ from kvstore.rpc.deadline import Deadline
 T = TypeVar("T")
 
 
-def places(daemons: ClusterConnections, keys: Sequence[bytes], deadline: Deadline) -> Operation[dict[int, Sequence[int]]]:
-    """The keys' indices by partition. Raises as Daemons.ask_master, where it is not known yet how many there are."""
+def split_by_partition(daemons: ClusterConnections, keys: Sequence[bytes], deadline: Deadline) -> Operation[dict[int, Sequence[int]]]:
+    """Key indexes by partition. Raises as `call_master` while the number of partitions is unknown."""
     count = yield from daemons.partitions(deadline)
     if count == 1:
         return {0: range(len(keys))}
@@ -25,10 +25,10 @@ def places(daemons: ClusterConnections, keys: Sequence[bytes], deadline: Deadlin
 def by_partition(
     daemons: ClusterConnections, keys: Sequence[bytes], deadline: Deadline, ask: Callable[[int, Sequence[bytes]], Operation[list[T]]]
 ) -> Operation[list[T]]:
-    """What `ask` answers for each key: it is told a partition and keys of it. The first error is raised. Nobody is asked about no keys."""
+    """Results of `ask(partition, keys)`, merged in key order. The first error is raised. No keys: no request."""
     if not keys:
         return []
-    found = yield from places(daemons, keys, deadline)
+    found = yield from split_by_partition(daemons, keys, deadline)
     if len(found) == 1:
         [partition] = found
         return (yield from ask(partition, keys))
@@ -37,8 +37,8 @@ def by_partition(
     return [merged[i] for i in range(len(keys))]
 
 
-def of_all(daemons: ClusterConnections, deadline: Deadline, ask: Callable[[int], Operation[T]]) -> Operation[list[T]]:
-    """What `ask` answers for each partition."""
+def for_all_partitions(daemons: ClusterConnections, deadline: Deadline, ask: Callable[[int], Operation[T]]) -> Operation[list[T]]:
+    """Result of `ask` for each partition."""
     count = yield from daemons.partitions(deadline)
     if count == 1:
         return [(yield from ask(0))]

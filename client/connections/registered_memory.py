@@ -1,5 +1,5 @@
-"""Memory that the caller has registered: every agent of the transfer engine registers it once, at its first use, and keeps it so. What is
-read into or written from other memory is registered anew for each transfer, by transports that have to."""
+"""Memory registered by the caller: each transport of the engine registers it once, at first use. Other memory is
+registered for every transfer, by transports that need it."""
 
 import threading
 from bisect import bisect_right
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class RegisteredMemory:
-    """A buffer until it is closed: a context manager that closes it. Made by `Client.register`."""
+    """A registered buffer; a context manager that closes it. Created by `Client.register`."""
 
     def __init__(self, region: Region, owner: "Registry") -> None:
         self._region = region
         self._owner = owner
 
     def close(self) -> None:
-        """Let go of the buffer; returns when nothing moves in or out of it any more. A second close is a no-op.
+        """Unregister the buffer; returns when no transfer uses it. A second close is a no-op.
 
-        Raises DeadlineExceeded: after 30 s transfers still use it, and the buffer must stay.
+        Raises DeadlineExceeded if transfers still use it after 30 s; the buffer must stay.
         """
         self._owner.remove(self._region)
         self._region.close()
@@ -41,16 +41,17 @@ class RegisteredMemory:
 
 
 class Registry:
-    """The registered memory of one client, found by address. Thread-safe."""
+    """Registered memory of one client, found by address. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_closed = False
         self._known: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
-        """Addresses, rising, and the regions there: replaced as a whole, so that nobody waits to look."""
+        """Ascending addresses and their regions; replaced as a whole, so that readers need no lock."""
 
     def add(self, buffer: Any, location: str) -> RegisteredMemory:
-        """Raises InvalidArgument: no memory of this host, empty, or some of it is registered already; Closed."""
+        """Register a buffer. Raises InvalidArgument (no host memory, empty, or overlapping registered memory),
+        Closed."""
         memory = as_memory(buffer)
         if not len(memory):
             raise InvalidArgument("a buffer of 0 bytes has nothing to register")
@@ -72,13 +73,13 @@ class Registry:
         self._known = tuple(region.address for region in regions), tuple(regions)
 
     def named(self, copies: "Sequence[Copy]") -> "Sequence[Copy]":
-        """The copies, with those ends that lie in registered memory called by its regions."""
+        """The copies, with ends in registered memory replaced by spans of its regions."""
         if not self._known[0]:
             return copies
         return [(self._end(source, size), self._end(destination, size), size) for source, destination, size in copies]
 
     def _end(self, end: "End", size_bytes: int) -> "End":
-        from kvstore.transfer.paths.batch import Span  # loaded by then: there is an engine
+        from kvstore.transfer.paths.batch import Span  # loaded already, with the engine
 
         if not isinstance(end, memoryview):
             return end
@@ -90,7 +91,7 @@ class Registry:
         return Span(regions[at], address - addresses[at])
 
     def close(self) -> None:
-        """Let go of all of it; for when the engine is closed. A second close is a no-op."""
+        """Unregister everything; called when the engine is closed. A second close is a no-op."""
         with self._lock:
             self._is_closed = True
             regions = self._known[1]

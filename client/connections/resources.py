@@ -1,4 +1,4 @@
-"""What all calls of one client share: what it knows of the cluster, its mappings, threads and counters. What calls do with it stands in
+"""State shared by all calls of one client: connections, location cache, mappings, threads, counters. Used by
 metadata_requests.py, reads/ and writes/."""
 
 import os
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 
 
 class ClientResources:
-    """Threads and tasks of a client share them: each part is thread-safe."""
+    """Shared state of a client. Each part is thread-safe."""
 
     def __init__(self, settings: ClientSettings, transfer: TransferSettings, *, is_here: IsHere, spread: int) -> None:
-        """Raises InvalidArgument for a malformed address, ConfigError for certificates that cannot be used."""
+        """Raises InvalidArgument for a malformed address, ConfigError for unusable certificates."""
         self.settings = settings
         self.tls = certificates(settings)
         maps = maps_memory(transfer)
-        unshared = ShmDiagnostics(local_socket_problem if maps else lambda unix, host_id: NOT_LOCAL)
+        shm_diagnostics = ShmDiagnostics(
+            local_socket_problem if maps else lambda unix, host_id: NOT_LOCAL
+        )  # without shared memory, nothing to report
         self.daemons = ClusterConnections(
             settings,
             is_here=is_here if maps else nowhere,
             spread=spread,
-            unshared=unshared,
+            shm_diagnostics=shm_diagnostics,
             hello=Hello(ROLE_CLIENT, settings.tenant, name=f"client-{os.getpid()}"),
         )
         self.hints = LocationCache(settings.max_hints)
@@ -46,11 +48,11 @@ class ClientResources:
         self.mapping = SlabMapping()
         self.engine_copies = EngineCopies(self.daemons, RemoteMemory(transfer, tls=self.tls), Registry(), self.counters)
         self.reservations = ClientReservations(self.daemons)
-        self.early_puts = UncommittedPuts(self.daemons)
+        self.uncommitted_puts = UncommittedPuts(self.daemons)
         self.put_targets = PutTargets()
 
     def close(self) -> None:
-        """Let go of threads and mappings; views keep theirs."""
+        """Stop threads and unmap slabs; open views keep theirs."""
         self.copier.close()
         self.engine_copies.remote.close()
         self.engine_copies.registry.close()
@@ -58,7 +60,7 @@ class ClientResources:
 
 
 def certificates(settings: ClientSettings) -> "Certificates | None":
-    """As Certificates.of; `ssl` is loaded where the settings name TLS."""
+    """As `Certificates.of`; imports `ssl` only if the settings name TLS."""
     if not has_tls(settings):
         return None
     from kvstore.security.tls.certificates import Certificates
@@ -67,5 +69,5 @@ def certificates(settings: ClientSettings) -> "Certificates | None":
 
 
 def maps_memory(transfer: TransferSettings) -> bool:
-    """Whether nodes of this host are reached by shared memory: so unless the transports chosen leave it out."""
+    """Return whether the configured transports include shared memory."""
     return transfer.transports == AUTO or "shm" in [name.strip() for name in transfer.transports.split(",")]

@@ -1,7 +1,7 @@
-"""How to reach the masters and the nodes: addresses known, the one to use now, and what to do when it does not answer. No I/O.
+"""Routes to masters and nodes: known addresses, the one in use, and the fallback. No I/O.
 
-Where a client does not reach a node of this host through shared memory it logs why, each reason once: the operator would else see nothing
-but that the client is slow.
+`ShmDiagnostics` logs why a local node is not reached through shared memory, each reason once: otherwise the only
+symptom is a slow client.
 """
 
 import dataclasses
@@ -20,56 +20,57 @@ from kvstore.rpc.address import NOT_LOCAL, Address, parse_address
 from kvstore.rpc.client.owners import Masters
 
 WhyNotHere = Callable[[str, str], str]
-"""rpc.address.why_not_here."""
-MAX_TOLD: Final = 4096
-"""Reasons that are kept in mind as logged; beyond that nothing is logged."""
+"""Reason why a Unix socket with this path and host id is not usable here: `rpc.address.why_not_here`."""
+MAX_LOGGED_REASONS: Final = 4096
+"""Bound on the reasons remembered as logged; further ones are not logged."""
 log = logging.getLogger("kvstore.client")
 
 
 class ShmDiagnostics:
-    """Thread-safe."""
+    """Why local nodes are not reached through shared memory, by node. Thread-safe."""
 
     def __init__(self, why_not_here: WhyNotHere) -> None:
         self._why_not_here = why_not_here
         self._lock = threading.Lock()
         self._reasons: dict[str, str] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def note(self, node: str, reason: str) -> None:
-        """It is so from now on."""
+        """Set the node's reason, and log it if new."""
         with self._lock:
             self._reasons[node] = reason
-            is_news = (node, reason) not in self._told and len(self._told) < MAX_TOLD
+            is_news = (node, reason) not in self._logged and len(self._logged) < MAX_LOGGED_REASONS
             if is_news:
-                self._told.add((node, reason))
+                self._logged.add((node, reason))
         if is_news:
             log.warning("node %r of this host is not reached through shared memory: %s", node, reason)
 
     def refused(self, node: str, unix: str, host_id: str) -> None:
-        """The node named with this socket is not here: nothing to tell of one on another host."""
+        """Record why the node's socket is not usable here; a node of another host has no reason."""
         reason = self._why_not_here(unix, host_id)
         if reason and reason != NOT_LOCAL:
             self.note(node, reason)
 
     def shared(self, node: str) -> None:
-        """It is reached now."""
+        """Clear the reason: the node is reached through shared memory."""
         with self._lock:
             self._reasons.pop(node, None)
 
     def keep(self, nodes: Iterable[str]) -> None:
-        """There are no other nodes any more."""
+        """Drop reasons of all other nodes."""
         kept = set(nodes)
         with self._lock:
             self._reasons = {node: reason for node, reason in self._reasons.items() if node in kept}
 
     def reasons(self) -> dict[str, str]:
-        """By node."""
+        """Reason by node name."""
         with self._lock:
             return dict(self._reasons)
 
 
 IsHere = Callable[[str, str], bool]
-"""Whether a path is here the Unix socket of which a daemon told this host id: rpc.address.is_here, or `nowhere`."""
+"""Test of a path: it is, on this host, the Unix socket of the daemon with that host id. `rpc.address.is_here`, or
+`nowhere`."""
 
 
 def nowhere(unix: str, host_id: str) -> bool:
@@ -78,7 +79,7 @@ def nowhere(unix: str, host_id: str) -> bool:
 
 
 class DaemonId(NamedTuple):
-    """Which daemon: a process is told from every other by its kind, its name and the host id of its Unix socket."""
+    """Identity of a daemon process: kind, name and host id of its Unix socket."""
 
     server: int
     name: str
@@ -86,60 +87,60 @@ class DaemonId(NamedTuple):
 
 
 class DaemonRoute:
-    """The way to one daemon: its Unix socket where that is to be had, else its primary address.
+    """Route to one daemon: its Unix socket if usable, else its primary address.
 
-    An address is only where somebody answers: whether that is the daemon meant is to be asked of `is_meant` each time. A socket file
-    that cannot be reached, or is another's, though the daemon lives is left alone until the daemon's next process. Threads may share a
-    route: a race costs a connection attempt, no more.
+    An address may be taken over by another daemon: check each connection with `is_meant`. A Unix socket that fails, or
+    belongs to another daemon, is not used again until the daemon restarts. Threads may share a route: a race costs one
+    connection attempt.
     """
 
-    def __init__(self, primary: Address, is_here: IsHere, who: DaemonId | None = None) -> None:
-        """`who` is the node meant, as its master told. None: a master, whichever it is that answers at `primary`."""
+    def __init__(self, primary: Address, is_here: IsHere, daemon_id: DaemonId | None = None) -> None:
+        """`daemon_id` is the intended node. None: any master that answers at `primary`."""
         self.primary = primary
-        self.who = who
+        self.daemon_id = daemon_id
         self._is_here = is_here
-        self._is_master = who is None
+        self._is_master = daemon_id is None
         self._unix: Address | None = None
         self._epoch = self._refused_epoch = -1
-        self.trouble = ""
-        """Why its Unix socket, which is here, is left alone."""
+        self.unix_failure = ""
+        """Why the Unix socket is not used, though it is here."""
         self.hello: Hello | None = None
-        """What a node is told, its ticket in it; None: what masters are told."""
+        """Hello for a node, with its ticket; None: the Hello for masters."""
 
     def address(self) -> Address:
-        """The one to use now."""
+        """The address to use now."""
         return self._unix or self.primary
 
     def offer(self, unix: str, host_id: str) -> None:
-        """The daemon listens on the Unix socket `unix` ("": on none), which is the one told of as `host_id`."""
+        """Use the Unix socket `unix` ("": none) if it is on this host."""
         if unix and self._is_here(unix, host_id):
-            self._unix, self.trouble = Address(unix=unix, partition=self.primary.partition), ""
+            self._unix, self.unix_failure = Address(unix=unix, partition=self.primary.partition), ""
 
     def is_meant(self, address: Address, welcome: Welcome) -> bool:
-        """Is it the daemon of this route that introduced itself so at `address`?"""
+        """Return whether the Welcome received at `address` is from the intended daemon."""
         if self._is_master and address is self.primary:
             return welcome.server == SERVER_MASTER
-        return (welcome.server, welcome.name, welcome.host_id) == self.who
+        return (welcome.server, welcome.name, welcome.host_id) == self.daemon_id
 
     def mismatch(self, address: Address, welcome: Welcome) -> str:
-        """Who answers at `address` in place of the daemon that is meant."""
+        """Error text for a connection to another daemon."""
         if self._is_master and address is self.primary:
             return f"{address} is {welcome.name!r}, which is no master"
-        return f"at {address} there is another daemon by now, {welcome.name!r}"
+        return f"another daemon, {welcome.name!r}, listens at {address} now"
 
     def welcomed(self, welcome: Welcome) -> None:
-        """The daemon meant answered, on either address. Its epoch tells a new process of it."""
+        """Learn from a Welcome of the intended daemon; a new epoch means that it restarted."""
         if self._is_master:
-            self.who = DaemonId(welcome.server, welcome.name, welcome.host_id)
+            self.daemon_id = DaemonId(welcome.server, welcome.name, welcome.host_id)
         self._epoch = welcome.epoch
         if welcome.epoch != self._refused_epoch:
             self.offer(welcome.unix, welcome.host_id)
 
     def failed(self, address: Address, why: str) -> bool:
-        """`address` could not be reached, or is another's; is there another one to try?"""
+        """Mark `address` as failed: whether there is another one to try."""
         if address == self.primary:
             return False
-        self._unix, self._refused_epoch, self.trouble = None, self._epoch, why
+        self._unix, self._refused_epoch, self.unix_failure = None, self._epoch, why
         return True
 
     @property
@@ -148,16 +149,16 @@ class DaemonRoute:
 
 
 MAX_ROUTES: Final = 64
-"""To masters of which something was learned; an operator names a handful."""
+"""Bound on cached routes to masters; an operator names a handful."""
 
 
 class MasterRoutes:
-    """The ways to the masters, for what one partition is asked: to those given, in that order, and to owners that they named."""
+    """Routes to the masters for one partition: the configured addresses, in order, and owners that masters named."""
 
     served_epoch = 0
-    """Of the last owner that has granted a put: one that has just taken over knows no node yet."""
+    """Epoch of the last owner that granted a reservation; a new owner knows no node yet."""
     is_doubted = False
-    """A node has waited for the owner in vain, and nothing has been heard of it since."""
+    """A node waited for the owner in vain, and the owner has not answered since."""
 
     def __init__(
         self,
@@ -183,14 +184,16 @@ class MasterRoutes:
         return route
 
     def to_owner(self) -> DaemonRoute:
-        """To the one that is the owner, as far as is known."""
+        """Route to the presumed owner."""
         return self.to(self.known.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node as the master told of it. `transfer` is how its engine is reached, in the engine's own bytes (b"": by frames only);
-    it may change while the node lives, and `revision` rises then."""
+    """A node as named by the master.
+
+    `transfer` describes its transfer engine (b"": none); a change raises `revision`.
+    """
 
     node_id: int
     name: str
@@ -200,39 +203,38 @@ class KnownNode:
 
 
 class KnownNodes:
-    """The nodes as the master named them last."""
+    """The nodes in the master's last table."""
 
-    def __init__(self, is_here: IsHere, spread: int, unshared: ShmDiagnostics, hello: Hello = Hello(ROLE_CLIENT)) -> None:  # noqa: B008
-        """`spread` differs between the clients of a host, so that they do not all prefer the same one of its nodes, nor of the others.
-        `unshared` is told of nodes of this host that cannot be reached as such. `hello` is what nodes are told, but for their tickets: not
-        the token."""
+    def __init__(self, is_here: IsHere, spread: int, shm_diagnostics: ShmDiagnostics, hello: Hello = Hello(ROLE_CLIENT)) -> None:  # noqa: B008
+        """`spread` differs between clients of a host, so that they prefer different nodes. `shm_diagnostics` learns of
+        local nodes without shared memory. `hello` is sent to nodes with their tickets; it has no token."""
         self._hello = hello
         self._is_here = is_here
-        self._unshared = unshared
+        self._shm_diagnostics = shm_diagnostics
         self._spread = spread
         self._nodes: dict[int, KnownNode] = {}
         self._master_epoch = 0
         self.makes_hot_copies = False
-        """The master has blocks copied to further nodes when they are read much, as it said last."""
+        """The master makes hot copies, by its last reply."""
         self.local_id = 0
-        """The node of this host to be preferred for writing, 0 if there is none."""
+        """Preferred local node for writes; 0: none."""
         self.closed: set[int] = set()
-        """Nodes that said that they take no new blocks, until the master grants a put at them again."""
+        """Draining nodes, until the master grants a put at them again."""
         self.is_known = False
-        """The master, as of its epoch, has named one at least: one that has just taken over knows none before they have found it."""
+        """The current master has named a node; a new leader names none until nodes have registered."""
         self.version = 0
-        """Rises whenever the master named other nodes than before."""
+        """Rises with each change of the set of nodes."""
 
     def get(self, node_id: int) -> KnownNode | None:
         return self._nodes.get(node_id)
 
     def open_local(self) -> KnownNode | None:
-        """The node of this host to be preferred for writing, if it takes new blocks."""
+        """The preferred local node for writes, unless it is draining."""
         node = self._nodes.get(self.local_id)
         return None if node is None or node.node_id in self.closed else node
 
     def local(self) -> list[KnownNode]:
-        """The nodes of this host, the one to be preferred first."""
+        """Local nodes, the preferred one first."""
         found = [node for node in self._nodes.values() if node.route.is_local]
         return sorted(found, key=lambda node: node.node_id != self.local_id)
 
@@ -241,58 +243,59 @@ class KnownNodes:
         return node is not None and node.route.is_local
 
     @property
-    def may_come_nearer(self) -> bool:
-        """A block of another host may be at a better place after a while: on this host, or where fewer ask for it."""
+    def may_gain_better_replica(self) -> bool:
+        """Return whether a remote block may get a better replica: on this host, or on a less loaded node."""
         return bool(self.local_id) or self.makes_hot_copies
 
-    def turn(self, node_id: int) -> int:
-        """Of nodes that are as good the one with the least is to be asked: another one for each client, and for all keys of a client the
-        same, so that clients spread and chains stay together."""
+    def preference(self, node_id: int) -> int:
+        """Rank of a node among equals; the least is chosen. It differs between clients, so that load spreads, and is
+        stable for a client, so that chains stay together."""
         return xxhash.xxh32_intdigest(b"%d" % node_id, self._spread)
 
-    def is_live(self, who: DaemonId) -> bool:
-        """Whether the master named this very process last."""
-        return self.by(who) is not None
+    def is_live(self, daemon_id: DaemonId) -> bool:
+        """Return whether the master's last table has this process."""
+        return self.find(daemon_id) is not None
 
-    def by(self, who: DaemonId) -> KnownNode | None:
-        """This very process, if the master named it last."""
-        return next((node for node in self._nodes.values() if node.route.who == who), None)
+    def find(self, daemon_id: DaemonId) -> KnownNode | None:
+        """This process in the master's last table, if there."""
+        return next((node for node in self._nodes.values() if node.route.daemon_id == daemon_id), None)
 
-    def are_by(self, route: DaemonRoute) -> bool:
-        """Whether one of those that the master named last is reached by this route."""
+    def has_route(self, route: DaemonRoute) -> bool:
+        """Return whether the route leads to a node of the master's last table."""
         return any(node.route is route for node in self._nodes.values())
 
-    def heard_from(self, master_epoch: int) -> None:
-        """A master of this epoch answered. Ids of another's are forgotten: one without a catalog that lasts gives them anew."""
+    def note_master_epoch(self, master_epoch: int) -> None:
+        """Forget all nodes when a reply has another master epoch: node ids may be reassigned without a durable
+        catalog."""
         if master_epoch != self._master_epoch:
             self._master_epoch, self._nodes, self.local_id, self.is_known = master_epoch, {}, 0, False
             self.closed = set()
 
     def replace(self, table: NodeTable) -> None:
-        """Take over the master's answer. What was learned about the way to a node that is the same process at the same place is kept, and a
-        node of which nothing has changed stays the same object."""
+        """Adopt the master's table. A node with the same process and address keeps its route, and an unchanged one its
+        object."""
         nodes = {}
         tickets = table.tickets or [b""] * len(table.ids)
         for node_id, name, host, unix, tcp, revision, transfer, ticket in zip(
             table.ids, table.names, table.hosts, table.unix, table.tcp, table.revisions, table.transfers, tickets, strict=True
         ):
-            primary, who = parse_address(tcp), DaemonId(SERVER_NODE, name, host)
+            primary, daemon_id = parse_address(tcp), DaemonId(SERVER_NODE, name, host)
             old = self._nodes.get(node_id)
-            if old is not None and old.route.who == who and old.route.primary == primary:
+            if old is not None and old.route.daemon_id == daemon_id and old.route.primary == primary:
                 nodes[node_id] = old if old.revision == revision else dataclasses.replace(old, revision=revision, transfer=transfer)
                 if old.route.hello is None or old.route.hello.ticket != ticket:
                     old.route.hello = dataclasses.replace(self._hello, ticket=ticket)
                 continue
-            nodes[node_id] = KnownNode(node_id, name, DaemonRoute(primary, self._is_here, who), revision, transfer)
+            nodes[node_id] = KnownNode(node_id, name, DaemonRoute(primary, self._is_here, daemon_id), revision, transfer)
             nodes[node_id].route.hello = dataclasses.replace(self._hello, ticket=ticket)
             nodes[node_id].route.offer(unix, host)
             if not nodes[node_id].route.is_local:
-                self._unshared.refused(name, unix, host)
+                self._shm_diagnostics.refused(name, unix, host)
         local = sorted(node_id for node_id, node in nodes.items() if node.route.is_local)
         if nodes != self._nodes:
             self.version += 1
         self._nodes = nodes
-        self._unshared.keep(table.names)
-        if self.local_id not in local:  # else what one client puts would be scattered by each node that comes to its host
+        self._shm_diagnostics.keep(table.names)
+        if self.local_id not in local:  # keep it otherwise: a new local node would scatter the client's blocks
             self.local_id = local[self._spread % len(local)] if local else 0
         self.is_known |= bool(nodes)

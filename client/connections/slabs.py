@@ -1,5 +1,5 @@
-"""Slabs of nodes on this host that a client has mapped: the cache of mappings, and how those that are missing are asked for, each once.
-Sans-I/O: see effects.py."""
+"""Mapped slabs of local nodes: the cache of mappings, and the requests for missing ones, one per slab. Sans-I/O: see
+effects.py."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from kvstore.transfer.memory.mapping import MappedSlab, map_slab
 
 
 class SlabKey(NamedTuple):
-    """`epoch` tells one process of a node from the next: slab ids begin anew."""
+    """Slab of one process of a node: `epoch` distinguishes restarts, which reuse slab ids."""
 
     node_id: int
     epoch: int
@@ -27,58 +27,58 @@ class SlabKey(NamedTuple):
 
 
 Found = tuple[SlabKey, int, int]
-"""A slab that the node still has: its descriptor, which whoever takes it closes, and its size in bytes."""
+"""A slab with its descriptor, which the taker closes, and its size in bytes."""
 
 
 class SlabCache:
-    """Mapped slabs by key, and those that a background thread maps ahead of their use. Thread-safe.
+    """Mapped slabs by key, and slabs to be mapped ahead by a background thread. Thread-safe.
 
-    Slabs stay until their node's process ends, or says that they are gone: they are the node's memory, not this process's. Views and
-    copies under way keep the mapping that they use.
+    A mapping stays until its node restarts or frees the slab: the memory is the node's, not this process's. Views and
+    copies in progress keep their mapping.
     """
 
     def __init__(self) -> None:
         self._slabs: dict[SlabKey, MappedSlab] = {}
         self._ahead: list[Found] = []
-        """Announced, and not begun: in the order of their use."""
+        """Announced slabs that no thread has begun to map, in order of use."""
         self._has_mapper = False
-        """A thread maps what is announced, one slab after another: there is one at a time, however many calls announce some."""
-        self._coming: dict[SlabKey, threading.Event] = {}
-        """Of slabs that were announced, until they are mapped or given up."""
+        """A thread is mapping announced slabs; at most one at a time."""
+        self._pending: dict[SlabKey, threading.Event] = {}
+        """Event per announced slab, set when it is mapped or given up."""
         self._dropped: list[MappedSlab] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
     def get(self, keys: Sequence[SlabKey]) -> list[MappedSlab]:
-        """Raises StaleHandle when one is not there: the node's process ended meanwhile. Raises Closed when the client was closed."""
+        """The mapped slabs. Raises StaleHandle if one is missing because its node restarted; Closed after `close`."""
         try:
             return [self._slabs[key] for key in keys]
         except KeyError as error:
             if self._is_closed:
                 raise Closed("the client is closed") from None
-            raise StaleHandle(f"{error.args[0]} is gone") from None
+            raise StaleHandle(f"{error.args[0]} is not mapped any more: its node has restarted") from None
 
     def found(self, key: SlabKey) -> MappedSlab | None:
-        """The slab, if it is mapped."""
+        """The slab, if mapped."""
         return self._slabs.get(key)
 
     def missing(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
-        """Which of `keys` are not mapped, each once."""
+        """The distinct keys that are not mapped."""
         missing = [key for key in keys if key not in self._slabs]
         return list(dict.fromkeys(missing)) if missing else missing
 
     def absent(self, keys: Sequence[SlabKey]) -> list[SlabKey]:
-        """Which of `keys` are neither mapped nor announced."""
+        """The distinct keys that are neither mapped nor announced."""
         with self._lock:
-            return [key for key in dict.fromkeys(keys) if key not in self._slabs and key not in self._coming]
+            return [key for key in dict.fromkeys(keys) if key not in self._slabs and key not in self._pending]
 
     def held(self, node_id: int, epoch: int) -> list[int]:
-        """The slabs of a node's process that are mapped, those mapped first in front."""
+        """Mapped slabs of a node's process, the oldest mapping first."""
         with self._lock:
             return list(dict.fromkeys(key.slab for key in self._slabs if key.node_id == node_id and key.epoch == epoch))
 
     def drop(self, node_id: int, epoch: int, slabs: Iterable[int]) -> None:
-        """These are gone at their node. `unmap_dropped` ends their mappings."""
+        """Forget slabs that the node has freed; `unmap_dropped` unmaps them."""
         with self._lock:
             for slab in slabs:
                 found = [self._slabs.pop(SlabKey(node_id, epoch, slab, writable), None) for writable in (False, True)]
@@ -89,19 +89,19 @@ class SlabCache:
         return bool(self._dropped)
 
     def unmap_dropped(self) -> None:
-        """End the mappings of dropped slabs that nobody uses: 50 ms a GiB."""
+        """Unmap dropped slabs without users: 50 ms per GiB."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
         del dropped
 
-    def coming(self, keys: Sequence[SlabKey]) -> list[threading.Event]:
-        """Wait for these before you ask for `keys`."""
+    def pending(self, keys: Sequence[SlabKey]) -> list[threading.Event]:
+        """Events of announced slabs among `keys`, to wait for before requesting them."""
         with self._lock:
-            return [self._coming[key] for key in keys if key in self._coming]
+            return [self._pending[key] for key in keys if key in self._pending]
 
     def map_now(self, found: list[Found]) -> None:
-        """Map slabs, each taken from `found`, and close every descriptor. Slabs of the node's earlier processes are dropped. Raises
-        Broken."""
+        """Map slabs, popped from `found`, and close all descriptors. Mappings of the node's earlier processes are
+        dropped. Raises Broken."""
         try:
             for taken in _taken(found):
                 self._map(taken)
@@ -109,16 +109,17 @@ class SlabCache:
             self.give_up(found)
 
     def announce(self, found: Iterable[Found]) -> bool:
-        """Have these mapped by `map_announced`. True: no thread is at it, and the caller begins one, or calls `give_up_announced`."""
+        """Queue slabs for `map_announced`. True: no thread is mapping; the caller starts one or calls
+        `give_up_announced`."""
         with self._lock:
             for one in found:
-                self._coming.setdefault(one[0], threading.Event())
+                self._pending.setdefault(one[0], threading.Event())
                 self._ahead.append(one)
             has_mapper, self._has_mapper = self._has_mapper, True
         return not has_mapper
 
     def map_announced(self) -> None:
-        """Map announced slabs until none is left, those announced meanwhile too. One that cannot be mapped is left to whoever needs it."""
+        """Map announced slabs until none is left. One that cannot be mapped is left to the call that needs it."""
         try:
             while (taken := self._next_announced()) is not None:
                 with contextlib.suppress(Broken):
@@ -129,7 +130,7 @@ class SlabCache:
             raise
 
     def take_announced(self, keys: Sequence[SlabKey]) -> list[Found]:
-        """Those of `keys` that were announced and that no thread has begun: the caller maps them now, or gives them up."""
+        """Take announced slabs of `keys` that no thread has begun; the caller maps them or gives them up."""
         with self._lock:
             taken = [one for one in self._ahead if one[0] in keys]
             for one in taken:
@@ -137,19 +138,19 @@ class SlabCache:
         return taken
 
     def give_up(self, found: list[Found]) -> None:
-        """Map no more of these: their descriptors are closed, and whoever waits for one goes on."""
+        """Close the descriptors of these slabs and wake their waiters."""
         for key, fd, _ in _taken(found):
             os.close(fd)
             self._end_wait(key)
 
     def give_up_announced(self) -> None:
-        """No thread is there for what is announced."""
+        """Give up all announced slabs, for want of a thread."""
         with self._lock:
             self._has_mapper = False
         self.give_up(self._ahead)
 
     def _next_announced(self) -> Found | None:
-        """None: there is nothing left, and from now on the next one to announce something begins a thread."""
+        """The next announced slab. None: the queue is empty, and the next announcement needs a new thread."""
         with self._lock:
             if not self._ahead:
                 self._has_mapper = False
@@ -165,9 +166,9 @@ class SlabCache:
 
     def _end_wait(self, key: SlabKey) -> None:
         with self._lock:
-            coming = self._coming.pop(key, None)  # two threads may have announced the same slab: there is one thing to wait for
-        if coming is not None:
-            coming.set()
+            pending = self._pending.pop(key, None)  # one event, even if two threads announced the slab
+        if pending is not None:
+            pending.set()
 
     def _add(self, key: SlabKey, slab: MappedSlab) -> None:
         with self._lock:
@@ -179,7 +180,7 @@ class SlabCache:
                 self._slabs[key._replace(writable=False)] = MappedSlab(slab.memory.toreadonly())
 
     def close(self) -> None:
-        """Forget every mapping; views of it keep theirs. Nothing more is mapped ahead."""
+        """Forget every mapping; views keep theirs. Announced slabs are given up."""
         with self._lock:
             self._is_closed = True
             self._slabs.clear()
@@ -190,18 +191,18 @@ class SlabCache:
 
 
 def _taken(found: list[Found]) -> Iterator[Found]:
-    """Take each from the front: of two threads one gets it."""
+    """Pop each from the front; concurrent callers get distinct ones."""
     with contextlib.suppress(IndexError):
         while True:
             yield found.pop(0)
 
 
 MAPPING_WORK_BYTES: Final = 1 << 30
-"""Mapping a slab faults all of its pages in: never on an event loop."""
+"""Weight of mapping a slab, which faults in all of its pages: never on an event loop."""
 
 
 class SlabMapping:
-    """The slabs that a client has mapped, and how it comes to more. Its threads and tasks share it."""
+    """Maps slabs of nodes on request. Threads and tasks of a client share it."""
 
     def __init__(self) -> None:
         self.slabs = SlabCache()
@@ -209,21 +210,21 @@ class SlabMapping:
     def map_slabs(
         self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline, *, writable: bool
     ) -> Operation[list[MappedSlab]]:
-        """Have these slabs mapped: they, in order. Raises StaleHandle for one that is gone, Broken for one that cannot be mapped,
-        Closed where the client was closed meanwhile."""
+        """Map these slabs and return them in order. Raises StaleHandle for one that was freed, Broken for one that
+        cannot be mapped, Closed."""
         keys = [SlabKey(node_id, channel.welcome.epoch, slab, writable) for slab in slabs]
         missing = self.slabs.missing(keys)
         if not missing:
             return self.slabs.get(keys)
-        if announced := self.slabs.take_announced(missing):  # a slab at a time is mapped ahead: the others are mapped here beside it
+        if announced := self.slabs.take_announced(missing):  # the background thread maps one at a time: map the others here
             yield from self._map(announced)
             missing = self.slabs.missing(missing)
-        if coming := self.slabs.coming(missing):
-            yield RunInThreadEffect(partial(_wait_for, coming, deadline), MAPPING_WORK_BYTES)
+        if pending := self.slabs.pending(missing):
+            yield RunInThreadEffect(partial(_wait_for, pending, deadline), MAPPING_WORK_BYTES)
             missing = self.slabs.missing(missing)
         for start in range(0, len(missing), MAX_FDS):
             wanted = missing[start : start + MAX_FDS]
-            found = yield from self._ask_for_slabs(channel, wanted, deadline)
+            found = yield from self._request_slabs(channel, wanted, deadline)
             count = len(found)
             yield from self._map(found)
             yield from self._unmap_dropped()
@@ -231,8 +232,8 @@ class SlabMapping:
                 raise StaleHandle(f"node {node_id} named a slab that it does not have")
         return self.slabs.get(keys)
 
-    def let_go(self, channel: AnyChannel, node_id: int, deadline: Deadline) -> Operation[None]:
-        """Unmap the slabs that the node has given up."""
+    def unmap_freed(self, channel: AnyChannel, node_id: int, deadline: Deadline) -> Operation[None]:
+        """Unmap the slabs that the node has freed."""
         epoch = channel.welcome.epoch
         held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
         if held:
@@ -241,16 +242,16 @@ class SlabMapping:
             yield from self._unmap_dropped()
 
     def map_ahead(self, channel: AnyChannel, node_id: int, slabs: Sequence[int], deadline: Deadline) -> Operation[None]:
-        """Have slabs that later puts will use mapped in the background, if the system has a thread for that, and those unmapped there
-        that the node has given up."""
+        """Map slabs for later puts in the background, if a thread is available, and unmap those that the node has
+        freed."""
         keys = self.slabs.absent([SlabKey(node_id, channel.welcome.epoch, slab, True) for slab in slabs])[:MAX_FDS]
         if not keys:
             return
-        if not self.slabs.announce((yield from self._ask_for_slabs(channel, keys, deadline))):
+        if not self.slabs.announce((yield from self._request_slabs(channel, keys, deadline))):
             return
         try:
             yield SpawnEffect(self._map_announced())
-        except BaseException as error:  # a thread that has begun all the same finds none left
+        except BaseException as error:  # a thread that started nevertheless finds none left
             self.slabs.give_up_announced()
             if not isinstance(error, RuntimeError):
                 raise
@@ -266,11 +267,11 @@ class SlabMapping:
         try:
             yield RunInThreadEffect(partial(self.slabs.map_now, found), MAPPING_WORK_BYTES)
         finally:
-            self.slabs.give_up(found)  # it may not have been begun: an event loop has ended
+            self.slabs.give_up(found)  # the work may not have begun, if the event loop ended
 
-    def _ask_for_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[Found]]:
-        """Those that the node still has. Mappings of slabs that it has given up since end here, so that their memory
-        does: whoever maps nothing new holds at most what the node had at one time."""
+    def _request_slabs(self, channel: AnyChannel, keys: Sequence[SlabKey], deadline: Deadline) -> Operation[list[Found]]:
+        """Request descriptors: the slabs that the node still has. Also drops mappings of freed slabs, so that their
+        memory is released even if nothing new is mapped."""
         node_id, epoch = keys[0].node_id, keys[0].epoch
         held = self.slabs.held(node_id, epoch)[:MAX_BATCH]
         answer, fds = yield RequestFdsEffect(channel, MapSlabs([key.slab for key in keys], int(keys[0].writable), held), deadline)
@@ -279,6 +280,6 @@ class SlabMapping:
         return [(key, fd, size) for (key, size), fd in zip(there, fds, strict=False)]
 
 
-def _wait_for(coming: Sequence[threading.Event], deadline: Deadline) -> None:
-    for one in coming:
+def _wait_for(pending: Sequence[threading.Event], deadline: Deadline) -> None:
+    for one in pending:
         one.wait(deadline.left_s())

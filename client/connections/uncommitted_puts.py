@@ -1,5 +1,5 @@
-"""Which nodes answered puts of this client before the cluster knew the blocks (`ack="node"`), and how the client waits until it does.
-Sans-I/O: see effects.py."""
+"""Nodes that acknowledged puts of this client before the directory committed them (`ack="node"`), and the wait for
+their commit. Sans-I/O: see effects.py."""
 
 import threading
 import time
@@ -16,186 +16,199 @@ from kvstore.protocol.node_messages import WaitCommitted
 from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.deadline import Deadline
 
-WHO: Final = "a node's route names the process that is meant"
+NO_DAEMON_ID: Final = "a route to a node has a daemon id"
 SOON_S: Final = 0.25
-"""How long a question waits for the puts before it. A master that decides nothing meanwhile has no catalog now, and reads go on."""
-REST_NS: Final = 1_000_000_000
-"""After it did not, the next questions are asked at once for so long."""
-AWAY_NS: Final = 600_000_000_000
-"""For so long a node that was given up is looked for before a removal: it may have hung, and have all that was put there still."""
+"""Longest wait of a lookup for preceding puts. A master that commits nothing within it is assumed to have no catalog,
+and reads continue."""
+COOLDOWN_NS: Final = 1_000_000_000
+"""After such a wait failed, lookups do not wait for this long."""
+REDISCOVER_NS: Final = 600_000_000_000
+"""Time for which a lost node is looked for before removals: it may have hung and still hold all blocks."""
 
 
 @dataclass(slots=True, eq=False)
 class _UncommittedPut:
-    """What one node was sent since it was last flushed. `instance` is the process that answered, 0 while none has."""
+    """Puts sent to one node since its last flush. `instance` is the epoch of the process that replied, 0 while none
+    has."""
 
     node: KnownNode
     puts: int = 0
-    """Each counts when it begins and when it is over."""
+    """Incremented when a put begins and when it ends."""
     instance: int = 0
     is_counted: bool = False
-    """As lost, since the node was given up; nothing was put there since."""
+    """Counted as lost since the node was given up; no put was sent there since."""
 
 
 class UncommittedPuts:
-    """Threads and tasks of a client share it. It keeps an entry a node, however much is put there."""
+    """Uncommitted puts of one client, one entry per node. Threads and tasks share it."""
 
     def __init__(self, daemons: ClusterConnections, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._daemons = daemons
         self._clock_ns = clock_ns
         self._nodes: dict[DaemonId, _UncommittedPut] = {}
-        self._away: dict[DaemonId, tuple[_UncommittedPut, int]] = {}
-        """Nodes that were given up, and until when they are looked for."""
+        self._unreachable: dict[DaemonId, tuple[_UncommittedPut, int]] = {}
+        """Nodes that were given up, with the time until which they are looked for."""
         self._lost: dict[str, int] = {}
-        """Names of nodes that are gone since, and with them what the cluster did not know; the losses up to then."""
-        self._losses = self._told = 0
-        """Losses so far, and those of them that a flush has told: one that had begun before tells them, too."""
+        """Loss number by name, of nodes that were lost with uncommitted blocks."""
+        self._losses = self._reported = 0
+        """Losses so far, and those that a flush has reported. A flush that began earlier reports them too."""
         self._flushes = 0
-        """Under way."""
+        """Flushes in progress."""
         self._lock = threading.Lock()
-        self._rest_until_ns = 0
+        self._cooldown_until_ns = 0
         self.has_unhinted = False
-        """See `had_some`."""
+        """See `note_already_present`."""
 
     def __len__(self) -> int:
-        """Nodes that may have blocks of this client which the cluster does not know."""
+        """Number of nodes that may have uncommitted blocks of this client."""
         return len(self._nodes)
 
     def may_have(self, keys: Sequence[bytes], hints: LocationCache) -> bool:
-        """Whether a question about these keys has to wait for puts: this client put one of them early, as far as its hints tell, or they do
-        not tell all."""
+        """Return whether a lookup of these keys must wait for commits: the location cache shows an uncommitted put, or is
+        incomplete."""
         if not self._nodes:
             return False
         return self.has_unhinted or hints.has_dropped or any(hint is not None and not hint.generation for hint in hints.find(keys))
 
     def begin(self, node: KnownNode) -> None:
         """A put is about to be sent to the node."""
-        who = node.route.who
-        assert who is not None, WHO
+        daemon_id = node.route.daemon_id
+        assert daemon_id is not None, NO_DAEMON_ID
         with self._lock:
-            early = self._nodes.get(who)
-            if early is None:
-                early = self._nodes[who] = _UncommittedPut(node)
-            early.puts += 1
-            early.is_counted = False
+            uncommitted = self._nodes.get(daemon_id)
+            if uncommitted is None:
+                uncommitted = self._nodes[daemon_id] = _UncommittedPut(node)
+            uncommitted.puts += 1
+            uncommitted.is_counted = False
 
     def answered(self, node: KnownNode, instance: int) -> None:
-        """A put that was sent to the node's process `instance` is over. A flush that went out while it was under way may have passed it."""
-        who = node.route.who
-        assert who is not None, WHO
+        """A put to the node's process `instance` has ended. A concurrent flush may have overtaken it."""
+        daemon_id = node.route.daemon_id
+        assert daemon_id is not None, NO_DAEMON_ID
         with self._lock:
-            early = self._nodes.get(who)
-            if early is None:
-                early = self._nodes[who] = _UncommittedPut(node)
-            early.puts += 1
-            early.is_counted = False
-            if early.instance not in (0, instance):
+            uncommitted = self._nodes.get(daemon_id)
+            if uncommitted is None:
+                uncommitted = self._nodes[daemon_id] = _UncommittedPut(node)
+            uncommitted.puts += 1
+            uncommitted.is_counted = False
+            if uncommitted.instance not in (0, instance):
                 self._lose(node)
-            early.instance = instance
+            uncommitted.instance = instance
 
-    def had_some(self) -> None:
-        """A node had some of the keys already, which the cluster may not know either, and of which this client has no hint."""
+    def note_already_present(self) -> None:
+        """A node had some of the keys already, perhaps uncommitted; the location cache does not have them."""
         with self._lock:
             self.has_unhinted = True
 
     def flush(self, deadline: Deadline) -> Operation[None]:
-        """Come back when the cluster knows everything that was put before.
+        """Wait until all preceding puts are committed to the directory.
 
-        Raises Unavailable: a node is gone since, and with it what the cluster did not know (which is told once, by all flushes that had
-        begun by then), or it cannot be reached, or no master can. Raises DeadlineExceeded: the master has not decided about all of it yet.
+        Raises Unavailable: a node was lost with uncommitted blocks (reported once, by every flush that had begun), or
+        is unreachable, or no master is. Raises DeadlineExceeded: some puts are not committed yet.
         """
         failure: Unavailable | None = None
         with self._lock:
-            told = self._told
+            reported = self._reported
             self._flushes += 1
         try:
-            for who, early in list(self._nodes.items()):
+            for daemon_id, uncommitted in list(self._nodes.items()):
                 try:
-                    yield from self._flush(who, early, deadline)
+                    yield from self._flush(daemon_id, uncommitted, deadline)
                 except Unavailable as error:
                     failure = failure or error
             with self._lock:
-                lost = [name for name, loss in self._lost.items() if loss > told]
-                self._told = self._losses
+                lost = [name for name, loss in self._lost.items() if loss > reported]
+                self._reported = self._losses
         finally:
             with self._lock:
                 self._flushes -= 1
-                if not self._flushes and self._told == self._losses:
+                if not self._flushes and self._reported == self._losses:
                     self._lost.clear()
         if lost:
-            raise Unavailable(f"{', '.join(lost)}: gone, or started anew, and with it what was put there and was not known to the cluster")
+            raise Unavailable(f"uncommitted blocks are lost, because these nodes died or restarted: {', '.join(lost)}")
         if failure is not None:
             raise failure
 
     def settle(self, deadline: Deadline) -> Operation[None]:
-        """As `flush`, for what is done to all blocks that there are: those that are lost are none. Raises DeadlineExceeded;
-        Unavailable, too, of a node that lives and cannot be reached: what is there would come to be known afterwards. A node that was given
-        up and is there again has its blocks known first, too."""
+        """As `flush`, for operations on all existing blocks: lost ones do not count. A lost node that is back commits
+        its blocks first.
+
+        Raises DeadlineExceeded; Unavailable, also for a live node that cannot be reached, whose blocks would appear
+        afterwards.
+        """
         failure: Unreachable | None = None
-        if self._away:
-            yield from self._look_for_them(deadline)
-        for who, early in list(self._nodes.items()):
+        if self._unreachable:
+            yield from self._rediscover_unreachable(deadline)
+        for daemon_id, uncommitted in list(self._nodes.items()):
             try:
-                yield from self._flush(who, early, deadline)
+                yield from self._flush(daemon_id, uncommitted, deadline)
             except Unreachable as error:
                 failure = failure or error
         if failure is not None:
             raise failure
 
-    def settle_soon(self, deadline: Deadline) -> Operation[bool]:
-        """As `settle`, for a question that has an answer all the same, and does not wait for long. False: there was nothing to wait for."""
-        if not self._nodes or self._clock_ns() < self._rest_until_ns:
+    def settle_briefly(self, deadline: Deadline) -> Operation[bool]:
+        """As `settle`, for up to SOON_S and without errors. False: nothing to wait for."""
+        if not self._nodes or self._clock_ns() < self._cooldown_until_ns:
             return False
         try:
             yield from self.settle(deadline.part(SOON_S))
         except KVStoreError:
-            self._rest_until_ns = self._clock_ns() + REST_NS
+            self._cooldown_until_ns = self._clock_ns() + COOLDOWN_NS
         return True
 
-    def _flush(self, who: DaemonId, early: _UncommittedPut, deadline: Deadline) -> Operation[None]:
-        puts = early.puts
+    def _flush(self, daemon_id: DaemonId, uncommitted: _UncommittedPut, deadline: Deadline) -> Operation[None]:
+        puts = uncommitted.puts
         try:
-            loan, _flags = yield from self._daemons.begin(early.node.route, WaitCommitted(), Flags, deadline)
+            connection, _flags = yield from self._daemons.begin(uncommitted.node.route, WaitCommitted(), Flags, deadline)
         except Unreachable:
             yield from self._daemons.refresh_nodes(deadline)
-            node = self._daemons.nodes.by(who)
+            node = self._daemons.nodes.find(daemon_id)
             if node is None:
-                self._end(who, early, is_lost=True, is_away=True)
+                self._end(daemon_id, uncommitted, is_lost=True, is_unreachable=True)
                 return
-            if node.route is early.node.route:
+            if node.route is uncommitted.node.route:
                 raise
-            early.node = node  # another master has named it since, by a route of its own: the former one's ticket is renewed no more
-            loan, _flags = yield from self._daemons.begin(node.route, WaitCommitted(), Flags, deadline)
-        instance = loan.channel.welcome.epoch
-        loan.release()
-        if early.instance not in (0, instance):
-            self._end(who, early, is_lost=True)
+            uncommitted.node = node  # a new master's table has another route: the ticket of the old one is not renewed
+            connection, _flags = yield from self._daemons.begin(node.route, WaitCommitted(), Flags, deadline)
+        instance = connection.channel.welcome.epoch
+        connection.release()
+        if uncommitted.instance not in (0, instance):
+            self._end(daemon_id, uncommitted, is_lost=True)
         else:
-            self._end(who, early, puts=puts)
+            self._end(daemon_id, uncommitted, puts=puts)
 
-    def _look_for_them(self, deadline: Deadline) -> Operation[None]:
+    def _rediscover_unreachable(self, deadline: Deadline) -> Operation[None]:
         yield from self._daemons.refresh_nodes(deadline)
         with self._lock:
-            for who, (early, until_ns) in list(self._away.items()):
-                is_back = self._daemons.nodes.is_live(who)
+            for daemon_id, (uncommitted, until_ns) in list(self._unreachable.items()):
+                is_back = self._daemons.nodes.is_live(daemon_id)
                 if is_back:
-                    self._nodes.setdefault(who, early)
+                    self._nodes.setdefault(daemon_id, uncommitted)
                 if is_back or until_ns < self._clock_ns():
-                    del self._away[who]
+                    del self._unreachable[daemon_id]
 
-    def _end(self, who: DaemonId, early: _UncommittedPut, *, puts: int | None = None, is_lost: bool = False, is_away: bool = False) -> None:
-        """Nothing is left to be flushed, but for what has begun or ended since there were `puts` (None: that, too, was for nothing)."""
+    def _end(
+        self,
+        daemon_id: DaemonId,
+        uncommitted: _UncommittedPut,
+        *,
+        puts: int | None = None,
+        is_lost: bool = False,
+        is_unreachable: bool = False,
+    ) -> None:
+        """Drop the node's entry, unless puts have begun or ended since `puts` was read (None: drop it in any case)."""
         with self._lock:
-            if self._nodes.get(who) is early and puts in (None, early.puts):
-                del self._nodes[who]
+            if self._nodes.get(daemon_id) is uncommitted and puts in (None, uncommitted.puts):
+                del self._nodes[daemon_id]
                 self.has_unhinted &= bool(self._nodes)
-                if is_lost and early.instance and not early.is_counted:  # of what nobody has answered no put was told to be stored
-                    early.is_counted = True
-                    self._lose(early.node)
-                if is_away:
-                    self._away[who] = (early, self._clock_ns() + AWAY_NS)
+                if is_lost and uncommitted.instance and not uncommitted.is_counted:  # without a reply, no put was acknowledged
+                    uncommitted.is_counted = True
+                    self._lose(uncommitted.node)
+                if is_unreachable:
+                    self._unreachable[daemon_id] = (uncommitted, self._clock_ns() + REDISCOVER_NS)
 
     def _lose(self, node: KnownNode) -> None:
-        """Under the lock."""
+        """Count a loss. The lock is held."""
         self._losses += 1
         self._lost[node.name] = self._losses

@@ -1,1 +1,1 @@
-"""Effects of operations, buffers, arguments, forks: what all operations of a client stand on."""
+"""Foundations of client operations: effects, buffers, argument checks, fork detection."""

@@ -1,4 +1,4 @@
-"""What a caller's arguments must be. Nothing is sent for those that are refused."""
+"""Checks of callers' arguments, before anything is sent."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
@@ -12,17 +12,17 @@ KEY_LENGTHS: Final = frozenset(range(1, MAX_KEY_BYTES + 1))
 MAX_HOLD_S: Final = 3600
 MAX_SECONDS: Final = 1e9
 MAX_PIN_S: Final = 30 * 24 * 3600
-"""A month: who wants more pins without an end."""
+"""A month; for longer, pin without a ttl."""
 
 
 def check_list(items: Any, name: str) -> None:
-    """Raises InvalidArgument unless `items` has a length and an order: a set or a dict would pair keys with other keys' values."""
+    """Raises InvalidArgument unless `items` is a sequence: a set or a dict would pair keys with other keys' values."""
     if type(items) is list or type(items) is tuple:
         return
     try:
         len(items)
         is_list = hasattr(items, "__getitem__") and not isinstance(items, (str, bytes, Set, Mapping))
-    except TypeError:  # a generator, or a tensor of no dimensions
+    except TypeError:  # a generator, or a 0-d tensor
         is_list = False
     if str(getattr(items, "layout", "torch.strided")) != "torch.strided":
         raise InvalidArgument(f"{name} is a sparse tensor: pass tensor.to_dense()")
@@ -31,20 +31,24 @@ def check_list(items: Any, name: str) -> None:
 
 
 def check_keys(keys: Sequence[bytes]) -> set[int]:
-    """The lengths that they have. Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself one key."""
+    """Return the set of key lengths. Raises InvalidArgument unless every key is 1 to 255 bytes and `keys` is not itself
+    one key."""
     if isinstance(keys, (bytes, str)):
         raise InvalidArgument("keys is a sequence of keys, not one key")
     check_list(keys, "keys")
     if list(map(type, keys)).count(bytes) == len(keys) and (lengths := set(map(len, keys))) <= KEY_LENGTHS:
-        return lengths  # as a rule, and much faster
+        return lengths  # the common case, and much faster
     for key in keys:
         check_key(key)
     return set(map(len, keys))
 
 
 def namespace_text(namespace: Any) -> str:
-    """The text of a namespace given as such, or of an object with an `id` of bytes. Raises InvalidArgument for anything else, and for half
-    a surrogate pair, which has no UTF-8: a connection that was to send it would be given up."""
+    """Text of a namespace given as such, or as an object with an `id` of bytes.
+
+    Raises InvalidArgument for anything else, and for an unpaired surrogate, which cannot be encoded as UTF-8 when it is
+    sent.
+    """
     if isinstance(namespace, str):
         try:
             namespace.encode()
@@ -68,12 +72,12 @@ def check_parents(parents: Sequence[bytes | None] | None, keys: Sequence[bytes])
         if parent is not None:
             check_key(parent)
     if not parents or (parents[0] not in keys and list(parents[1:]) == list(keys[:-1])):
-        return  # as a rule: the blocks of one prompt, in order
+        return  # the common case: the blocks of one prompt, in order
     _check_acyclic({key: parent for key, parent in zip(keys, parents, strict=True) if isinstance(key, bytes)})
 
 
 def _check_acyclic(parent_of: dict[bytes, bytes | None]) -> None:
-    """Raises InvalidArgument where a key is its own ancestor: each block of such a ring would wait for the next one to be evicted."""
+    """Raises InvalidArgument if a key is its own ancestor: the blocks of a cycle could never be evicted."""
     checked: set[bytes] = set()
     for first in parent_of:
         path: dict[bytes, None] = {}
@@ -97,43 +101,46 @@ def check_offsets(offsets: Sequence[int], count: int) -> None:
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Raises InvalidArgument unless it is a number above 0 and at most an hour."""
+    """Raises InvalidArgument unless it is a number above 0 and at most 3600."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s <= 3600:
         raise InvalidArgument(f"deadline_s is a number of seconds above 0 and up to 3600, not {deadline_s!r}")
 
 
 def check_seconds(seconds: float | None, name: str) -> None:
-    """Raises InvalidArgument unless it is a number, of any sign, or None: what is left of a caller's time may be nothing."""
+    """Raises InvalidArgument unless it is None or a number; it may be negative, as the rest of an exhausted deadline
+    is."""
     if seconds is not None and (not isinstance(seconds, (int, float)) or not -MAX_SECONDS < seconds < MAX_SECONDS):
         raise InvalidArgument(f"{name} is a number of seconds, not {seconds!r:.50}")
 
 
 def check_ttl(ttl_s: float) -> None:
-    """Raises InvalidArgument unless it is a number of seconds that a pin may last."""
+    """Raises InvalidArgument unless it is a valid duration of a pin."""
     if not isinstance(ttl_s, (int, float)) or not 0 < ttl_s <= MAX_PIN_S:
         raise InvalidArgument(f"ttl_s is a number of seconds above 0 and up to {MAX_PIN_S}, not {ttl_s!r}")
 
 
 def check_hold(hold_s: float) -> None:
-    """Raises InvalidArgument unless it is a number of seconds that a hold may last."""
+    """Raises InvalidArgument unless it is a valid duration of a hold."""
     if not isinstance(hold_s, (int, float)) or not 0 < hold_s <= MAX_HOLD_S:
-        raise InvalidArgument(f"hold_s is a number of seconds above 0 and up to {MAX_HOLD_S}, not {hold_s!r}: for no hold give none")
+        raise InvalidArgument(
+            f"hold_s is a number of seconds above 0 and up to {MAX_HOLD_S}, not {hold_s!r}; omit the hold to look up without one"
+        )
 
 
 def check_ack(ack: str) -> None:
-    """Raises InvalidArgument unless it says when a put is answered."""
+    """Raises InvalidArgument unless it is a valid acknowledgement."""
     if not isinstance(ack, str) or ack not in ("node", "cluster", "replicas"):
         raise InvalidArgument(f"ack is 'node', 'cluster' or 'replicas', not {ack!r}")
 
 
 def check_replicas(replicas: int) -> None:
-    """Raises InvalidArgument unless a block can be asked to be at so many nodes."""
+    """Raises InvalidArgument unless it is a valid replica target."""
     if type(replicas) is not int or not 1 <= replicas <= MAX_REPLICAS:
-        raise InvalidArgument(f"a block has 1 to {MAX_REPLICAS} replicas, not {replicas!r}")
+        raise InvalidArgument(f"replicas is 1 to {MAX_REPLICAS}, not {replicas!r}")
 
 
 def check_count(keys: Sequence[bytes], others: Sequence[Any], name: str) -> None:
-    """Raises InvalidArgument unless both are lists, with one for each key."""
+    """Raises InvalidArgument unless both are sequences of equal length."""
     check_list(keys, "keys")
     check_list(others, name)
     if len(keys) != len(others):
@@ -147,14 +154,14 @@ def check_flag(flag: bool, name: str) -> None:
 
 
 def check_limit(limit: int | None) -> None:
-    """Raises InvalidArgument unless it is a number of answers from 1 on, or None for all."""
+    """Raises InvalidArgument unless it is a positive number, or None for all."""
     if limit is not None and (type(limit) is not int or not 1 <= limit < 1 << 31):
         raise InvalidArgument(f"limit is a number from 1 on, or None for all, not {limit!r:.50}")
 
 
 def check_arguments(master: Any, tenant: Any, token: Any, deadline_s: Any) -> None:
-    """Raises InvalidArgument unless each is None, or `master` is one text or several, `tenant` and `token` are texts and `deadline_s` is a
-    deadline."""
+    """Raises InvalidArgument unless each is None, or `master` is one address or several, `tenant` and `token` are text
+    and `deadline_s` is a deadline."""
     for name, text in (("tenant", tenant), ("token", token)):
         if text is not None and not isinstance(text, str):
             raise InvalidArgument(f"{name} is text, not a {type(text).__name__}")
@@ -167,6 +174,6 @@ def check_arguments(master: Any, tenant: Any, token: Any, deadline_s: Any) -> No
 
 
 def check_kind(settings: Any, kind: type[Any], name: str) -> None:
-    """Raises InvalidArgument unless it is of that kind, or None."""
+    """Raises InvalidArgument unless it is None or an instance of `kind`."""
     if settings is not None and not isinstance(settings, kind):
         raise InvalidArgument(f"{name} is a {kind.__name__}, not a {type(settings).__name__}")

@@ -1,8 +1,9 @@
-"""Callers' values as flat byte views: bytes, bytearray, memoryview, numpy arrays, torch tensors; and fresh bytes objects to fill.
+"""Callers' values as flat byte views: bytes, bytearray, memoryview, numpy arrays, torch tensors; and new bytes objects
+to fill.
 
-A value may be scattered over several of them: a list or tuple of buffers is their bytes in order. Nothing is copied, except to and from a
-CUDA device. A view keeps its value alive, but for a Memory, which nobody can keep. This file imports no torch: a tensor can only be met
-where torch has been imported already.
+A list or tuple of buffers is one value, their bytes in order. Nothing is copied, except to and from a CUDA device. A
+view keeps its value alive, except a Memory. This module does not import torch: a tensor only exists if torch has been
+imported.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from kvstore.protocol.settings import format_size
 
 _BYTES: Final = np.dtype(np.uint8)
 _BYTES_HEADER: Final = bytes.__basicsize__ - 1
-"""Where a bytes object's bytes begin; CPython counts the closing zero in the basic size."""
+"""Offset of the bytes in a bytes object; CPython counts the closing zero in the basic size."""
 
 _new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.restype = ctypes.py_object
@@ -30,7 +31,7 @@ _new_bytes.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 @dataclass(slots=True)
 class Destination:
-    """Where a value shall go. `parts` are writable; `finish` brings the bytes to their last place, once they are all there."""
+    """Destination of a value: writable `parts`; `finish` moves the bytes to their final place once all have arrived."""
 
     parts: Parts
     finish: Callable[[], None] | None = None
@@ -41,9 +42,9 @@ class Destination:
 
 
 def as_source(value: Any) -> memoryview:
-    """The bytes of `value` as a flat, read-only use of its memory, which must not change until the operation ends.
+    """The bytes of `value` as a flat view of its memory, which must not change until the operation ends.
 
-    A CUDA tensor is copied to the CPU. Raises InvalidArgument: no buffer, not C-contiguous, empty, or over 1 GiB.
+    A CUDA tensor is copied to the CPU. Raises InvalidArgument: not a buffer, not C-contiguous, empty, or over 1 GiB.
     """
     view = _source(value)
     check_size(len(view))
@@ -51,7 +52,7 @@ def as_source(value: Any) -> memoryview:
 
 
 def as_parts(value: Any) -> Parts:
-    """As `as_source`, of a value that may be scattered. Empty buffers in a list are left out."""
+    """As `as_source`, for a value that may be a list. Empty buffers in it are left out."""
     if not isinstance(value, (list, tuple)):
         return (as_source(value),)
     parts = [view for view in map(_source, value) if len(view)]
@@ -60,13 +61,14 @@ def as_parts(value: Any) -> Parts:
 
 
 class Sources:
-    """The bytes of values, each in its parts. Those of one array lie one behind the other in `flat`, and cost no object each; it is None
-    for all others."""
+    """The bytes of values, each in parts. Values of one array are contiguous in `flat`, without an object per value;
+    otherwise it is None."""
 
     __slots__ = ("_values", "flat", "sizes")
 
     def __init__(self, values: Sequence[Parts], flat: memoryview | None = None, count: int = 0) -> None:
-        """Either `values`, or `count` of them that share `flat` equally."""
+        """Either `values`, or `count` values of equal size in `flat`.
+        - Sources.sizes"""
         self._values = values
         self.flat = flat
         self.sizes: list[int] = list(map(size_of, values)) if flat is None else [len(flat) // count] * count
@@ -76,7 +78,7 @@ class Sources:
         return len(self.sizes)
 
     def bytes_of(self, indices: Sequence[int]) -> int:
-        """Of these together."""
+        """Total size of these values."""
         if self.flat is not None:
             return len(indices) * self.sizes[0] if indices else 0
         return sum(map(self.sizes.__getitem__, indices))
@@ -92,7 +94,7 @@ class Sources:
 
 
 def as_sources(values: Any) -> Sources:
-    """As `as_source`, for each of a sequence. Of one C-contiguous array or CPU tensor these are the rows."""
+    """`as_source` for each of a sequence; of one C-contiguous array or CPU tensor, for each row."""
     rows = _rows(values)
     if rows is None:
         return Sources([as_parts(value) for value in values])
@@ -102,9 +104,10 @@ def as_sources(values: Any) -> Sources:
 
 
 def as_destination(buffer: Any) -> Destination:
-    """Where the bytes of a value go in `buffer`, or in a list of them from the first on, which must not be used until the operation ends.
+    """Destination in `buffer`, or across a list of buffers, which must not be used until the operation ends.
 
-    A CUDA tensor is filled through pinned CPU memory. Raises InvalidArgument: no buffer, not C-contiguous, empty or read-only.
+    A CUDA tensor is filled through pinned CPU memory. Raises InvalidArgument: not a buffer, not C-contiguous, empty or
+    read-only.
     """
     plain = plain_memory(buffer)
     if plain is not None:
@@ -118,12 +121,12 @@ def as_destination(buffer: Any) -> Destination:
 
 
 def plain_memory(buffer: Any) -> memoryview | None:
-    """The memory of the buffers that most callers have, writable bytes in a row; None for all others, which `as_destination` knows."""
+    """Fast path of `as_destination` for flat writable bytes; None for any other buffer."""
     kind = type(buffer)
     if kind is bytearray or kind is np.ndarray or kind is memoryview:
         try:
             view = memoryview(buffer)
-        except (ValueError, TypeError, BufferError):  # an array of a type that no buffer has
+        except (ValueError, TypeError, BufferError):  # an array whose dtype has no buffer format
             return None
         if view.format == "B" and view.ndim == 1 and view.contiguous and not view.readonly and len(view):
             return view
@@ -131,30 +134,31 @@ def plain_memory(buffer: Any) -> memoryview | None:
 
 
 def as_memory(buffer: Any) -> memoryview:
-    """The memory of a buffer of any size, writable if the buffer is. Raises InvalidArgument: no buffer, not C-contiguous, a CUDA tensor."""
+    """Memory of a buffer of any size, writable if the buffer is. Raises InvalidArgument: not a buffer, not
+    C-contiguous, a CUDA tensor."""
     if not _is_tensor(buffer):
         return _flat(buffer)
     if buffer.is_cuda:
-        raise InvalidArgument("a CUDA tensor is no memory of this host: it is filled through pinned memory, registered or not")
+        raise InvalidArgument("a CUDA tensor is not host memory and cannot be registered: it is filled through pinned memory")
     return _tensor_bytes(buffer)
 
 
 def fresh_bytes(size_bytes: int) -> tuple[bytes, memoryview]:
-    """A bytes object of undefined content and the writable view to fill it through, before anyone else sees it.
+    """A new bytes object of undefined content, and the writable view to fill it through before it is shared.
 
-    Values are thus read from the socket, or copied out of a slab, into the object that `get` returns: no second copy, no lock held.
+    Values are read from the socket or copied out of a slab directly into the object that `get` returns.
     """
     value: bytes = _new_bytes(None, size_bytes)
     return value, view_of(id(value) + _BYTES_HEADER, size_bytes)
 
 
-def too_small(index: int, room_bytes: int, value_bytes: int) -> InvalidArgument:
-    return InvalidArgument(f"the buffer of key {index} has {room_bytes} bytes, its value has {value_bytes}")
+def too_small(index: int, buffer_bytes: int, value_bytes: int) -> InvalidArgument:
+    return InvalidArgument(f"the buffer of key {index} has {buffer_bytes} bytes, its value has {value_bytes}")
 
 
 def as_rows(buffers: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
-    """One writable C-contiguous array or CPU tensor of two dimensions or more, as bytes of shape (first dimension, rest); None for anything
-    else, a sequence of buffers among them."""
+    """A writable C-contiguous array or CPU tensor of two or more dimensions, as bytes of shape (first dimension, rest);
+    None for anything else."""
     rows = _rows(buffers)
     return rows if rows is not None and rows.flags.writeable else None
 
@@ -172,7 +176,7 @@ def _rows(values: Any) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
 
 
 def nbytes_of(value: Any) -> int | None:
-    """`value.nbytes`; None where there is none, as for a sparse tensor, which raises RuntimeError."""
+    """`value.nbytes`, or None without one. A sparse tensor raises RuntimeError for it."""
     try:
         size_bytes = getattr(value, "nbytes", None)
     except RuntimeError:
@@ -181,7 +185,7 @@ def nbytes_of(value: Any) -> int | None:
 
 
 def check_size(size_bytes: int) -> None:
-    """Raises InvalidArgument for a size that no value has."""
+    """Raises InvalidArgument unless it is a valid size of a value."""
     if not 1 <= size_bytes <= MAX_VALUE_BYTES:
         raise InvalidArgument(f"a value is 1 byte to {format_size(MAX_VALUE_BYTES)} long, not {size_bytes:,} bytes")
 
@@ -195,7 +199,7 @@ def _source(value: Any) -> memoryview:
 
 
 def _destination(buffer: Any) -> Destination:
-    """Of one buffer, which may be empty."""
+    """Destination in one buffer, which may be empty."""
     if _is_tensor(buffer):
         if buffer.is_cuda:
             return _cuda_destination(buffer)
@@ -217,7 +221,7 @@ def _flat(value: Any) -> memoryview:
         return value.view()
     if isinstance(value, np.ndarray):
         if value.dtype is _BYTES and value.ndim == 1 and (view := value.data).c_contiguous:
-            return view  # as a rule, and much faster
+            return view  # the common case, and much faster
         if not value.flags.c_contiguous:
             raise InvalidArgument("an array must be C-contiguous: pass numpy.ascontiguousarray(array)")
         if value.dtype.hasobject:
@@ -243,7 +247,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _tensor_bytes(tensor: Any) -> memoryview:
-    """The memory of a CPU tensor; bfloat16 and the like, which numpy does not know, are bytes by then."""
+    """Memory of a CPU tensor. bfloat16 and other dtypes that numpy lacks are viewed as bytes first."""
     torch: Any = sys.modules["torch"]
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")

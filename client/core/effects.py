@@ -1,7 +1,7 @@
-"""What an operation wants done: the client's own vocabulary of I/O, as plain values.
+"""Effects: the I/O requests of sans-I/O operations, as plain values.
 
-An operation is a generator. It yields effects; whoever drives it (`drive` below, async_driver.py, together.py) carries each one out and
-sends the result back, or throws the typed error in. Operations so know neither sockets nor threads nor an event loop.
+An operation is a generator that yields effects. Its driver (`drive` below, driver.py, async_driver.py) runs each effect
+and sends the result back, or throws the typed error in. Operations know no sockets, threads or event loops.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +24,7 @@ E = TypeVar("E")
 
 
 class AnyChannel(Protocol):
-    """What operations see of a channel, blocking or not; its I/O goes through effects."""
+    """View of a channel, blocking or asynchronous, that operations may use directly; its I/O goes through effects."""
 
     address: Address
     is_open: bool
@@ -42,7 +42,8 @@ class AnyChannel(Protocol):
 
 @dataclass(slots=True)
 class AcquireConnectionEffect:
-    """Lend a channel to `address`: a Loan. `hello` is what a new one says; None: what masters are told."""
+    """Acquire a pooled connection to `address`: a ConnectionLease. `hello` opens a new one; None: the Hello for
+    masters."""
 
     address: Address
     deadline: Deadline
@@ -51,7 +52,7 @@ class AcquireConnectionEffect:
 
 @dataclass(slots=True)
 class RequestEffect:
-    """Send `message` with the values of `payload`; the answer, a message of type `answer`."""
+    """Send `message` with the values of `payload`: the reply, a message of type `answer`."""
 
     channel: AnyChannel
     message: Message
@@ -62,7 +63,7 @@ class RequestEffect:
 
 @dataclass(slots=True)
 class SendEffect:
-    """Send `message` and go on: `ReceiveEffect` follows."""
+    """Send `message` without waiting; `ReceiveEffect` follows."""
 
     channel: AnyChannel
     message: Message
@@ -71,7 +72,8 @@ class SendEffect:
 
 @dataclass(slots=True)
 class ReceiveEffect:
-    """The answer to what was sent, a message of type `answer`; None if it has not come by `until`, and can be awaited further."""
+    """The reply to a `SendEffect`, a message of type `answer`; None if it has not arrived by `until`, and can be
+    awaited again."""
 
     channel: AnyChannel
     answer: type[Message]
@@ -80,7 +82,7 @@ class ReceiveEffect:
 
 @dataclass(slots=True)
 class RequestFdsEffect:
-    """Send `message`; (SlabFds, descriptors), which the operation closes."""
+    """Send `message`: (reply, descriptors), which the operation closes."""
 
     channel: AnyChannel
     message: MapSlabs | OpenIndex
@@ -89,7 +91,7 @@ class RequestFdsEffect:
 
 @dataclass(slots=True)
 class ReadPayloadEffect:
-    """Read the last answer's payload, or its next part, into `destinations`."""
+    """Read the last reply's payload, or its next part, into `destinations`."""
 
     channel: AnyChannel
     destinations: Sequence[memoryview]
@@ -98,7 +100,7 @@ class ReadPayloadEffect:
 
 @dataclass(slots=True)
 class SendOneWayEffect:
-    """Send `message`, which has no answer."""
+    """Send `message`, which has no reply."""
 
     channel: AnyChannel
     message: Message
@@ -106,7 +108,7 @@ class SendOneWayEffect:
 
 @dataclass(slots=True)
 class RunInThreadEffect:
-    """Run `function`, which touches about `size_bytes` of memory or waits for a thread: its result. Much must not stop an event loop."""
+    """Run `function`: its result. An event loop uses a thread if `size_bytes`, the memory it touches, is large."""
 
     function: Callable[[], Any]
     size_bytes: int
@@ -114,7 +116,7 @@ class RunInThreadEffect:
 
 @dataclass(slots=True)
 class TransferEffect:
-    """Have the transfer engine make these copies from or to another host. Raises as TransferEngine.transfer."""
+    """Run copies from or to another host on the transfer engine. Raises as `TransferEngine.transfer`."""
 
     engine: "TransferEngine"
     copies: "Sequence[Copy]"
@@ -123,25 +125,28 @@ class TransferEffect:
 
 @dataclass(slots=True)
 class SpawnEffect:
-    """Carry out an operation in the background, beside this one; nobody waits for it. It raises no KVStoreError."""
+    """Run an operation in the background, unawaited. It raises no KVStoreError."""
 
     operation: "Operation[None]"
 
 
 @dataclass(slots=True)
 class SleepEffect:
+    """Sleep."""
+
     seconds: float
 
 
 @dataclass(slots=True)
 class GatherEffect:
-    """Carry out these operations at once: a list of their results. The first error ends all of them, and is raised once they have ended."""
+    """Run operations concurrently: the list of their results. The first error ends all of them, and is raised once they
+    have ended."""
 
     operations: "Sequence[Operation[Any]]"
 
 
 SMALL_WORK_BYTES: Final = 16 << 10
-"""Up to this size the way to the driver and back takes longer than the work."""
+"""Work up to this size is cheaper than a round trip to the driver."""
 
 Effect = (
     AcquireConnectionEffect
@@ -158,11 +163,11 @@ Effect = (
     | GatherEffect
 )
 Operation = Generator[Effect, Any, T]
-AnyLoan = ConnectionLease[AnyChannel]
+AnyConnectionLease = ConnectionLease[AnyChannel]
 
 
 def work(function: Callable[[], T], size_bytes: int) -> Operation[T]:
-    """The result of `function`, which touches about `size_bytes` of memory: run here when that is little."""
+    """Result of `function`, which touches about `size_bytes` of memory: run inline if small, else by the driver."""
     if size_bytes <= SMALL_WORK_BYTES:
         return function()
     result: T = yield RunInThreadEffect(function, size_bytes)
@@ -170,9 +175,10 @@ def work(function: Callable[[], T], size_bytes: int) -> Operation[T]:
 
 
 def drive(operation: Generator[E, Any, T], do: Callable[[E], Any]) -> T:
-    """The result of `operation`, whose effects `do` carries out one after another: what it returns is sent in, what it raises thrown in.
+    """Run `operation` to its end with `do` for each effect: its result.
 
-    Raises what the operation does not catch. It is closed by then, so that nothing it has borrowed lives as long as a traceback does.
+    The result of `do` is sent in, its exception thrown in. Raises what the operation does not catch; the operation is
+    closed by then, so that the traceback keeps no connection alive.
     """
     try:
         effect = next(operation)

@@ -1,13 +1,13 @@
-"""Whether this is still the process in which something was made: a forked child has all that its parent has, and must not use it.
+"""Fork detection: a forked child inherits its parent's connections and mappings, and must not use them.
 
-To ask the kernel for the process's number takes as long as a tenth of a read in shared memory, so children are counted when they begin.
+Children are counted by a fork hook; getpid would take a tenth of a shared-memory read.
 """
 
 import os
 
 
 class ForkGeneration:
-    """`number` rises in each child that is forked off: what was made under another one is an ancestor's."""
+    """`number` is incremented in each forked child: an object made under another number belongs to an ancestor."""
 
     number = 0
 

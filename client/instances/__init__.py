@@ -1,1 +1,1 @@
-"""What an inference engine tells the scheduler and asks of it."""
+"""Client side of the scheduler: reports of inference engines, and placement of requests."""

@@ -1,6 +1,6 @@
-"""The client's side of the Scheduler service: where a request goes, and what an instance says of itself. By gRPC.
+"""Client of the Scheduler service, by gRPC: placement of requests, and reports of engine instances.
 
-It moves no request and no block. An engine that has to report all the time uses reporter.py, which is a thread around this.
+It moves no requests and no blocks. Engines that report continuously use reporter.py, a thread around this client.
 """
 
 import contextlib
@@ -32,88 +32,90 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.grpc_credentials import open_channel
 
 NO_SLO: Final = Slo()
-_HUNG_UP: Final = "the master, or another thread, has ended the connection"
+_CONNECTION_ENDED: Final = "the master, or another thread, closed the connection"
 _CHECK: Final = "Check"
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 
 class InstanceRole(IntEnum):
-    """What an instance does."""
+    """Role of an instance."""
 
     PREFILL = pb.ROLE_PREFILL
     DECODE = pb.ROLE_DECODE
     BOTH = pb.ROLE_BOTH
-    """It decodes what it has prefilled, and nothing else."""
+    """Decodes what it has prefilled, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCacheChange:
-    """What has changed in the memory of an engine's own: keys of blocks, all of one length, that it has from now on, and no longer."""
+    """Change of an engine's own cache: keys of blocks added and removed, all of one length."""
 
     tenant: str
     base_version: int
-    """The version that this is a change of; 0: an empty cache, whatever the master has."""
+    """Version that the change applies to; 0: an empty cache, regardless of the master's version."""
     version: int
-    """After it. Above 0."""
+    """Version after the change, above 0."""
     added: Sequence[bytes] = ()
     removed: Sequence[bytes] = ()
 
 
 class InstanceReportReply(NamedTuple):
-    """The master's answer to a report."""
+    """The master's reply to a report."""
 
     interval_s: float
-    """Until the next report is due."""
+    """Time until the next report."""
     engine_cache_version: int
-    """That the master has; 0: none. Other than the last one sent: it has to begin anew, with an empty cache."""
+    """Version that the master has; 0: none. If it is not the last one sent, the instance restarts from an empty
+    cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceReport:
-    """What an instance says of itself. `name` is stable while it lives and differs from all others'."""
+    """Report of an instance. `name` is unique, and stable for its life."""
 
     name: str
     role: InstanceRole
     address: str
-    """How requests are sent to it; the master hands it on as it is. For kvstore-router a URL."""
+    """Address for requests, passed on unchanged by the master; a URL for kvstore-router."""
     node: str = ""
-    """The name of the storage node that its blocks are put to, so that it has what that node has. Empty: it never has a prefix."""
+    """Name of the storage node that its blocks are put to, which determines its prefixes. Empty: it never has a
+    prefix."""
     queue_s: float = 0.0
-    """Prefill: seconds until it can start on something new."""
+    """Prefill: seconds until it can start a new request."""
     send_backlog_bytes: int = 0
-    """Bytes that its node was told to send to others and has not sent yet."""
+    """Bytes that its node has queued for other nodes."""
     send_bytes_per_s: float = 0.0
-    """As measured; 0: not measured yet."""
+    """Measured rate; 0: unknown."""
     batch: int = 0
-    """Decode: sequences."""
+    """Decode: running sequences."""
     context_tokens: int = 0
-    """Decode: tokens of KV cache of all of them together."""
+    """Decode: tokens of KV cache of these sequences."""
     capacity_tokens: int = 0
-    """Decode: tokens of KV cache that fit; 0: no limit."""
+    """Decode: capacity in tokens of KV cache; 0: unlimited."""
     seen_request_ids: Sequence[int] = ()
-    """Requests that came in since the last report: the numbers above include them."""
+    """Requests received since the last report, which the numbers above include."""
     seen_after_s: float = 0.0
-    """The numbers above include all requests that should have come in longer ago; 0: only those named."""
+    """The numbers above include all requests due longer ago than this; 0: only those named."""
     engine_cache: EngineCacheChange | None = None
-    """None: nothing has changed."""
+    """None: unchanged."""
     prefill_samples: Sequence[PrefillSample] = ()
     decode_samples: Sequence[DecodeSample] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPlacement:
-    """Where a request goes. Times are predictions."""
+    """Placement of a request. Times are predictions."""
 
     request_id: int
-    """What both instances name in `seen_request_ids` once the request has come in."""
+    """Id that both instances report in `seen_request_ids` after receiving the request."""
     prefill: str
     decode: str
     prefill_address: str
     decode_address: str
     prefix_blocks: int
-    """Leading blocks of the prompt that need not be computed, once the transfer is over."""
+    """Leading blocks of the prompt that need no computation after the transfer."""
     transfer_from: str
-    """The prefill instance that the last `transfer_blocks` of them are being copied from; empty: nothing is."""
+    """Prefill instance that the last `transfer_blocks` of them are copied from; empty: no transfer."""
     transfer_blocks: int
     transfer_s: float
     queue_s: float
@@ -122,13 +124,13 @@ class RequestPlacement:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds to the first token."""
+        """Predicted time to first token."""
         return self.transfer_s + self.queue_s + self.prefill_s
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The request goes nowhere. `value` is what was predicted and `limit` what it had to stay below, in the reason's unit."""
+    """Rejection of a request: the predicted `value` and the `limit` that it exceeds, in the reason's unit."""
 
     reason: Reason
     value: float = 0.0
@@ -136,26 +138,25 @@ class Refusal:
 
 
 class _SchedulerConnection(NamedTuple):
-    """A connection to one master, and its methods."""
+    """Connection to one master, with its methods."""
 
     channel: grpc.Channel
     stub: Any
 
 
 class SchedulerClient:
-    """A connection to the scheduler of the master that owns the catalog, found again when that one is gone, or hangs and another one owns
-    it.
+    """Client of the scheduler at the master that owns the catalog; follows a failover. A context manager; thread-safe.
 
-    A context manager; threads may share it. Every call ends within `deadline_s` and raises Unavailable or DeadlineExceeded when no
-    master can be reached, Unauthorized for a wrong tenant or token, InvalidArgument for what is outside its range, and Closed.
+    Every call ends within `deadline_s`. It raises Unavailable or DeadlineExceeded when no master can be reached,
+    Unauthorized for a wrong tenant or token, InvalidArgument for values out of range, and Closed.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Connects at the first call. Raises InvalidArgument: `settings.master` names no master, or has a malformed address."""
+        """Connects at the first call. Raises InvalidArgument: `settings.master` is empty or malformed."""
         self.settings = settings
         self._masters = known_masters(settings)
         self._lock = threading.Lock()
-        self._link: _SchedulerConnection | None = None
+        self._connection: _SchedulerConnection | None = None
         self._is_closed = False
 
     def schedule(
@@ -168,10 +169,11 @@ class SchedulerClient:
         slo: Slo = NO_SLO,
         deadline: Deadline | None = None,
     ) -> RequestPlacement | Refusal:
-        """Where a prompt of `input_tokens` goes, whose full blocks of `block_tokens` each have these keys, in order.
+        """Place a prompt of `input_tokens`, with the keys of its full blocks of `block_tokens` each, in order.
 
-        The transfer that the placement needs has been started. `output_tokens` as predicted; 0: not known. `deadline`: instead of
-        `deadline_s`. A master that hangs up within the call may count a request that never comes, until it takes it for lost.
+        The transfer of the placement has been started. `output_tokens` is predicted; 0: unknown. `deadline` replaces
+        `deadline_s`. If the connection breaks during the call, the master may count a request that never comes, until
+        it expires.
         """
         request = pb.ScheduleRequest(
             tenant=self.settings.tenant,
@@ -188,42 +190,44 @@ class SchedulerClient:
         return RequestPlacement(**{field.name: getattr(reply, field.name) for field in fields(RequestPlacement)})
 
     def report(self, report: InstanceReport) -> InstanceReportReply:
-        """The instance lives, and this is its state. Raises Full where there are too many, InvalidArgument also for what no message has."""
+        """Report an instance. Raises Full with too many instances, InvalidArgument for values that do not fit the
+        message."""
         reply: pb.ReportReply = self._call("Report", _report_request(report))
         return InstanceReportReply(reply.report_interval_s, reply.engine_cache_version)
 
     def leave(self, name: str, *, deadline: Deadline | None = None) -> None:
-        """The instance ends: nothing more is sent to it. One that is not known is no error. `deadline`: instead of `deadline_s`."""
+        """Remove an instance; unknown names are ignored. `deadline` replaces `deadline_s`."""
         self._call("Leave", pb.LeaveRequest(name=name), deadline)
 
     def instances(self) -> pb.InstancesReply:
-        """All instances as they last reported, and what the scheduler has decided."""
+        """All instances as last reported, with the scheduler's counters."""
         reply: pb.InstancesReply = self._call("Instances", pb.InstancesRequest())
         return reply
 
     def check(self) -> None:
-        """A scheduler is there for this tenant and token, whatever their role: the owner of the catalog takes them, and serves by gRPC."""
+        """Check that a scheduler is available for this tenant and token: the owner of the catalog accepts them, and
+        serves gRPC."""
         deadline = Deadline(self.settings.deadline_s)
-        control_of_owner(self._masters, self.settings, deadline)  # its loop answers, which health does not tell
+        control_of_owner(self._masters, self.settings, deadline)  # checks the master's loop, which the health service does not
         self._call(_CHECK, health_pb2.HealthCheckRequest(service=_SERVICE), deadline)
 
     def close(self) -> None:
         """A second close is a no-op."""
         with self._lock:
-            link, self._link, self._is_closed = self._link, None, True
-        if link is not None:
-            link.channel.close()
+            connection, self._connection, self._is_closed = self._connection, None, True
+        if connection is not None:
+            connection.channel.close()
 
     def _call(self, method: str, request: Any, deadline: Deadline | None = None) -> Any:
-        """Ask the master that owns the catalog; if it is gone, the one that does now: once, and until the deadline where several are
-        known."""
+        """Call the owner of the catalog; after a failure its successor: once, or until the deadline with several
+        masters."""
         deadline = deadline or Deadline(self.settings.deadline_s)
-        deadline.left_s()  # of a call that waited for its turn too long the master hears nothing
+        deadline.left_s()  # raises if the call waited too long for its turn
         waits, is_first = backoff_delays(self.settings.owner_retry_s), True
         while True:
-            link = self._linked(deadline)
+            connection = self._connect(deadline)
             try:
-                reply = self._ask(_method(link, method), request, deadline, self._shown(method))
+                reply = self._request(_method(connection, method), request, deadline, self._credentials(method))
                 if method == _CHECK and reply.status != health_pb2.HealthCheckResponse.SERVING:
                     raise Unavailable("the master does not own the catalog any more")
                 return reply
@@ -231,23 +235,24 @@ class SchedulerClient:
                 pause_s = 0.0 if is_first else next(waits)
                 if not is_first and (not self._masters.has_several or deadline.up_to_s(pause_s) < pause_s):
                     raise
-            self._give_up(link)
+            self._drop_connection(connection)
             time.sleep(pause_s)
             is_first = False
 
-    def _shown(self, method: str) -> tuple[tuple[str, bytes | str], ...]:
-        """The credential that goes with a call, an engine's own where it speaks of itself; and the trace that the call belongs to."""
+    def _credentials(self, method: str) -> tuple[tuple[str, bytes | str], ...]:
+        """Metadata of a call: its credential, the engine's own for reports, and the trace context."""
         settings = self.settings
         of_engine = method in ("Report", "Leave") and settings.instance_token
-        shown = as_metadata("", settings.instance_token) if of_engine else as_metadata(settings.tenant, settings.token)
-        return *shown, *trace_metadata()
+        credentials = as_metadata("", settings.instance_token) if of_engine else as_metadata(settings.tenant, settings.token)
+        return *credentials, *trace_metadata()
 
-    def _ask(self, method: Any, request: Any, deadline: Deadline, shown: tuple[tuple[str, bytes | str], ...]) -> Any:
-        """One question to one master. Raises Unavailable, too, when it has not answered and another one owns the catalog."""
+    def _request(self, method: Any, request: Any, deadline: Deadline, credentials: tuple[tuple[str, bytes | str], ...]) -> Any:
+        """One request to one master. Raises Unavailable also if it does not reply while another master owns the
+        catalog."""
         try:
             if not self._masters.has_several:
-                return method(request, timeout=deadline.left_s(), metadata=shown)
-            call = method.future(request, timeout=deadline.left_s(), metadata=shown)
+                return method(request, timeout=deadline.left_s(), metadata=credentials)
+            call = method.future(request, timeout=deadline.left_s(), metadata=credentials)
             try:
                 for wait_s in probe_delays(self.settings.owner_patience_s):
                     with contextlib.suppress(grpc.FutureTimeoutError):
@@ -258,13 +263,13 @@ class SchedulerClient:
             finally:
                 call.cancel()
         except grpc.FutureCancelledError:
-            raise Unavailable(_HUNG_UP) from None
+            raise Unavailable(_CONNECTION_ENDED) from None
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.CANCELLED:
-                raise Unavailable(_HUNG_UP) from None
+                raise Unavailable(_CONNECTION_ENDED) from None
             raise translated(error) from None
-        except ValueError:  # of a channel that another thread has closed in the meantime
-            raise Unavailable(_HUNG_UP) from None
+        except ValueError:  # another thread has closed the channel
+            raise Unavailable(_CONNECTION_ENDED) from None
 
     def _has_other_owner(self, deadline: Deadline) -> bool:
         masters, settings = self._masters, self.settings
@@ -281,29 +286,29 @@ class SchedulerClient:
             return False
         return True
 
-    def _linked(self, deadline: Deadline) -> _SchedulerConnection:
-        """The connection, made if there is none. Of threads that look for a master at once the first to find one is followed."""
+    def _connect(self, deadline: Deadline) -> _SchedulerConnection:
+        """The connection, opened if needed. If threads race, the first one wins."""
         with self._lock:
             if self._is_closed:
                 raise Closed("this SchedulerClient was closed")
-            if self._link is not None:
-                return self._link
-        place = control_of_owner(self._masters, self.settings, deadline)
-        channel = open_channel(place, Certificates.of(self.settings), grpc_options(self.settings.peer_timeout_s))
+            if self._connection is not None:
+                return self._connection
+        address = control_of_owner(self._masters, self.settings, deadline)
+        channel = open_channel(address, Certificates.of(self.settings), grpc_options(self.settings.peer_timeout_s))
         found = _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
         with self._lock:
-            if self._link is None and not self._is_closed:
-                self._link = found
+            if self._connection is None and not self._is_closed:
+                self._connection = found
                 return found
         channel.close()
-        return self._linked(deadline)
+        return self._connect(deadline)
 
-    def _give_up(self, link: _SchedulerConnection) -> None:
+    def _drop_connection(self, connection: _SchedulerConnection) -> None:
         with self._lock:
-            if self._link is not link:
+            if self._connection is not connection:
                 return
-            self._link = None
-        link.channel.close()
+            self._connection = None
+        connection.channel.close()
 
     def __enter__(self) -> "SchedulerClient":
         return self
@@ -312,12 +317,12 @@ class SchedulerClient:
         self.close()
 
 
-def _method(link: _SchedulerConnection, name: str) -> Any:
-    return getattr(health_pb2_grpc.HealthStub(link.channel) if name == _CHECK else link.stub, name)
+def _method(connection: _SchedulerConnection, name: str) -> Any:
+    return getattr(health_pb2_grpc.HealthStub(connection.channel) if name == _CHECK else connection.stub, name)
 
 
 def _report_request(report: InstanceReport) -> pb.ReportRequest:
-    """Raises InvalidArgument for what protobuf does not take, whose errors are no typed ones."""
+    """Raises InvalidArgument for values that protobuf rejects."""
     try:
         return pb.ReportRequest(
             name=report.name,
@@ -343,16 +348,16 @@ def _report_request(report: InstanceReport) -> pb.ReportRequest:
             ],
         )
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"instance {report.name!r} reports what no message can say: {error}") from None
+        raise InvalidArgument(f"the report of instance {report.name!r} does not fit the message: {error}") from None
 
 
 def _packed(change: EngineCacheChange | None) -> pb.EngineCache | None:
-    """Raises InvalidArgument: the keys are not all of one length."""
+    """Raises InvalidArgument if keys differ in length."""
     if change is None:
         return None
     lengths = {len(key) for keys in (change.added, change.removed) for key in keys}
     if len(lengths) > 1:
-        raise InvalidArgument(f"keys of an engine's cache are of one length, not of {sorted(lengths)} bytes")
+        raise InvalidArgument(f"keys of an engine's cache must have one length, not {sorted(lengths)} bytes")
     return pb.EngineCache(
         tenant=change.tenant,
         base_version=_number("base_version", change.base_version, bits=64),
@@ -364,7 +369,7 @@ def _packed(change: EngineCacheChange | None) -> pb.EngineCache | None:
 
 
 def _number(name: str, value: int, *, bits: int) -> int:
-    """A protobuf field takes no other number, and says so by a ValueError that does not name it."""
+    """Check the range of a protobuf field; protobuf's own ValueError does not name the field."""
     if not 0 <= value < 1 << bits:
         raise InvalidArgument(f"{name} is {value}: it must be in [0, 2**{bits})")
     return value

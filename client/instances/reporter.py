@@ -1,6 +1,6 @@
-"""Keeps the master informed of one instance: a thread that reports every interval, whatever becomes of the master.
+"""Reports one instance to the master periodically, in a thread that survives failures of the master.
 
-It does not know what the instance does: the state comes from a function, and what happened in between from `saw`, `prefilled`, `decoded`.
+The state comes from a callback; events in between come from `saw`, `prefilled` and `decoded`.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
 from kvstore.transfer.memory.signal_safety import Shield
 
 RETRY_INTERVAL_S: Final = 1.0
-"""Between reports that do not come through."""
+"""Interval after a failed report."""
 MAX_SEEN: Final = 65_536
-"""Requests named in one report, the latest; the master takes no more."""
+"""Requests in one report, the latest; the master's limit."""
 MAX_SAMPLES: Final = 256
-"""Samples of each kind in one report, the latest; the master takes no more."""
+"""Samples of each kind in one report, the latest; the master's limit."""
 MAX_REQUEST_ID: Final = (1 << 64) - 1
 
 log = logging.getLogger("kvstore.client")
@@ -31,7 +31,7 @@ log = logging.getLogger("kvstore.client")
 
 @dataclass(slots=True)
 class _PendingChanges:
-    """What happened since the last report."""
+    """Events since the last report."""
 
     seen: list[int] = field(default_factory=list)
     prefills: list[PrefillSample] = field(default_factory=list)
@@ -47,10 +47,11 @@ class _PendingChanges:
 
 
 class Reporter:
-    """A context manager: the instance is in the master's list inside, from the first report that comes through, and gone afterwards.
+    """Reports one instance while open. A context manager; thread-safe.
 
-    A master that is away is looked for until it is back, and told then what it has missed. What it refuses as such is logged and not told
-    again. Threads may share it. One that nobody has any more, for a signal handler raised as it was made, say, makes no further report.
+    The instance is registered by the first successful report and removed by `close`. While the master is unreachable,
+    reports are retried and keep their events; a report that the master refuses is logged and dropped. A Reporter that
+    is garbage collected stops reporting.
     """
 
     def __init__(
@@ -58,55 +59,59 @@ class Reporter:
         client: SchedulerClient,
         state: Callable[[], InstanceReport],
         *,
-        on_heard: Callable[[InstanceReportReply], None] = lambda heard: None,
+        on_reply: Callable[[InstanceReportReply], None] = lambda reply: None,
     ) -> None:
-        """Starts the thread, which calls `state` for each report; seen requests and samples in it are replaced. It must not raise.
+        """Start the thread. It calls `state` for each report, whose seen requests and samples are replaced; `state`
+        must not raise.
 
-        `on_heard` is called in that thread with the master's answer, and must not raise either. `client` is the caller's, and has to be
-        open until this is closed.
+        `on_reply` is called in that thread with the master's reply, and must not raise either. `client` is the
+        caller's, and must stay open until this is closed.
         """
         self._client = client
         self._state = state
-        self._on_heard = on_heard
+        self._on_reply = on_reply
         self._lock = threading.Lock()
-        self._news = _PendingChanges()
-        self._unheard = _PendingChanges()
+        self._pending = _PendingChanges()
+        self._unsent = _PendingChanges()
         self._name = ""
-        self._complaint = ""
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._ending), name="reporter", daemon=True)
-        with Shield():  # a handler that raises within a thread's start, or an event's `set`, leaves a lock taken that the thread needs
+        self._last_error = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stopping), name="reporter", daemon=True)
+        with Shield():  # a signal handler that raises within Thread.start or Event.set would leave a lock held
             self._thread.start()
 
     def saw(self, request_id: int) -> None:
-        """This request has come in. Call it when `state` counts it: the master stops counting it by itself. Raises InvalidArgument for
-        what is no number of a request."""
+        """Record a request that has arrived. Call it once `state` counts the request, because the master stops counting
+        it.
+
+        Raises InvalidArgument for an id out of range.
+        """
         if not isinstance(request_id, int) or not 0 <= request_id <= MAX_REQUEST_ID:
             raise InvalidArgument(f"the id of a request is a whole number from 0 to 2**64 - 1, not {request_id!r}")
         with self._lock:
-            self._news.seen.append(request_id)
+            self._pending.seen.append(request_id)
 
     def prefilled(self, *, input_tokens: int, prefix_tokens: int, duration_s: float) -> None:
-        """A prefill took so long, alone. Raises InvalidArgument for what cannot have been measured."""
+        """Record the duration of a prefill that ran alone. Raises InvalidArgument for impossible values."""
         sample = PrefillSample(input_tokens, prefix_tokens, duration_s)
         with self._lock:
-            self._news.prefills.append(sample)
+            self._pending.prefills.append(sample)
 
     def decoded(self, *, batch: int, context_tokens: int, duration_s: float) -> None:
-        """A step of decoding took so long. Raises InvalidArgument for what cannot have been measured."""
+        """Record the duration of a decode step. Raises InvalidArgument for impossible values."""
         sample = DecodeSample(batch, context_tokens, duration_s)
         with self._lock:
-            self._news.decodes.append(sample)
+            self._pending.decodes.append(sample)
 
     def close(self) -> None:
-        """Leave and end the thread, within the client's `deadline_s`. A second close is a no-op."""
-        if self._ending.is_set():
+        """Remove the instance and end the thread, within the client's `deadline_s`. A second close is a no-op."""
+        if self._stopping.is_set():
             return
         deadline = Deadline(self._client.settings.deadline_s)
         with Shield():
-            self._ending.set()
+            self._stopping.set()
         self._thread.join(deadline.timeout_s)
-        # A report that is still under way would bring the instance back, and a master that is away has forgotten it already.
+        # A report in progress would register the instance again; an unreachable master expires it.
         if self._name and not self._thread.is_alive():
             with contextlib.suppress(KVStoreError):
                 self._client.leave(self._name, deadline=deadline)
@@ -118,33 +123,33 @@ class Reporter:
         self.close()
 
     def _report(self) -> float:
-        """Report once: seconds until the next time."""
-        # Taken before the state: what happens in between is in the state already, and named in the next report.
+        """Report once: seconds until the next report."""
+        # Taken before the state: an event in between is in the state already, and named in the next report.
         with self._lock:
-            news, self._news = self._news.after(self._unheard), _PendingChanges()
-        report = replace(self._state(), seen_request_ids=news.seen, prefill_samples=news.prefills, decode_samples=news.decodes)
+            pending, self._pending = self._pending.after(self._unsent), _PendingChanges()
+        report = replace(self._state(), seen_request_ids=pending.seen, prefill_samples=pending.prefills, decode_samples=pending.decodes)
         self._name = report.name
         try:
-            heard = self._client.report(report)
+            reply = self._client.report(report)
         except KVStoreError as error:
-            # What it refuses it would refuse again, and whatever comes after it.
-            self._unheard = _PendingChanges() if isinstance(error, InvalidArgument) else news
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                log.warning("instance %s cannot report, and tries again each %g s: %s", report.name, RETRY_INTERVAL_S, error)
+            # A refused report would be refused again: drop its events.
+            self._unsent = _PendingChanges() if isinstance(error, InvalidArgument) else pending
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                log.warning("the report of instance %s failed, retrying every %g s: %s", report.name, RETRY_INTERVAL_S, error)
             return RETRY_INTERVAL_S
-        self._unheard = _PendingChanges()
-        if self._complaint:
-            self._complaint = ""
+        self._unsent = _PendingChanges()
+        if self._last_error:
+            self._last_error = ""
             log.warning("instance %s reports again", report.name)
-        self._on_heard(heard)
-        return heard.interval_s
+        self._on_reply(reply)
+        return reply.interval_s
 
 
-def _run(own: "weakref.ref[Reporter]", ending: threading.Event) -> None:
-    """The thread: report until it is to end, or nobody has the reporter any more."""
+def _run(own: "weakref.ref[Reporter]", stopping: threading.Event) -> None:
+    """Thread: report until stopped, or until the Reporter is collected."""
     pause_s = 0.0
-    while not ending.wait(pause_s):
+    while not stopping.wait(pause_s):
         reporter = own()
         if reporter is None:
             return

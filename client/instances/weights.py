@@ -1,7 +1,7 @@
-"""Reports which weights an engine uses to the master's table (docs/operations.md, Weight versions).
+"""Reports the weights that an engine uses to the master's table (docs/operations.md, Weight versions).
 
-The master evicts blocks of older versions first once no live engine uses them. An engine never waits for a report, and a store that cannot
-be reached changes nothing for it.
+The master evicts blocks of older versions first once no live engine uses them. Reports never block the engine, and an
+unreachable store has no effect on it.
 """
 
 import logging
@@ -20,12 +20,12 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
 
 REPORT_S: Final = 10.0
-"""Between reports, until the master says otherwise."""
+"""Interval of reports, until the master gives another."""
 FIRST_RETRY_S: Final = 0.25
 MAX_DOUBLINGS: Final = 6
-"""A report that failed is tried again after half a second, then after twice as long each time, up to the interval of reports."""
+"""A failed report is retried after half a second, then twice as long each time, up to the report interval."""
 CLOSE_S: Final = 2.0
-"""How long `close` waits for the last report."""
+"""Longest wait of `close` for the last report."""
 SALT_DIGEST_BYTES: Final = 8
 
 log = logging.getLogger("kvstore.client")
@@ -33,39 +33,44 @@ log = logging.getLogger("kvstore.client")
 
 @dataclass(frozen=True, slots=True)
 class _Use:
+    """Weights in use, with the namespaces of the engine's blocks."""
+
     base: str
     version: str
     namespaces: tuple[bytes, ...]
 
 
 class WeightsReporter:
-    """Reports what one engine uses, in a thread of its own. Threads may share it; a forked child's reports are dropped."""
+    """Reports the weights of one engine, in a thread. Thread-safe; reports of a forked child are dropped."""
 
     def __init__(self, client: Client, engine: str) -> None:
-        """`engine` is unique among the tenant's engines: a second one of that name takes the first one's place in the table. At most 128
-        bytes. The client's masters, tenant, token and certificates are used, not its connections."""
+        """`engine` is unique within the tenant, at most 128 bytes: a second one of that name replaces the first in the
+        table.
+
+        The client's masters, tenant, token and certificates are used, not its connections.
+        """
         self._settings = client.settings
         self._engine = engine
         self._changed = threading.Condition()
         self._use: _Use | None = None
         self._is_new = False
-        """What is used has not been reported yet."""
+        """`_use` has not been reported yet."""
         self._is_closed = False
         self._interval_s = REPORT_S
         self._control: Control | None = None
         self._failures = 0
-        """Reports that failed, one after the other."""
+        """Consecutive failed reports."""
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
 
     def use(self, base: str, version: str = "", namespaces: Sequence[bytes] = ()) -> None:
-        """Report from now on that the engine uses these weights, in place of what it used before. Never blocks, never raises.
+        """Report that the engine uses these weights from now on. Never blocks, never raises.
 
         Args:
-            base: what the weights are without changes in memory.
-            version: name of weights that were changed in memory; "" for those of the files.
-            namespaces: canonical forms of the namespaces of the engine's blocks (`Namespace.canonical`). Their revisions and adapters are
-                what is reported where there are any. The salt is replaced by a digest before anything is sent.
+            base: the weights as loaded from files.
+            version: name of weights changed in memory; "" for those of the files.
+            namespaces: canonical forms of the namespaces of the engine's blocks (`Namespace.canonical`), whose revisions and adapters
+                are reported if there are any. The salt is replaced by a digest before sending.
         """
         if os.getpid() != self._pid:
             return
@@ -78,7 +83,8 @@ class WeightsReporter:
             self._changed.notify()
 
     def close(self) -> None:
-        """Report that the engine uses nothing any more, and stop. Waits for CLOSE_S at most. Never raises; a second close is a no-op."""
+        """Report that the engine uses no weights, and stop. Waits for CLOSE_S at most. Never raises; a second close is
+        a no-op."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -92,7 +98,7 @@ class WeightsReporter:
         thread = threading.Thread(target=self._run, name="kvstore-weights", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no thread is to be had: the next `use` tries again
+        except RuntimeError as error:  # no thread available: the next `use` tries again
             self._failed(error)
         else:
             self._thread = thread
@@ -110,36 +116,37 @@ class WeightsReporter:
                 break
             pause_s = min(self._interval_s, FIRST_RETRY_S * 2 ** min(self._failures, MAX_DOUBLINGS)) if self._failures else self._interval_s
             due_s = time.monotonic() + pause_s
-        self._hang_up()
+        self._disconnect()
 
     def _report(self, use: _Use, *, ends: bool) -> None:
-        """One report; a failure is logged when failures begin."""
+        """Send one report; the first of consecutive failures is logged."""
         try:
             settings = replace(self._settings, deadline_s=min(self._settings.deadline_s, CLOSE_S)) if ends else self._settings
             if self._control is None:
                 self._control = Control(find_control(settings), settings)
             self._interval_s = self._control.report_weights(_request(self._settings, self._engine, use, ends=ends))
-        except Exception as error:  # whatever it is, it is not the engine's trouble
-            self._hang_up()
+        except Exception as error:  # no failure may reach the engine
+            self._disconnect()
             self._failed(error)
         else:
             if self._failures:
-                log.info("kvstore: the master takes this engine's weights (%s) again", self._engine)
+                log.info("kvstore: reports of the weights of engine %s succeed again", self._engine)
             self._failures = 0
 
     def _failed(self, error: Exception) -> None:
         if not self._failures:
-            log.warning("kvstore: cannot report the weights of engine %s, which goes on: %s", self._engine, error)
+            log.warning("kvstore: cannot report the weights of engine %s, which continues: %s", self._engine, error)
         self._failures += 1
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
 
 
 def hidden(canonical: bytes) -> tuple[bytes, bytes]:
-    """Return a namespace's id and its canonical form with a digest in place of the salt. Raises InvalidArgument for no canonical form."""
+    """A namespace's id, and its canonical form with a digest instead of the salt. Raises InvalidArgument for a
+    malformed form."""
     namespace = Namespace.from_canonical(canonical)
     digest = blake2b(namespace.salt.encode(), digest_size=SALT_DIGEST_BYTES).hexdigest() if namespace.salt else ""
     return namespace.id, replace(namespace, salt=digest).canonical()

@@ -1,1 +1,1 @@
-"""Calls that an engine does not wait for: lookups, loads and stores as jobs, behind a breaker that makes an unreachable store a miss."""
+"""Lookups, loads and stores in the background, behind a circuit breaker that turns an unreachable store into misses."""

@@ -1,4 +1,4 @@
-"""Carries out a job by calls of a client: part by part, so that it can be cancelled between two, and with a result a key."""
+"""Runs a job by calls of a client, in parts, so that it can be cancelled between two; with a result per key."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,25 +16,25 @@ from kvstore.protocol.errors import Closed, DeadlineExceeded, Forked, InvalidArg
 log = logging.getLogger("kvstore.client")
 
 UNREACHABLE: Final = (Unavailable, DeadlineExceeded)
-"""What a call raises whose store cannot be reached, or does not answer in time."""
+"""Errors of a call whose store cannot be reached or does not answer in time."""
 NOT_ASKED: Final = (InvalidArgument, Closed, Forked)
-"""What a client says without having asked anybody."""
+"""Errors that a client raises without sending anything."""
 Ask = Callable[[float], Any]
-"""Asks the store something, within so many seconds."""
+"""Sends one request, with a timeout in seconds."""
 
 
 class JobOutcome(Enum):
-    """What carrying out a job says about the store."""
+    """Evidence about the store from one job."""
 
     ANSWERED = "answered"
     UNREACHABLE = "unreachable"
     UNKNOWN = "unknown"
-    """It was not asked, or not given the time that the job asked for."""
+    """Nothing was sent, or with less time than the job's budget."""
 
 
 class Calls:
-    """Calls that carry out jobs, and what their ends say about the store. Thread-safe, as its client is. Raises nothing: an error outside
-    the tree is logged and becomes one of the tree."""
+    """Runs jobs by calls of a client and classifies their outcome. Thread-safe, as the client is. Raises nothing: an
+    error outside the error tree is logged and wrapped."""
 
     def __init__(self, client: Client, *, batch_bytes: int, clock_ns: Callable[[], int]) -> None:
         self._client = client
@@ -42,7 +42,7 @@ class Calls:
         self._clock_ns = clock_ns
 
     def carry_out(self, job: Job) -> JobOutcome:
-        """Fill in the results of all its keys."""
+        """Run the job: fills in the results of all keys."""
         outcome = JobOutcome.UNKNOWN
         for start, stop in self._parts(job):
             now_ns = self._clock_ns()
@@ -61,7 +61,7 @@ class Calls:
         return outcome
 
     def ask(self, call: Callable[[], Any]) -> Any:
-        """What `call` returns, or the error that it raises, typed."""
+        """Result of `call`, or the typed error that it raised."""
         try:
             return call()
         except Exception as error:
@@ -72,7 +72,7 @@ class Calls:
         self.ask(lambda: self._client.release(hold))
 
     def note_trace(self, job: Job) -> None:
-        """Its calls will be made by another thread, and be parts of what this one is within."""
+        """Save the caller's trace context: the job's calls, made by another thread, become parts of it."""
         if self._client.tracing is not None:
             job.trace = self._client.tracing.here()
 
@@ -81,7 +81,7 @@ class Calls:
         return tracing.within(job.trace) if tracing is not None and job.trace is not None else nullcontext()
 
     def here(self, job: Job) -> list[bool]:
-        """Which of its keys can be read on this host without asking anybody."""
+        """Return which of the job's keys are readable on this host, without a request."""
         try:
             return self._client.exists_here(job.keys)
         except Exception as error:
@@ -89,16 +89,20 @@ class Calls:
             return [False] * len(job.keys)
 
     def probe(self, job: Job) -> Ask:
-        """What finds out whether the store can be reached again that could not be by this job: its question once more; of a load, without
-        the caller's memory, whether the first block that was not loaded can be read."""
+        """A request that tests whether the store is reachable after this job failed.
+
+        Lookups are repeated. A load, whose buffers are the caller's again, becomes a view of the first key that failed.
+        """
         client, keys = self._client, job.keys[: job.admitted]
         if job.kind is JobKind.LOOKUP:
             return lambda deadline_s: client.exists_batch(keys, deadline_s=deadline_s)
         if job.kind is JobKind.PREFIX:
             return lambda deadline_s: client.match_prefix(keys, deadline_s=deadline_s)
-        return partial(self._look, next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE)))
+        return partial(
+            self._read_view, next(key for key, result in zip(keys, job.results, strict=False) if isinstance(result, UNREACHABLE))
+        )
 
-    def _look(self, key: bytes, deadline_s: float) -> None:
+    def _read_view(self, key: bytes, deadline_s: float) -> None:
         with self._client.view(key, deadline_s=deadline_s):
             pass
 
@@ -123,7 +127,7 @@ class Calls:
                 )
 
     def _parts(self, job: Job) -> Iterator[tuple[int, int]]:
-        """The admitted keys, cut where a part's values would be more than a batch, and at those that are left out."""
+        """Split the admitted keys at `batch_bytes`, and at keys that are left out: (start, stop) each."""
         if job.kind in (JobKind.LOOKUP, JobKind.PREFIX):
             yield 0, job.admitted
             return
@@ -142,7 +146,7 @@ class Calls:
 
 
 def _failure(error: Exception) -> KVStoreError:
-    """An error of the tree as it is; any other is somebody's mistake, logged and typed."""
+    """The typed form of an error; one outside the error tree is a bug, and logged."""
     if isinstance(error, KVStoreError):
         return error
     log.error("a job of a client failed", exc_info=error)
@@ -150,13 +154,13 @@ def _failure(error: Exception) -> KVStoreError:
 
 
 def _results(job: Job, answer: Any, count: int) -> Sequence[Result]:
-    """Of `count` keys, by what the client answered."""
+    """Results per key from the client's answer for `count` keys."""
     results: Sequence[Result] = [True] * answer + [False] * (count - answer) if job.kind is JobKind.PREFIX else answer
     return results
 
 
 def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> JobOutcome:
-    """Of a call. One that had less than half the job's budget for itself is no proof of a store that does not answer."""
+    """Classify a call. A timeout with less than half of the job's budget does not count against the store."""
     if not isinstance(error, UNREACHABLE):
         return JobOutcome.ANSWERED
     is_pressed = 2 * (job.deadline_ns - began_ns) < job.budget_s * 1e9
@@ -164,7 +168,8 @@ def _outcome(job: Job, error: KVStoreError | None, began_ns: int) -> JobOutcome:
 
 
 def sizes_of(values: Any) -> list[int]:
-    """Bytes of each value or buffer; of one array or tensor its rows are the values. 0 for what is none: the client refuses it."""
+    """Bytes of each value or buffer; rows of one array or tensor are its values. 0 for an object that the client will
+    refuse."""
     whole = nbytes_of(values)
     if whole is not None and len(values):
         return [whole // len(values)] * len(values)

@@ -1,7 +1,5 @@
-"""One job: a batch of keys to look up, load or store, and what became of each of them.
-
-Jobs wait for a worker in a queue: first come, first served, bounded in number and in bytes.
-"""
+"""Job: a batch of keys to look up, load or store, with a result per key. Job queue: first in, first out, bounded in
+jobs and bytes."""
 
 import logging
 import threading
@@ -16,8 +14,8 @@ from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, InvalidAr
 from kvstore.protocol.settings import format_size
 
 Result = bool | int | KVStoreError | None
-"""Of one key. Of a lookup: is it there? Of a load: the value's size in bytes, None for a miss. Of a store: True if it was stored, False
-if it was there already. Of each: the error that kept it from that."""
+"""Result of one key. Lookup: whether it is present. Load: size in bytes, None for a miss. Store: True if stored, False
+if present already. Any: the error."""
 OnDone = Callable[[Any], object]
 """Called with the job."""
 
@@ -25,95 +23,100 @@ log = logging.getLogger("kvstore.client")
 
 
 class JobKind(Enum):
-    """What a job does."""
+    """Operation of a job."""
 
     LOOKUP = "lookup"
-    """Which of the keys are there."""
+    """Find the keys that are present."""
     PREFIX = "prefix"
-    """How many are there, from the first on: the rest is said not to be."""
+    """Count the leading keys that are present; the rest count as absent."""
     LOAD = "load"
     STORE = "store"
 
 
 class Job:
-    """Made by Jobs. Any thread may read the results once `is_over`; the caller may use the buffers from then on."""
+    """One submitted batch. Created by `Jobs`. Results are readable by any thread, and buffers are the caller's again,
+    once `is_over`."""
 
     def __init__(
         self, kind: JobKind, request: Hashable, keys: Sequence[bytes], *, deadline_ns: int, budget_s: float, on_done: OnDone | None = None
     ) -> None:
         self.kind = kind
         self.request = request
-        """Whose it is: the caller's name for it, as a rule an engine's request id."""
+        """The caller's id for a group of jobs, usually an engine's request id."""
         self.keys = keys
         self.values: Any = ()
-        """The memory to read or fill, for as long as the job is not over; then ()."""
+        """Buffers to read or fill while the job runs; () afterwards.
+        - Job.sizes"""
         self.sizes: Sequence[int] = ()
         """Bytes of each value or buffer."""
         self.namespace: Any = ""
         self.parents: Sequence[bytes | None] | None = None
         self.ack: str | None = None
         self.hold: Hold | None = None
-        """Of a lookup: in whose name it keeps what it finds."""
+        """Hold of a lookup.
+        - Job.deadline_ns"""
         self.deadline_ns = deadline_ns
         """When it is to be over."""
         self.budget_s = budget_s
-        """From its submission to its deadline; of a part of something longer, all the time that this has."""
+        """Time from submission to deadline; for a part of a longer operation, the whole operation's time."""
         self.on_done = on_done
         self.admitted = len(keys)
-        """How many of the keys, from the first on, are carried out; the others were refused."""
+        """Number of leading keys that are run; the others were refused."""
         self.answered = 0
-        """How many have been, from the first on."""
+        """Number of leading keys that have results."""
         self.results: list[Result] = [None] * len(keys)
         self.is_over = False
         self.is_here = False
-        """Of a load: blocks of it lie on this host, so that it is carried out for these though the store cannot be reached."""
+        """Of a load: some of its blocks are local, so it runs for these although the store is unreachable."""
         self.left_out: frozenset[int] = frozenset()
-        """Places of keys before `admitted` that are not carried out and have their results already."""
+        """Indexes of admitted keys that are not run and have results already."""
         self.trace: Any = None
-        """What its caller was within when it was submitted, where the client traces: its calls are parts of that."""
+        """Trace context of the submitter, if the client traces."""
         self.is_cancelled = False
-        """The caller wants no more of it; it is over once nothing touches its memory any more."""
+        """Cancellation was requested; the job is over once its buffers are unused."""
         self._waiting: list[Callable[[], object]] = []
-        """To be called when it is over."""
+        """Callbacks of waiters, called when the job is over."""
 
     @property
     def held_bytes(self) -> int:
-        """Of values, those admitted."""
+        """Bytes of the admitted values."""
         return sum(self.sizes[: self.admitted])
 
     @property
     def error(self) -> KVStoreError | None:
-        """The first of its errors; None if each key has an answer."""
+        """The first error among the results; None if each key has an answer."""
         return next((result for result in self.results if isinstance(result, KVStoreError)), None)
 
     @property
     def succeeded(self) -> list[bool]:
-        """For each key: it is there (LOOKUP, PREFIX), its value is in its buffer (LOAD), the store has it (STORE). A failure is a miss."""
+        """Per key: present (LOOKUP, PREFIX), read into its buffer (LOAD), or in the store (STORE). A failure counts as
+        a miss."""
         if self.kind in (JobKind.LOOKUP, JobKind.PREFIX):
             return [result is True for result in self.results]
         return [isinstance(result, int) for result in self.results]
 
     @property
     def leading(self) -> int:
-        """How many keys succeeded, from the first on without a gap."""
+        """Number of leading keys that succeeded."""
         succeeded = self.succeeded
         return succeeded.index(False) if False in succeeded else len(succeeded)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it is over, or the time is; whether it is over. What a signal handler raises ends the wait, not the job."""
+        """Block until the job is over, up to `timeout_s`: whether it is over. A signal handler's exception ends the
+        wait, not the job."""
         if not self.is_over:
             waiting = threading.Lock()
             waiting.acquire()
-            self._waiting.append(waiting.release)  # whoever ends the job marks it before he looks at this list
+            self._waiting.append(waiting.release)  # `end` sets is_over before it reads this list
             if not self.is_over:
                 waiting.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
             self._waiting.remove(waiting.release)
         return self.is_over
 
-    # --- for those who carry it out ---
+    # --- for JobTable and Calls ---
 
-    def flaw(self) -> InvalidArgument | None:
-        """Why it cannot be carried out at all."""
+    def argument_error(self) -> InvalidArgument | None:
+        """Why the job cannot be run at all."""
         if self.kind in (JobKind.LOAD, JobKind.STORE) and len(self.sizes) != len(self.keys):
             return InvalidArgument(f"{len(self.sizes)} values or buffers for {len(self.keys)} keys")
         if self.parents is not None and len(self.parents) != len(self.keys):
@@ -121,23 +124,22 @@ class Job:
         return None
 
     def refuse(self, first: int, error: KVStoreError) -> None:
-        """Carry out only the keys before `first`."""
+        """Run only the keys before `first`; the others get `error`."""
         self.admitted = min(self.admitted, first)
         self.fail(first, len(self.keys), error)
 
-    def leave_out(self, places: Iterable[int]) -> None:
-        """Carry out the others only: these keep the results that they have."""
-        self.left_out = frozenset(places)
+    def leave_out(self, indexes: Iterable[int]) -> None:
+        """Skip these keys, which keep their results."""
+        self.left_out = frozenset(indexes)
 
     def answer(self, start: int, results: Sequence[Result], ending: tuple[type[KVStoreError], ...]) -> KVStoreError | None:
-        """Of the keys from `start` on, the first that had none. The first error among them, of those that are `ending`: there is no use in
-        going on."""
+        """Set the results from key `start` on: the first error of a class in `ending`, after which the job stops."""
         self.answered = start + len(results)
         self.results[start : self.answered] = results
         return next((result for result in results if isinstance(result, ending)), None)
 
-    def answer_here(self, here: Sequence[bool]) -> None:
-        """Of a lookup that failed: these keys are there all the same. Of a prefix only the leading ones count."""
+    def mark_local(self, here: Sequence[bool]) -> None:
+        """Of a failed lookup: mark keys that are present locally. Of a prefix only leading ones count."""
         count = here.index(False) if self.kind is JobKind.PREFIX and False in here else len(here)
         for index, is_there in enumerate(here[:count]):
             if is_there:
@@ -147,7 +149,7 @@ class Job:
         self.results[start:stop] = [error] * (stop - start)
 
     def reason_to_stop(self, now_ns: int) -> KVStoreError | None:
-        """Why what is left of it is not to be carried out any more."""
+        """Error for the remaining keys, if the job was cancelled or its deadline has passed."""
         if self.is_cancelled:
             return Cancelled(f"the {self.kind.value} was cancelled")
         if now_ns >= self.deadline_ns:
@@ -155,14 +157,15 @@ class Job:
         return None
 
     def end(self) -> None:
-        """It is over, and its memory the caller's again. Once, by a thread that no signal handler strikes."""
+        """Mark the job as over and return its buffers to the caller. Called once, by a thread that no signal handler
+        interrupts."""
         self.values = ()
         self.is_over = True
         for wake in list(self._waiting):
             wake()
 
-    def tell(self) -> None:
-        """Call its `on_done`, if it has one. Raises nothing: what that raises is logged."""
+    def call_on_done(self) -> None:
+        """Call `on_done`, if set. An exception of it is logged."""
         if self.on_done is None:
             return
         try:
@@ -172,29 +175,28 @@ class Job:
 
 
 class JobQueue:
-    """Not thread-safe."""
+    """Bounded FIFO of jobs, with those that run. Not thread-safe."""
 
     def __init__(self, *, max_jobs: int, max_bytes: int | None) -> None:
-        """`max_bytes` bounds the values of jobs that wait or run; None: they hold no memory but their caller's."""
+        """`max_bytes` bounds the values of waiting and running jobs; None: they use only their caller's memory."""
         self._max_jobs = max_jobs
         self._max_bytes = max_bytes
         self.waiting: deque[Job] = deque()
         self.running: set[Job] = set()
         self.held_bytes = 0
-        """Of the values of all of them."""
+        """Bytes of the values of all jobs here."""
 
     def add(self, job: Job) -> bool:
-        """Let it wait, with as many of its keys, from the first on, as there is room for; the others are refused with Full. False if
-        those are all."""
+        """Enqueue the job with the leading keys that fit; the others are refused with Full. False if none fits."""
         if len(self.waiting) >= self._max_jobs:
-            job.refuse(0, Full(f"{len(self.waiting)} jobs wait already (setting queue_jobs)"))
+            job.refuse(0, Full(f"the job queue is full: {len(self.waiting)} jobs wait (setting queue_jobs)"))
             return False
         if self._max_bytes is not None:
-            room_bytes = self._max_bytes - self.held_bytes
-            fitting = _fitting(job.sizes, room_bytes)
+            free_bytes = self._max_bytes - self.held_bytes
+            fitting = _fitting(job.sizes, free_bytes)
             if fitting < len(job.keys):
                 refusal = Full(
-                    f"{format_size(self.held_bytes)} wait to be stored: there is no room for "
+                    f"{format_size(self.held_bytes)} wait to be stored, which leaves no space for "
                     f"{format_size(sum(job.sizes[fitting:]))} more (queue_bytes)"
                 )
                 job.refuse(fitting, refusal)
@@ -205,7 +207,7 @@ class JobQueue:
         return True
 
     def take(self) -> Job | None:
-        """The next job, under way from now on."""
+        """The next job, now running."""
         if not self.waiting:
             return None
         job = self.waiting.popleft()
@@ -213,7 +215,7 @@ class JobQueue:
         return job
 
     def remove(self, job: Job) -> bool:
-        """It is not to be carried out; False if it does not wait any more."""
+        """Remove a waiting job; False if it does not wait."""
         if job not in self.waiting:
             return False
         self.waiting.remove(job)
@@ -221,12 +223,12 @@ class JobQueue:
         return True
 
     def ended(self, job: Job) -> None:
-        """A job that was taken is over."""
+        """Remove a job that ran."""
         self.running.remove(job)
         self.held_bytes -= job.held_bytes
 
     def overdue(self, now_ns: int) -> list[Job]:
-        """Those whose deadline has passed while they waited; they wait no more."""
+        """Remove the waiting jobs whose deadline has passed."""
         late = [job for job in self.waiting if job.deadline_ns <= now_ns]
         for job in late:
             self.remove(job)
@@ -237,10 +239,10 @@ class JobQueue:
         yield from self.running
 
     def check_integrity(self) -> None:
-        """What the bounds are held against is what there is."""
+        """Assert that `held_bytes` is the sum over all jobs. For tests."""
         assert self.held_bytes == sum(job.held_bytes for job in self.jobs())
 
 
-def _fitting(sizes: Sequence[int], room_bytes: int) -> int:
-    """How many of the values, from the first on, fit."""
-    return next((index for index, total in enumerate(accumulate(sizes)) if total > room_bytes), len(sizes))
+def _fitting(sizes: Sequence[int], free_bytes: int) -> int:
+    """Number of leading values that fit into `free_bytes`."""
+    return next((index for index, total in enumerate(accumulate(sizes)) if total > free_bytes), len(sizes))

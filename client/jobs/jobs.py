@@ -1,8 +1,11 @@
-"""Jobs over a Client, and the threads that carry them out: workers for lookups and loads, workers for stores, and a clerk.
+"""`Jobs`, the public interface of background jobs, and `JobExecutor`, the threads that run them.
 
-What the threads do is decided by the board. All are there before there is a job: one that was refused for want of a thread would be carried
-out all the same by whichever there is. The clerk tells of jobs that ended in their caller's thread, and ends those whose deadline passes
-while all workers wait for a store that does not answer. Nobody holds the lock while he calls a client or an `on_done`.
+Workers run lookups and loads, and stores. A reaper thread calls `on_done` of jobs that ended in their caller's thread,
+and ends jobs whose deadline passes while all workers wait for an unresponsive store. `JobTable` decides; the lock is
+never held during a client call or an `on_done`.
+
+All threads start before the first job: a job that is refused for want of a thread would still be run by any other
+worker.
 """
 
 import contextlib
@@ -28,23 +31,24 @@ from kvstore.transfer.memory.signal_safety import Shield
 
 
 class JobExecutor:
-    """Thread-safe. What a signal handler raises comes out of its methods when they are through."""
+    """Thread pool of `Jobs`. Thread-safe. Exceptions of signal handlers are raised when a method has finished."""
 
     def __init__(self, calls: Calls, settings: JobSettings, clock_ns: Callable[[], int]) -> None:
-        """Its threads are there then. Raises ConfigError: the system does not give them."""
+        """Start all threads. Raises ConfigError if the system has none.
+        - JobExecutor._worker_conditions"""
         self._calls = calls
         self._settings = settings
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._board = JobTable(settings, clock_ns, self, calls.probe)
-        self._worker_wakes = {side: threading.Condition(self._lock) for side in (self._board.reads, self._board.writes)}
+        self._table = JobTable(settings, clock_ns, self, calls.probe)
+        self._worker_conditions = {side: threading.Condition(self._lock) for side in (self._table.reads, self._table.writes)}
         """Notified when there is work."""
-        self._clerk_wakes = threading.Condition(self._lock)
-        self._clerk_until_ns = 0
+        self._reaper_condition = threading.Condition(self._lock)
+        self._reaper_until_ns = 0
         self._job_ended = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
-        self._has_clerk = False
-        self._has_stopped = False
+        self._has_reaper = False
+        self._is_stopped = False
         try:
             with Shield(), self._lock:
                 self._begin_all()
@@ -54,66 +58,66 @@ class JobExecutor:
 
     # --- callers' threads ---
 
-    def ask_now(self, job: Job) -> None:
-        """Carry out a lookup here."""
-        board, side = self._board, self._board.reads
+    def lookup_now(self, job: Job) -> None:
+        """Run a lookup in the caller's thread."""
+        table, side = self._table, self._table.reads
         with Shield(), self._lock:
-            refusal, epoch = board.refusal(side), side.breaker.epoch
+            refusal, epoch = table.refusal(side), side.breaker.epoch
         if refusal is not None:
             job.fail(0, len(job.keys), refusal)
         outcome = self._calls.carry_out(job) if refusal is None else None
         if isinstance(job.error, UNREACHABLE):
-            job.answer_here(self._calls.here(job))
+            job.mark_local(self._calls.here(job))
         with Shield(), self._lock:
-            board.asked(job, epoch, outcome)
+            table.finish_inline(job, epoch, outcome)
 
     def load_now(self, job: Job) -> None:
-        """Carry out a load here."""
-        board, side = self._board, self._board.reads
-        here = self._calls.here(job) if board.may_be_here(job) else [False]
+        """Run a load in the caller's thread."""
+        table, side = self._table, self._table.reads
+        here = self._calls.here(job) if table.needs_local_check(job) else [False]
         with Shield(), self._lock:
-            is_admitted, epoch = board.begin_load(job, here), side.breaker.epoch
+            is_admitted, epoch = table.begin_load(job, here), side.breaker.epoch
         outcome = self._calls.carry_out(job) if is_admitted else None
         with Shield(), self._lock:
-            board.asked(job, epoch, outcome)
+            table.finish_inline(job, epoch, outcome)
 
     def submit(self, job: Job) -> None:
-        """Have it carried out, or end it at once."""
+        """Enqueue the job, or end it at once."""
         self._calls.note_trace(job)
-        here = self._calls.here(job) if self._board.may_be_here(job) else [False]
+        here = self._calls.here(job) if self._table.needs_local_check(job) else [False]
         with Shield(), self._lock:
-            self._board.submit(job, here)
+            self._table.submit(job, here)
 
     def has(self, request: Hashable) -> bool:
-        return request in self._board.live
+        return request in self._table.live
 
     def take_finished(self) -> list[Job]:
         with Shield(), self._lock:
-            return self._board.take_finished()
+            return self._table.take_finished()
 
     def cancel(self, request: Hashable) -> int:
         with Shield():
             with self._lock:
-                jobs = self._board.cancel(request)
+                jobs = self._table.cancel(request)
             for job in jobs:
                 job.wait()
         return len(jobs)
 
     def stats(self) -> JobStats:
         with Shield(), self._lock:
-            return self._board.stats()
+            return self._table.stats()
 
     def close(self, drain_s: float) -> None:
         with Shield() as shield:
             shield.cancels(self._notify_closer)
             with self._lock:
-                self._board.is_closing = True
+                self._table.is_closing = True
                 until_ns = self._clock_ns() + int(drain_s * 1e9)
-                while self._board.live and shield.raised is None and (left_ns := until_ns - self._clock_ns()) > 0:
+                while self._table.live and shield.raised is None and (left_ns := until_ns - self._clock_ns()) > 0:
                     self._job_ended.wait(left_ns / 1e9)
-                self._board.cancel_all()
-                self._has_stopped = True
-                for condition in (*self._worker_wakes.values(), self._clerk_wakes):
+                self._table.cancel_all()
+                self._is_stopped = True
+                for condition in (*self._worker_conditions.values(), self._reaper_condition):
                     condition.notify_all()
                 threads, self._threads = self._threads, []
             for thread in threads:
@@ -123,36 +127,36 @@ class JobExecutor:
         with self._lock:
             self._job_ended.notify_all()
 
-    # --- what the board says, with the lock ---
+    # --- JobWaker: called by the table, with the lock held ---
 
-    def work(self, side: JobSide) -> None:
-        self._worker_wakes[side].notify()
+    def wake_worker(self, side: JobSide) -> None:
+        self._worker_conditions[side].notify()
 
-    def clerk(self, due_ns: int) -> None:
-        if not self._has_clerk:  # after `close`; where no thread is to be had, it is told with the next one
+    def wake_reaper(self, due_ns: int) -> None:
+        if not self._has_reaper:  # after `close`; without a thread, the next job's reaper delivers it
             with contextlib.suppress(RuntimeError, MemoryError):
-                self._begin_clerk()
-        elif due_ns < self._clerk_until_ns:
-            self._clerk_wakes.notify()
+                self._begin_reaper()
+        elif due_ns < self._reaper_until_ns:
+            self._reaper_condition.notify()
 
-    def ended(self) -> None:
+    def job_ended(self) -> None:
         self._job_ended.notify_all()
 
-    # --- threads of its own ---
+    # --- threads ---
 
     def _begin_all(self) -> None:
-        sides = list(self._worker_wakes)
+        sides = list(self._worker_conditions)
         try:
-            self._begin_clerk()
+            self._begin_reaper()
             for side in sides:
                 for _ in range(side.workers):
                     self._begin_thread("kvstore-jobs-worker", partial(self._worker, side))
         except (RuntimeError, MemoryError) as error:
             raise start_error(1 + sum(side.workers for side in sides), "kvstore-jobs", error) from error
 
-    def _begin_clerk(self) -> None:
-        self._begin_thread("kvstore-jobs-clerk", self._clerk)
-        self._has_clerk = True
+    def _begin_reaper(self) -> None:
+        self._begin_thread("kvstore-jobs-reaper", self._reap)
+        self._has_reaper = True
 
     def _begin_thread(self, name: str, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
@@ -162,65 +166,66 @@ class JobExecutor:
     def _worker(self, side: JobSide) -> None:
         while True:
             with self._lock:
-                while (job := side.lane.take()) is None and not side.begin_probe(self._has_stopped):
-                    if self._has_stopped:
+                while (job := side.queue.take()) is None and not side.begin_probe(self._is_stopped):
+                    if self._is_stopped:
                         return
-                    self._worker_wakes[side].wait(side.until_probe_s(self._clock_ns()))
+                    self._worker_conditions[side].wait(side.until_probe_s(self._clock_ns()))
                 epoch = side.breaker.epoch
             if job is None:
                 self._make_probe(side, epoch)
                 continue
             outcome = self._calls.carry_out(job)
             with self._lock:
-                self._board.carried_out(side, job, epoch, outcome)
-            job.tell()
+                self._table.finish(side, job, epoch, outcome)
+            job.call_on_done()
 
     def _make_probe(self, side: JobSide, epoch: int) -> None:
         probe = side.probe
         assert probe is not None
         answer = self._calls.ask(lambda: probe(self._settings.probe_deadline_s))
         with self._lock:
-            self._board.probed(side, epoch, answer)
+            self._table.finish_probe(side, epoch, answer)
 
-    def _clerk(self) -> None:
+    def _reap(self) -> None:
         while True:
             with self._lock:
-                while not self._board.has_untold and not self._board.end_overdue():
-                    if self._has_stopped:
-                        self._has_clerk = False
+                while not self._table.has_undelivered and not self._table.end_overdue():
+                    if self._is_stopped:
+                        self._has_reaper = False
                         return
-                    self._clerk_until_ns = self._board.next_deadline_ns()
-                    left_s = (self._clerk_until_ns - self._clock_ns()) / 1e9
-                    self._clerk_wakes.wait(None if self._clerk_until_ns == NEVER_NS else max(0.0, left_s))
-                untold = self._board.take_untold()
-            for job in untold:
-                job.tell()
+                    self._reaper_until_ns = self._table.next_deadline_ns()
+                    left_s = (self._reaper_until_ns - self._clock_ns()) / 1e9
+                    self._reaper_condition.wait(None if self._reaper_until_ns == NEVER_NS else max(0.0, left_s))
+                undelivered = self._table.take_undelivered()
+            for job in undelivered:
+                job.call_on_done()
 
 
 class Jobs:
-    """Lookups, loads and stores that somebody else carries out. A context manager; threads may share it. Close it before its client.
+    """Lookups, loads and stores in the background. A context manager; thread-safe. Close it before its client.
 
-    `lookup`, `lookup_prefix`, `load` and `store` return at once with a Job, which is over by its deadline (a copy under way then is
-    finished first). Nothing here raises an error of the store, nor of a malformed argument: it is the result of the keys that it concerns,
-    and what an engine makes of it is a miss. A job's end is told once: by `on_done(job)`, called in a thread of this object's, or, for jobs
-    without one, by the next `finished()`, where they are kept until it is called.
+    `lookup`, `lookup_prefix`, `load` and `store` return a Job at once. It is over by its deadline, after the copy in
+    progress. They raise no error of the store or of a malformed argument: the error is the result of the keys it
+    concerns, and engines treat it as a miss. The end of a job is delivered once: by `on_done(job)`, called in a thread
+    of this object, or, without `on_done`, by the next `finished()`.
 
-    Memory that a load fills or a store reads is used until the job is over; `cancel` and `close` return once nothing uses it, whatever
-    a signal handler raises meanwhile. Stores are bounded in bytes, jobs in number: what is over that is refused with Full, key by key,
-    the last ones first.
+    A load's or store's memory is in use until the job is over. `cancel` and `close` return once nothing uses it, even
+    if a signal handler raises. Stores are bounded in bytes, jobs in number: keys beyond the bound, the last ones first,
+    are refused with Full.
 
-    When the store cannot be reached (a call ends with Unavailable or DeadlineExceeded) all that waits or comes is answered with Unavailable
-    at once, until one call in the background has found it again: for lookups and loads the question that failed, for stores the next one
-    that is submitted a second later. What nodes of this host show in shared memory is found and loaded all the same: that asks nobody.
+    After a call ends with Unavailable or DeadlineExceeded, the circuit breaker opens: waiting and new jobs fail with
+    Unavailable at once. A call in the background tests whether the store is back: for lookups and loads the request
+    that failed, for stores the next one submitted a second later. Blocks in the shared memory of local nodes are found
+    and loaded meanwhile.
 
-    In a forked child all is answered with Forked, and `close` does nothing.
+    In a forked child every job fails with Forked, and `close` does nothing.
     """
 
     def __init__(self, client: Client, settings: JobSettings | None = None, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """Asks nobody. Raises ConfigError: the system does not give its threads, four."""
+        """Sends nothing. Raises ConfigError if the system does not provide its threads (four by default)."""
         chosen = settings or JobSettings()
         self._calls = Calls(client, batch_bytes=int(chosen.batch_bytes), clock_ns=clock_ns)
-        self._crew = JobExecutor(self._calls, chosen, clock_ns)
+        self._executor = JobExecutor(self._calls, chosen, clock_ns)
         self.settings = chosen
         self._clock_ns = clock_ns
         self._process = ForkGeneration.number
@@ -240,8 +245,7 @@ class Jobs:
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> Job:
-        """Find out which of the blocks can be read. They stay in the name of `hold`, if it is given: see
-        `Client.match_prefix`."""
+        """Find out which blocks are readable; `hold` keeps them, see `Client.match_prefix`."""
         job = self._job(JobKind.LOOKUP, request, keys, deadline_s, on_done)
         require_hold(hold)
         job.hold = hold
@@ -256,7 +260,7 @@ class Jobs:
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> Job:
-        """Find out how many of the blocks can be read, from the first on without a gap: the job's `leading`. `hold`: see `lookup`."""
+        """Find out how many leading blocks are readable: the job's `leading`. `hold`: see `lookup`."""
         job = self._job(JobKind.PREFIX, request, keys, deadline_s, on_done)
         require_hold(hold)
         job.hold = hold
@@ -272,9 +276,13 @@ class Jobs:
         budget_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> Job:
-        """Read values into buffers, as `Client.get_each_into`. The content of a buffer is undefined unless its key succeeded. While the
-        store cannot be reached, blocks that lie on this host are read, and the others are Unavailable at once. Where `deadline_s` is
-        what others have left of `budget_s`, a store that is silent for the last of that does not count as one that cannot be reached."""
+        """Read values into buffers, as `Client.get_each_into`. A buffer's content is undefined unless its key
+        succeeded.
+
+        While the store is unreachable, local blocks are read and the others fail with Unavailable at once. Pass
+        `budget_s` if `deadline_s` is only what is left of a longer operation: a timeout near its end does not count as
+        an unreachable store.
+        """
         return self._submit(self._load_job(keys, buffers, request, deadline_s, budget_s, on_done))
 
     def _load_job(
@@ -303,7 +311,8 @@ class Jobs:
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
     ) -> Job:
-        """Store values, as `Client.put_batch_from`: write-behind. They are not copied, and must not change until the job is over."""
+        """Store values in the background, as `Client.put_batch_from`. Values are not copied and must not change until
+        the job is over."""
         job = self._job(JobKind.STORE, request, keys, deadline_s, on_done)
         check_list(values, "values")
         if parents is not None:
@@ -313,60 +322,64 @@ class Jobs:
         return self._submit(job)
 
     def poll(self, request: Hashable) -> bool:
-        """Are all jobs of the request over? True, too, of one that has none."""
-        return not self._crew.has(request)
+        """Return whether all jobs of the request are over; True for an unknown request."""
+        return not self._executor.has(request)
 
     def finished(self) -> list[Job]:
-        """Those without `on_done` that have ended since the last call, in the order of their ends."""
-        return self._crew.take_finished() if self._process == ForkGeneration.number else []
+        """Jobs without `on_done` that ended since the last call, in order of their ends."""
+        return self._executor.take_finished() if self._process == ForkGeneration.number else []
 
     def stats(self) -> JobStats:
-        """What has been done so far. Asks nobody. Raises Forked."""
+        """Counters and current state. Sends nothing. Raises Forked."""
         if self._process != ForkGeneration.number:
             raise forked()
-        return self._crew.stats()
+        return self._executor.stats()
 
     def match_prefix(
         self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
     ) -> int:
-        """How many of the blocks, from the first on without a gap, can be read now; 0 if the store does not say so in `deadline_s`
-        (default: `lookup_deadline_s`), and at once where it could not be reached lately. Carried out in the caller's thread.
-        `budget_s`: see `load`. `hold`: they stay in its name, see `Client.match_prefix`; not those found while the store cannot be
-        reached."""
-        return self._ask_now(JobKind.PREFIX, keys, hold, deadline_s, budget_s).leading
+        """Number of leading blocks that are readable now. Runs in the caller's thread.
+
+        Returns 0 if the store does not answer within `deadline_s` (default: `lookup_deadline_s`), and at once while the
+        breaker is open. `budget_s`: see `load`. `hold` keeps the blocks, see `Client.match_prefix`; not those found
+        while the store is unreachable.
+        """
+        return self._lookup_now(JobKind.PREFIX, keys, hold, deadline_s, budget_s).leading
 
     def exists(
         self, keys: Sequence[bytes], *, hold: Hold | None = None, deadline_s: float | None = None, budget_s: float | None = None
     ) -> list[bool]:
-        """Which of the blocks can be read now; none, as `match_prefix`."""
-        return self._ask_now(JobKind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
+        """Return which blocks are readable now; none if the store does not answer, as `match_prefix`."""
+        return self._lookup_now(JobKind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
 
     def load_now(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None, budget_s: float | None = None) -> Job:
-        """As `load`, carried out in the caller's thread: for an engine that has threads of its own. The job is over on return, and is not
-        waited for by `close`, nor ended by `cancel`."""
+        """As `load`, in the caller's thread, for an engine with threads of its own. The job is over on return; `close`
+        and `cancel` ignore it."""
         job = self._load_job(keys, buffers, None, deadline_s, budget_s, None)
         if self._process != ForkGeneration.number:
             job.fail(0, len(keys), forked())
             return job
-        self._crew.load_now(job)
+        self._executor.load_now(job)
         return job
 
     def release(self, hold: Hold) -> None:
-        """End a hold, as `Client.release`. Waits for nobody."""
+        """End a hold, as `Client.release`. Does not block."""
         if self._process == ForkGeneration.number:
             self._calls.release(hold)
 
     def cancel(self, request: Hashable) -> int:
-        """End the jobs of a request: how many were not over. Those that wait end now; those under way when the call in which they are
-        does, by its deadline, and are waited for. They are told as all others are."""
-        return self._crew.cancel(request) if self._process == ForkGeneration.number else 0
+        """Cancel the jobs of a request and wait for them: how many were not over. Waiting jobs end now, running ones
+        after their current call. Their ends are delivered as usual."""
+        return self._executor.cancel(request) if self._process == ForkGeneration.number else 0
 
     def close(self, *, drain_s: float = 0.0) -> None:
-        """Take no more jobs (they are answered with Closed), let those submitted be carried out for up to `drain_s`, and cancel the
-        rest. All have been told, and nothing uses their memory, on return. What a signal handler raises ends the draining early, and is
-        raised at the end. Not from `on_done`. A second close is a no-op."""
+        """Refuse new jobs with Closed, run the submitted ones for up to `drain_s`, and cancel the rest.
+
+        On return all ends are delivered and no buffer is in use. A signal handler's exception cuts the draining short
+        and is raised at the end. Not to be called from `on_done`. A second close is a no-op.
+        """
         if self._process == ForkGeneration.number:
-            self._crew.close(drain_s)
+            self._executor.close(drain_s)
 
     def __enter__(self) -> "Jobs":
         return self
@@ -374,14 +387,14 @@ class Jobs:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _ask_now(self, kind: JobKind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
+    def _lookup_now(self, kind: JobKind, keys: Sequence[bytes], hold: Hold | None, deadline_s: float | None, budget_s: float | None) -> Job:
         job = self._job(kind, None, keys, deadline_s, budget_s=budget_s)
         require_hold(hold)
         job.hold = hold
         if self._process != ForkGeneration.number:
             job.fail(0, len(keys), forked())
             return job
-        self._crew.ask_now(job)
+        self._executor.lookup_now(job)
         return job
 
     def _job(
@@ -406,9 +419,9 @@ class Jobs:
             job.fail(0, len(job.keys), forked())
             job.end()
         else:
-            self._crew.submit(job)
+            self._executor.submit(job)
         return job
 
 
 def forked() -> Forked:
-    return Forked("these jobs are those of the process that this one was forked from: make some here")
+    return Forked("this Jobs object belongs to the parent process: create one in the child")

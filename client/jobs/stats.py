@@ -1,4 +1,4 @@
-"""What jobs have come to since they began."""
+"""Counters of jobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,50 +13,50 @@ _NAMES: Final = {Unavailable: "unreachable", DeadlineExceeded: "expired", Cancel
 
 @dataclass(frozen=True, slots=True)
 class KindStats:
-    """Of jobs of one kind that are over; all but `jobs` and `moved_bytes` in keys, which add up to `keys`."""
+    """Counters of finished jobs of one kind. All but `jobs` and `moved_bytes` count keys, and add up to `keys`."""
 
     jobs: int = 0
     keys: int = 0
     succeeded: int = 0
-    """Found, loaded, stored or stored before."""
+    """Found, loaded, stored, or present already."""
     missed: int = 0
-    """The store said that it has them not."""
+    """Absent, by the store's answer."""
     refused: int = 0
-    """No room in the queue: of stores, what was dropped."""
+    """Refused because the queue was full; for stores, dropped."""
     skipped: int = 0
-    """The breaker was open, and they are not on this host."""
+    """Not sent because the breaker was open, and not local."""
     unreachable: int = 0
     expired: int = 0
-    """The deadline was over, in the queue or in the call."""
+    """Past the deadline, in the queue or in the call."""
     cancelled: int = 0
     failed: int = 0
-    """For any other error."""
+    """Any other error."""
     moved_bytes: int = 0
-    """Of the values loaded; of the values stored, those that were there before included."""
+    """Bytes of values loaded, or stored (including those present already)."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """Counters of jobs that are over, by kind, and what there is now. Guarded calls count as jobs."""
+    """Counters of finished jobs by kind, and current state. Calls in the caller's thread count as jobs."""
 
     kinds: Mapping[JobKind, KindStats]
     waiting: int
     running: int
     held_bytes: int
-    """Of stores that wait or run."""
+    """Bytes of stores that wait or run."""
     reads: BreakerStats
-    """Of the breaker before lookups and loads."""
+    """Breaker of lookups and loads."""
     writes: BreakerStats
 
 
 class JobCounters:
-    """The live form of KindStats. Not thread-safe."""
+    """Mutable form of KindStats. Not thread-safe."""
 
     def __init__(self) -> None:
         self._counts = {kind: dict.fromkeys((each.name for each in fields(KindStats)), 0) for kind in JobKind}
 
     def ended(self, job: Job, *, is_skipped: bool = False) -> None:
-        """A job is over; `is_skipped`: it was answered without asking, with an error for each key that is not on this host."""
+        """Count a finished job; `is_skipped`: it was not sent, and every key that is not local has an error."""
         counts = self._counts[job.kind]
         counts["jobs"] += 1
         counts["keys"] += len(job.keys)
@@ -66,7 +66,7 @@ class JobCounters:
             counts["skipped"] += len(job.keys) - here
             return
         found, missed = job.results.count(True), job.results.count(False)
-        if job.kind in (JobKind.LOOKUP, JobKind.PREFIX) and found + missed == len(job.keys):  # as a rule, and much faster
+        if job.kind in (JobKind.LOOKUP, JobKind.PREFIX) and found + missed == len(job.keys):  # the common case, and much faster
             counts["succeeded"] += found
             counts["missed"] += missed
             return
@@ -86,7 +86,6 @@ class JobCounters:
 
 
 def _moved_bytes(job: Job, index: int) -> int:
-    """Of a key that has succeeded."""
     if job.kind is JobKind.LOAD:
         size = job.results[index]
         assert isinstance(size, int)
@@ -95,7 +94,7 @@ def _moved_bytes(job: Job, index: int) -> int:
 
 
 def _name(result: Result) -> str:
-    """The counter of a key that was asked for and has not succeeded."""
+    """Counter of a key that was run and did not succeed."""
     for kind, name in _NAMES.items():
         if isinstance(result, kind):
             return name

@@ -1,1 +1,1 @@
-"""Blocks of nodes on this host, found and read in shared memory without asking anybody: no effects, no round trip."""
+"""Lock-free access to blocks of nodes on this host, through shared memory: no effects, no round trip."""

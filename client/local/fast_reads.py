@@ -1,11 +1,11 @@
-"""Reads of one value beside the generators of reads/, which take longer than the read itself. Only the blocking client has them.
+"""Reads of one value without the generators of reads/, for the blocking client.
 
-- A block in DRAM of this host: `nodes` names the nodes whose index may be read now, and the client reads there (local/reads.py).
-  `make bench` has the rows: get, get_into and exists of one key, and view.
-- A small value of another host's node whose place is known: one message. `make bench-transfer` has the row: get of 4 KiB from another
-  host's node.
+- A block in DRAM of this host: `nodes` gives the readable local nodes; client/local/reads.py reads from them. Rows of
+  `make bench`: get, get_into and exists of one key, and view.
+- A small value of a remote node with a cached location: one message. Row of `make bench-transfer`: get of 4 KiB from
+  another host's node.
 
-What is out of the ordinary is left to the operations, from the beginning.
+Any other case returns None, and the caller runs the ordinary operation.
 """
 
 import time
@@ -20,7 +20,7 @@ from kvstore.client.core.forks import ForkGeneration
 from kvstore.client.local.nodes import LocalNode, LocalNodes
 from kvstore.client.local.reads import LocalReads
 from kvstore.client.memory import checksum
-from kvstore.client.reads.replica_lookup import FAR_HINT_NS
+from kvstore.client.reads.replica_lookup import REMOTE_HINT_TTL_NS
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.node_messages import INLINE, MISS, ReadBlocks, ReadBlocksReply
 from kvstore.rpc.client.channel import Channel
@@ -28,11 +28,11 @@ from kvstore.rpc.client.connection_pool import ConnectionLease, ConnectionPool
 from kvstore.rpc.deadline import Deadline
 
 SMALL_BYTES: Final = 256 << 10
-"""Of larger values the copy and the hash are what takes time."""
+"""Upper bound of the fast path: for larger values, copy and hash dominate."""
 
 
 class FastReads:
-    """See the module. Thread-safe. None always means: to be read by an operation, in what is left of the deadline."""
+    """Fast path of single reads. Thread-safe. None always means: run the ordinary operation with the same deadline."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FastReads:
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._local = local
-        self._wanted = reads.wanted
+        self._unmapped_slabs = reads.unmapped_slabs
         self._nodes = resources.daemons.nodes
         self._hints = resources.hints
         self._counters = resources.counters
@@ -54,74 +54,81 @@ class FastReads:
         self._small_bytes = min(SMALL_BYTES, int(resources.settings.engine_min_bytes) - 1)
 
     def nodes(self, deadline_s: float | None) -> tuple[LocalNode, ...] | None:
-        """The nodes of this host that can be read without asking. None: they are to be asked first, by an operation."""
+        """Local nodes that are readable now. None: an operation must attach to nodes first. () in a forked child."""
         if deadline_s is not None:
             check_deadline(deadline_s)
         local = self._local
-        until_ns, nodes = local.at_hand
+        until_ns, nodes = local.cached_fresh
         if local.clock_ns() >= until_ns:
-            if not local.renew():
+            if not local.refresh():
                 return None
-            nodes = local.at_hand[1]
+            nodes = local.cached_fresh[1]
         return nodes if local.process == ForkGeneration.number else ()
 
     def get_remote(self, nodes: tuple[LocalNode, ...] | None, key: bytes, deadline: Deadline) -> bytes | None:
-        """The value, if it is a small one of another host's node. `nodes` as the method gave them: the value is not in their DRAM."""
+        """Return a small value of a remote node. `nodes` is the result of the method of that name; the value is not in
+        their DRAM."""
         hint = self._hint(nodes, key)
         if hint is None:
             return None
-        value, room = fresh_bytes(hint.size_bytes)
-        return value if self._read(key, hint, room, deadline) else None
+        value, buffer = fresh_bytes(hint.size_bytes)
+        return value if self._read(key, hint, buffer, deadline) else None
 
-    def get_remote_into(self, nodes: tuple[LocalNode, ...] | None, key: bytes, room: memoryview, deadline: Deadline) -> int | None:
-        """As `get_remote`: the size of a value that is in `room` now. None: its content is undefined."""
+    def get_remote_into(self, nodes: tuple[LocalNode, ...] | None, key: bytes, buffer: memoryview, deadline: Deadline) -> int | None:
+        """As `get_remote`, into `buffer`: the value's size. None: the buffer's content is undefined."""
         hint = self._hint(nodes, key)
-        if hint is None or hint.size_bytes > len(room):
+        if hint is None or hint.size_bytes > len(buffer):
             return None
         size_bytes = hint.size_bytes
-        return size_bytes if self._read(key, hint, room if size_bytes == len(room) else room[:size_bytes], deadline) else None
+        return size_bytes if self._read(key, hint, buffer if size_bytes == len(buffer) else buffer[:size_bytes], deadline) else None
 
     def _hint(self, nodes: tuple[LocalNode, ...] | None, key: bytes) -> CachedLocation | None:
-        """Where a block is, if it is small and nowhere else: of several replicas another is asked when the first does not answer."""
-        if nodes is None or self._wanted:  # an operation looks for the nodes of this host, and maps what was found there
+        """Cached location of a small block without another replica; a replicated block has a fallback that this path
+        lacks."""
+        if nodes is None or self._unmapped_slabs:  # an operation attaches to local nodes and maps the slabs
             return None
         hint = self._hints.find_one(key) if type(key) is bytes else None
         if hint is None or hint.replicas > 1 or hint.size_bytes > self._small_bytes:
             return None
-        is_old = hint.asked_ns and self._nodes.may_come_nearer and hint.asked_ns <= self._clock_ns() - FAR_HINT_NS
+        is_old = hint.asked_ns and self._nodes.may_gain_better_replica and hint.asked_ns <= self._clock_ns() - REMOTE_HINT_TTL_NS
         return None if is_old else hint
 
-    def _read(self, key: bytes, hint: CachedLocation, room: memoryview, deadline: Deadline) -> bool:
-        """Whether the value is in its room, and right."""
+    def _read(self, key: bytes, hint: CachedLocation, buffer: memoryview, deadline: Deadline) -> bool:
+        """Read into `buffer` and verify: whether it succeeded."""
         node = self._nodes.get(hint.node_id)
         if node is None or (address := node.route.address()).unix:
             return False
-        loan = self._pool.acquire_idle(address)
-        if loan is None:
+        connection = self._pool.acquire_idle(address)
+        if connection is None:
             return False
         try:
-            is_read = node.route.is_meant(address, loan.channel.welcome) and self._ask(loan, key, hint, room, deadline)
+            is_read = node.route.is_meant(address, connection.channel.welcome) and self._read_blocks(
+                connection, key, hint, buffer, deadline
+            )
         except KVStoreError as error:
-            loan.release(error)
+            connection.release(error)
             return False
         except BaseException:
-            loan.discard()
+            connection.discard()
             raise
-        loan.release()
+        connection.release()
         return is_read
 
-    def _ask(self, loan: ConnectionLease[Channel], key: bytes, hint: CachedLocation, room: memoryview, deadline: Deadline) -> bool:
-        """Raises as the channel does. A value that has not been read from it closes it, once it is given back."""
-        channel = loan.channel
+    def _read_blocks(
+        self, connection: ConnectionLease[Channel], key: bytes, hint: CachedLocation, buffer: memoryview, deadline: Deadline
+    ) -> bool:
+        """Send the request and read the reply. A value that stays unread closes the channel when its lease is
+        returned."""
+        channel = connection.channel
         message = ReadBlocks([key], (hint.generation,), self._inline_bytes, self._lease_ms)
         blocks = channel.call(message, ReadBlocksReply, deadline)
         if len(blocks.statuses) != 1 or blocks.lease:
-            loan.discard()
+            connection.discard()
             return False
         status, size_bytes = blocks.statuses[0], blocks.sizes[0]
-        if status == INLINE and size_bytes == len(room):
-            channel.read_into((room,), deadline)
-            if checksum((room,)) == blocks.checksums[0]:
+        if status == INLINE and size_bytes == len(buffer):
+            channel.read_into((buffer,), deadline)
+            if checksum((buffer,)) == blocks.checksums[0]:
                 self._counters.read_one(blocks.tiers[0], size_bytes)
                 return True
             self._counters.add(checksum_failures=1)

@@ -1,5 +1,7 @@
-"""Ranges of values by their offsets. On this host they are copied out of the value where it lies; from elsewhere, and from tiers that are
-not mapped, the whole value comes first: only of that can be said whether it is what was put. Sans-I/O: see effects.py.
+"""Reads of byte ranges of values. Sans-I/O: see effects.py.
+
+Local ranges are copied straight out of the value in shared memory. Remote values, and values in tiers that are not
+mapped, are fetched whole, because only a whole value can be verified against its checksum.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,42 +19,44 @@ from kvstore.protocol.errors import Fenced, InvalidArgument, KVStoreError
 from kvstore.transfer.memory.memcpy import MemcpyPool, Scatter
 
 WHOLE_AT_ONCE: Final = 32
-"""Values that are brought here whole are kept until their ranges have been copied: so many at a time."""
+"""Whole values in memory at a time, until their ranges are copied."""
 
 RangeResult = int | KVStoreError | None
 ReadWhole = Callable[[Sequence[bytes], FreshEach], Operation[list[bytes | None]]]
-"""Has whole values in a sink."""
+"""Reads whole values into a sink."""
 
 
 class RangeReads:
-    """One batch of ranges. Use once: `near` for what lies on this host, then `whole` for the rest."""
+    """One batch of ranges. Use once: `read_local` for local values, then `read_whole` for the rest."""
 
     def __init__(
-        self, keys: Sequence[bytes], offsets: Sequence[int], rooms: Sequence[Destination | InvalidArgument], copier: MemcpyPool
+        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Destination | InvalidArgument], copier: MemcpyPool
     ) -> None:
         self._offsets = offsets
-        self._rooms = rooms
+        self._rooms = buffers
         self._copier = copier
         self._left: dict[bytes, list[int]] = {}
-        """Indexes of the ranges of each key."""
+        """Range indexes by key."""
         self.results: list[RangeResult] = [None] * len(keys)
-        for index, (key, room) in enumerate(zip(keys, rooms, strict=True)):
-            if isinstance(room, InvalidArgument):
-                self.results[index] = room
+        for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
+            if isinstance(buffer, InvalidArgument):
+                self.results[index] = buffer
             else:
                 self._left.setdefault(key, []).append(index)
 
-    def near(self, reads: LocalReads, nodes: Sequence[LocalNode]) -> Operation[None]:
-        """Copy ranges of values that nodes of this host show. Slabs that are not mapped are wanted afterwards."""
+    def read_local(self, reads: LocalReads, nodes: Sequence[LocalNode]) -> Operation[None]:
+        """Copy ranges of values in local indexes. Afterwards `reads.unmapped_slabs` names slabs that were not
+        mapped."""
         for key in list(self._left):
-            view = yield from work(partial(reads.look, nodes, key), reads.look_bytes)
-            if view is not None and (yield from self._from_view(key, view)):
+            view = yield from work(partial(reads.open_view, nodes, key), reads.view_bytes)
+            if view is not None and (yield from self._copy_from_view(key, view)):
                 del self._left[key]
 
-    def _from_view(self, key: bytes, view: LocalView) -> Operation[bool]:
-        """False: its node hung up meanwhile, and what was copied may be another value's."""
+    def _copy_from_view(self, key: bytes, view: LocalView) -> Operation[bool]:
+        """Copy from an open view. False: its node closed the connection meanwhile, so the bytes may be another
+        value's."""
         try:
-            yield from self._take(key, view.memory)
+            yield from self._copy_ranges(key, view.memory)
         except BaseException:
             with suppress(Fenced):
                 view.close()
@@ -63,8 +67,8 @@ class RangeReads:
             return False
         return True
 
-    def whole(self, read: ReadWhole) -> Operation[None]:
-        """Have the rest."""
+    def read_whole(self, read: ReadWhole) -> Operation[None]:
+        """Fetch the remaining values whole and copy their ranges."""
         for keys in _cut(list(self._left)):
             sink = FreshEach(len(keys))
             failure: KVStoreError | None = None
@@ -75,30 +79,30 @@ class RangeReads:
             for number, key in enumerate(keys):
                 value, wrong = sink.result(number)
                 if value is not None:
-                    yield from self._take(key, memoryview(value))
+                    yield from self._copy_ranges(key, memoryview(value))
                 else:
                     for index in self._left[key]:
                         self.results[index] = wrong or failure
 
-    def _take(self, key: bytes, value: memoryview) -> Operation[None]:
-        """Copy the ranges of a value to their rooms."""
+    def _copy_ranges(self, key: bytes, value: memoryview) -> Operation[None]:
+        """Copy the ranges of one value to their buffers."""
         scatters: list[Scatter] = []
         for index in self._left[key]:
-            room, offset = self._rooms[index], self._offsets[index]
-            assert isinstance(room, Destination)
-            if 0 <= offset <= len(value) - room.size_bytes:
-                scatters.append((value[offset : offset + room.size_bytes], room.parts))
-                self.results[index] = room.size_bytes
+            buffer, offset = self._rooms[index], self._offsets[index]
+            assert isinstance(buffer, Destination)
+            if 0 <= offset <= len(value) - buffer.size_bytes:
+                scatters.append((value[offset : offset + buffer.size_bytes], buffer.parts))
+                self.results[index] = buffer.size_bytes
             else:
-                end = offset + room.size_bytes
+                end = offset + buffer.size_bytes
                 self.results[index] = InvalidArgument(
                     f"bytes {offset} to {end} are outside the value of key {index}, of {len(value)} bytes"
                 )
         yield from work(lambda: self._copier.scatter(scatters), sum(len(source) for source, _ in scatters))
         for index in self._left[key]:
-            room = self._rooms[index]
-            if isinstance(room, Destination) and room.finish is not None and isinstance(self.results[index], int):
-                room.finish()
+            buffer = self._rooms[index]
+            if isinstance(buffer, Destination) and buffer.finish is not None and isinstance(self.results[index], int):
+                buffer.finish()
 
 
 def _cut(keys: list[bytes]) -> Iterator[list[bytes]]:

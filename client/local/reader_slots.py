@@ -1,7 +1,8 @@
-"""The client's side of its desk at a node of this host (protocol/shared_index.py): what it has read, and what it is looking at.
+"""Reader side of the reader slots, this client's page in a node's shared memory (protocol/shared_index.py).
 
-It counts what it said for `stats`, too. One lock guards both; it is given back between the store of a hazard and the look at the entry
-that follows, and so is the full fence that these two need.
+The page holds hazard pointers, which protect slots while they are read, and rings of accesses and holds that the node
+drains. One lock guards the page and the counters for `stats`. It is released between the store of a hazard pointer and
+the validation of the entry; the release is also the full memory fence that these two steps need.
 """
 
 import os
@@ -10,7 +11,7 @@ import threading
 import numpy as np
 
 from kvstore.client.core.forks import ForkGeneration
-from kvstore.client.local.shared_index import FoundBatch, Place, SharedIndexReader
+from kvstore.client.local.shared_index import FoundBatch, IndexEntry, SharedIndexReader
 from kvstore.protocol.errors import Broken, InvalidArgument, LeaseExpired
 from kvstore.protocol.shared_index import (
     ACCESSES,
@@ -39,16 +40,19 @@ from kvstore.transfer.memory.mapping import map_slab
 
 
 class Hazard:
-    """One of a desk's words that say what is looked at. Whoever looks has it, or the desk. Where it is lost, for a signal handler raised
-    between any two steps, it ends by itself what it says, and the desk makes another one.
+    """One hazard pointer of the page: a word that names the protected slot.
+
+    Its owner is the reader that acquired it, or the free list. A hazard that is lost because a signal handler raised
+    between two steps clears its word when it is collected; the page then creates another.
     """
 
     __slots__ = ("_lost", "_process", "_words", "at", "is_lent")
 
     def __init__(self, words: memoryview, lost: list[int]) -> None:
-        """Takes the last of the `lost`. Raises IndexError: there is none.
+        """Take the last word of `lost`. Raises IndexError if none is left.
 
-        It calls nothing, so that a signal handler can raise before it has taken one, and after the word is its own, but not between.
+        The body calls nothing: a signal handler can raise before the word is taken or after it is owned, not in
+        between.
         """
         self._process = ForkGeneration.number
         self._words = words
@@ -58,21 +62,22 @@ class Hazard:
         del lost[-1]
 
     def __del__(self) -> None:
-        # One that has taken none was struck before. In a forked child the desk is the parent's.
+        # Without `at`, a signal struck before a word was taken. In a forked child the page is the parent's.
         if hasattr(self, "at") and self._process == ForkGeneration.number:
             self._words[self.at] = 0
             self._lost.append(self.at)
 
 
 class LocalReaderSlots:
-    """See the module. Thread-safe."""
+    """This client's reader slots at one node. Thread-safe."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        """Takes no ownership of `fd`. Raises Broken: it is no desk, or not one of this release."""
+        """Map the page behind `fd`, which stays the caller's. Raises Broken: not reader slots, or those of another
+        release."""
         memory = map_slab(os.dup(fd), size_bytes, writable=True).memory
         self._words = memory.cast("Q")
         if size_bytes != READER_SLOTS_BYTES or self._words[AT_READER_MAGIC] != MAGIC:
-            raise Broken("a node of this host has desks in a form that this release does not know")
+            raise Broken("the reader slots of a local node have an unknown format: run client and node of the same release")
         self._ring: Words = np.frombuffer(memory, np.uint64)[AT_RING : AT_RING + ACCESSES]
         self._holds: Words = np.frombuffer(memory, np.uint64)[AT_HOLDS : AT_HOLDS + HOLD_WORDS]
         self._lock = threading.Lock()
@@ -80,61 +85,61 @@ class LocalReaderSlots:
         self._begun = self._written = self._words[AT_ACCESSES_WRITTEN]
         self._lost_before = self._words[AT_ACCESSES_LOST]
         self._unheld_before = self._words[AT_HOLDS_MISSED]
-        self._room_until = 0
-        """The node had taken what stood before this, less ACCESSES, when it was last looked at."""
+        self._free_until = 0
+        """End of the known free space of the access ring: the node's read position when last loaded, plus ACCESSES."""
         self._free: list[Hazard] = []
         self._lost = list(range(AT_HAZARDS, AT_HAZARDS + HAZARDS))
-        """Words of hazards that are no more, or not yet."""
+        """Words without a Hazard object."""
         self._looks = 0
         self.bytes_in = 0
         self.calls = 0
 
     @property
     def hits(self) -> int:
-        """Blocks read here."""
+        """Blocks read through this page."""
         return self._written - self._begun + self._words[AT_ACCESSES_LOST] - self._lost_before
 
     @property
     def unheld(self) -> int:
-        """Blocks that the node did not hold, of those that `hold` had room for."""
+        """Blocks that the node refused to hold."""
         return self._words[AT_HOLDS_MISSED] - self._unheld_before
 
     @property
     def is_over(self) -> bool:
-        """The node has ended the connection: nothing is kept for its views any more."""
+        """Return whether the node closed the connection: views are no longer protected."""
         return bool(self._words[AT_READER_CLOSED])
 
     def read_one(self, index: SharedIndexReader, at: int, sequence: int, size_bytes: int, calls: int = 1) -> None:
-        """A block was read, by a call of its own unless `calls` is 0."""
+        """Record the access of one block. `calls` 0: the caller counts the call itself."""
         words = self._words
         with self._lock:
             self.calls += calls
             self.bytes_in += size_bytes
             written = self._written
-            if written >= self._room_until and not self._room():
+            if written >= self._free_until and not self._free_entries():
                 words[AT_ACCESSES_LOST] += 1
                 return
             words[AT_RING + written % ACCESSES] = (at - index.entries) // index.entry_words | (sequence & 0xFFFF_FFFF) << 32
             self._written = words[AT_ACCESSES_WRITTEN] = written + 1
 
-    def _room(self) -> int:
-        """For how many accesses the ring has room now."""
-        self._room_until = self._words[AT_ACCESSES_READ] + ACCESSES
-        return max(0, self._room_until - self._written)
+    def _free_entries(self) -> int:
+        """Free entries of the access ring."""
+        self._free_until = self._words[AT_ACCESSES_READ] + ACCESSES
+        return max(0, self._free_until - self._written)
 
-    def asked(self) -> None:
-        """A call is over that asked nobody."""
+    def count_call(self) -> None:
+        """Count a call that was served without a request."""
         with self._lock:
             self.calls += 1
 
     def read_many(self, index: SharedIndexReader, found: FoundBatch) -> None:
-        """Blocks were read, in order."""
+        """Record accesses of blocks, in order. Accesses that do not fit the ring are counted as lost."""
         words = index.access_words(found)
         with self._lock:
             self.bytes_in += int(found.sizes.sum())
-            room = self._room()
-            self._words[AT_ACCESSES_LOST] += max(0, len(words) - room)
-            words = words[:room]
+            free_entries = self._free_entries()
+            self._words[AT_ACCESSES_LOST] += max(0, len(words) - free_entries)
+            words = words[:free_entries]
             begin = self._written % ACCESSES
             first = words[: ACCESSES - begin]
             self._ring[begin : begin + len(first)] = first
@@ -142,10 +147,10 @@ class LocalReaderSlots:
             self._written += len(words)
             self._words[AT_ACCESSES_WRITTEN] = self._written
 
-    def look(self, index: SharedIndexReader, place: Place) -> Hazard | None:
-        """Keep the node from reusing what was found, until `look_away` or the end of the hazard, whatever is raised meanwhile.
+    def acquire_hazard(self, index: SharedIndexReader, entry: IndexEntry) -> Hazard | None:
+        """Protect the slot of `entry` until `release_hazard`, or until the hazard is collected.
 
-        None: the place is another block's by now, or the node hung up, or as much is looked at as can be.
+        None: the entry has changed, the connection is closed, or all hazard pointers are in use.
         """
         words = self._words
         try:
@@ -156,14 +161,14 @@ class LocalReaderSlots:
             words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)
             self._looks = (self._looks + 1) % HAZARD_SERIALS
             hazard.is_lent = True
-            words[hazard.at] = place[-1] + 1 | self._looks << HAZARD_SERIAL_SHIFT
-        if index.words[place[0]] != place[1] or words[AT_READER_CLOSED]:
-            self.look_away(hazard)
+            words[hazard.at] = entry[-1] + 1 | self._looks << HAZARD_SERIAL_SHIFT
+        if index.words[entry[0]] != entry[1] or words[AT_READER_CLOSED]:
+            self.release_hazard(hazard)
             return None
         return hazard
 
-    def look_away(self, hazard: Hazard) -> None:
-        """What was looked at is used no more. A second call is a no-op, and so is one of a forked child: the desk is its parent's."""
+    def release_hazard(self, hazard: Hazard) -> None:
+        """End the protection. A second call is a no-op, as is a call in a forked child: the page is its parent's."""
         if self._process != ForkGeneration.number:
             return
         words = self._words
@@ -175,11 +180,10 @@ class LocalReaderSlots:
                 words[AT_HAZARDS_USED] = HAZARDS - len(self._free) - len(self._lost)
 
     def hold(self, number: int, until_ns: int, accesses: Words) -> bool:
-        """Have the node keep these blocks, as `SharedIndexReader.access_words` names them, until then
-        (CLOCK_MONOTONIC), or until `release`.
+        """Have the node keep these blocks, named by `SharedIndexReader.access_words`, until `until_ns`
+        (CLOCK_MONOTONIC) or `release`.
 
-        Blocks whose entries are the same afterwards as when they were found had not begun to leave before the node could see this. False:
-        the ring has no room for all of them, and none is held.
+        Blocks whose entries are unchanged afterwards are held. False: the ring is full, and none is held.
         """
         record = np.empty(HOLD_HEADER_WORDS + len(accesses), np.uint64)
         record[:HOLD_HEADER_WORDS] = number, until_ns, len(accesses)
@@ -187,7 +191,7 @@ class LocalReaderSlots:
         return self._write_hold(record)
 
     def release(self, number: int) -> bool:
-        """End that hold. False: the ring has no room, and it ends at its time."""
+        """End that hold. False: the ring is full, and the hold ends at its time."""
         return self._write_hold(np.array((number, 0, 0), np.uint64))
 
     def _write_hold(self, record: Words) -> bool:
@@ -207,30 +211,31 @@ class LocalReaderSlots:
 
 
 class LocalView:
-    """A value looked at where it lies in a node's DRAM, without a lease. `memory` is read-only. Dropped without an end, it looks away with
-    its hazard."""
+    """View of a value in a node's DRAM, protected by a hazard pointer. `memory` is read-only. Collecting the view
+    releases the hazard."""
 
-    __slots__ = ("_desk", "_hazard", "memory")
+    __slots__ = ("_hazard", "_reader_slots", "memory")
 
-    def __init__(self, desk: LocalReaderSlots, hazard: Hazard, memory: memoryview) -> None:
-        self._desk = desk
+    def __init__(self, reader_slots: LocalReaderSlots, hazard: Hazard, memory: memoryview) -> None:
+        self._reader_slots = reader_slots
         self._hazard = hazard
         self.memory = memory
 
     def close(self) -> None:
-        """End it: the memory can no longer be used. Only once.
+        """End the view and release its memory. Call once.
 
-        Raises LeaseExpired when the node hung up before, so that what was read may be another value's, and InvalidArgument when something
-        made from the view holds its memory, as far as Python can tell (a numpy array goes unseen).
+        Raises LeaseExpired if the connection closed before, so that the bytes read may be another value's. Raises
+        InvalidArgument if another object still exports the memory, as far as Python can tell (a numpy array goes
+        unseen).
         """
-        in_time = not self._desk.is_over
+        in_time = not self._reader_slots.is_over
         try:
             self.memory.release()
             still_used = False
         except BufferError:
             still_used = True
-        self._desk.look_away(self._hazard)
+        self._reader_slots.release_hazard(self._hazard)
         if not in_time:
-            raise LeaseExpired("the connection to the view's node broke while it was open: throw away what was read")
+            raise LeaseExpired("the connection to the view's node broke while the view was open: discard what was read")
         if still_used:
             raise InvalidArgument("something made from the view still uses its memory: end its use, or copy it, before the view's end")

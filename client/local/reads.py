@@ -1,8 +1,11 @@
-"""Reads of blocks that lie in the DRAM of a node on this host, without asking it: find the place, copy, and look whether it was the block's
-all the time. What is not found here is no miss: it is asked for the old way (client/reads/).
+"""Lock-free reads of blocks in the DRAM of a node on this host.
 
-No call waits for anybody, but for another thread's copy; so `Client` and `AsyncClient` share them. Each is told which nodes are at hand
-(LocalNodes.at_hand). A single block is read in one go, with hardly a call but those that do the work: each costs as much as a word of it.
+A read looks the key up in the node's shared-memory index, copies the value and validates the entry's sequence number
+(seqlock). A key that is not found is not a miss: it falls through to client/reads/, which asks the node.
+
+Calls do not block, but for a copy in another thread, so `Client` and `AsyncClient` share this code. Callers pass the
+readable nodes (`LocalNodes.cached_fresh`). Single reads are inlined, because each further call costs as much as one
+word of the read.
 """
 
 from collections import deque
@@ -20,7 +23,7 @@ from kvstore.client.core.effects import Operation, work
 from kvstore.client.local.nodes import LocalNode
 from kvstore.client.local.reader_slots import LocalView
 from kvstore.client.local.row_copies import by_slab, gather
-from kvstore.client.local.shared_index import Flags, FoundBatch, Indexes, Place, SharedIndexReader
+from kvstore.client.local.shared_index import Flags, FoundBatch, IndexEntry, Indexes, SharedIndexReader
 from kvstore.client.memory import Parts
 from kvstore.client.memory import checksum as checksum_of
 from kvstore.client.reads.sinks import Sink
@@ -29,14 +32,15 @@ from kvstore.protocol.shared_index import MAX_KEY_BYTES, ORDERED, Words, words_o
 from kvstore.transfer.memory.memcpy import COPY_BYTES, MemcpyPool, Scatter
 
 PIECE_BYTES: Final = 1 << 20
-"""Larger values are copied in pieces, by several threads."""
-MAX_WANTED: Final = 1024
-ATTEMPTS: Final = 3
-"""A block that moves while it is read is looked for again so often, before the node is asked."""
+"""Unit of parallel copies of larger values."""
+MAX_UNMAPPED_SLABS: Final = 1024
+MAX_LOOKUPS: Final = 3
+"""Lookups per read when concurrent writers change the entry, before the node is asked."""
 FEW_KEYS = 20
-"""So many are read one by one, in 5 us each; what numpy does takes 35 us (misses) to 120 (values read) however few they are."""
-FEW_ASKED = 12
-"""As FEW_KEYS, where only whether they are here is asked: 3 us each, and 40."""
+"""Batches up to this size are read key by key, 5 us each. The numpy path takes 35 us (misses) to 120 us (reads) at
+least."""
+FEW_EXISTS_KEYS = 12
+"""As FEW_KEYS, for `exists_batch`: 3 us each, against 40 us."""
 
 Nodes = Sequence[LocalNode]
 _checksum: Final = xxhash.xxh3_64_intdigest
@@ -44,12 +48,12 @@ _checksum: Final = xxhash.xxh3_64_intdigest
 
 @dataclass(slots=True)
 class LocalBatch:
-    """What of a batch lies at one node: the keys' indexes, in order, and where."""
+    """The part of a batch that one node has: key indexes, in order, and their index entries."""
 
     node: LocalNode
     index: SharedIndexReader
     slabs: dict[int, memoryview]
-    """Those in which they lie; another thread may have the node's unmapped meanwhile."""
+    """Mapped slabs of these entries; another thread may unmap the node's meanwhile."""
     indexes: Indexes
     found: FoundBatch
 
@@ -58,35 +62,35 @@ class LocalBatch:
 
 
 class LocalReads:
-    """See the module. Thread-safe."""
+    """Reads, views and lookups in the local indexes. Thread-safe."""
 
     def __init__(self, copier: MemcpyPool, *, verify_bytes: int, verifies_all: bool) -> None:
-        """Single values of up to `verify_bytes` are compared with their checksum once they are copied; all are if `verifies_all`, and
-        where the processor may change the order of loads."""
+        """Single values of up to `verify_bytes` are verified by checksum after the copy. All values are, with
+        `verifies_all` or where the processor may reorder loads."""
         self._copier = copier
         self._verifies_all = verifies_all or not ORDERED
         self._verifies_views = verifies_all
-        self.look_bytes = MAX_VALUE_BYTES if verifies_all else 0
+        self.view_bytes = MAX_VALUE_BYTES if verifies_all else 0
         self._verify_bytes = 1 << 62 if self._verifies_all else verify_bytes
-        self.wanted: deque[tuple[LocalNode, int]] = deque(maxlen=MAX_WANTED)
-        """Slabs in which something was found, and which are not mapped. Any thread adds to it, and takes what it is to have mapped."""
+        self.unmapped_slabs: deque[tuple[LocalNode, int]] = deque(maxlen=MAX_UNMAPPED_SLABS)
+        """Slabs that a read needed and that are not mapped. Any thread appends; `take_unmapped_slabs` drains."""
 
-    def take_wanted(self) -> dict[LocalNode, list[int]]:
-        """The slabs that are to be mapped, by node: the caller's from here on."""
-        wanted: dict[LocalNode, list[int]] = {}
+    def take_unmapped_slabs(self) -> dict[LocalNode, list[int]]:
+        """Drain the slabs to be mapped, by node."""
+        unmapped_slabs: dict[LocalNode, list[int]] = {}
         with suppress(IndexError):
             while True:
-                node, slab = self.wanted.popleft()
-                if slab not in wanted.setdefault(node, []):
-                    wanted[node].append(slab)
-        return wanted
+                node, slab = self.unmapped_slabs.popleft()
+                if slab not in unmapped_slabs.setdefault(node, []):
+                    unmapped_slabs[node].append(slab)
+        return unmapped_slabs
 
     # --- one block ---
 
     def get(self, nodes: Nodes, key: bytes) -> bytes | None:
-        """The value. None: it is to be asked for."""
+        """Return a copy of the value, or None if it is not readable locally."""
         for node in nodes:
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_LOOKUPS):
                 found = self._find(node, key)
                 if found is None:
                     break
@@ -99,69 +103,70 @@ class LocalReads:
                 if index.words[at] == sequence:
                     if size <= self._verify_bytes and _checksum(value) != checksum:
                         break
-                    node.desk.read_one(index, at, sequence, size)
+                    node.reader_slots.read_one(index, at, sequence, size)
                     return value
         return None
 
     def get_into(self, nodes: Nodes, key: bytes, view: memoryview) -> int | None:
-        """The size of a value that is in `view` now. None: it is to be asked for; the view's content is undefined then."""
+        """Copy the value into `view`: its size. None if it is not readable locally; the view's content is undefined
+        then."""
         for node in nodes:
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_LOOKUPS):
                 found = self._find(node, key)
                 if found is None:
                     break
                 index, (at, sequence, _, _, size, checksum, _), source = found
                 if size > len(view):
                     break
-                room = view if size == len(view) else view[:size]
+                buffer = view if size == len(view) else view[:size]
                 if size < COPY_BYTES:
-                    room[:] = source
+                    buffer[:] = source
                 else:
-                    self._copy(room, source)
+                    self._copy(buffer, source)
                 if index.words[at] == sequence:
-                    if size <= self._verify_bytes and _checksum(room) != checksum:
+                    if size <= self._verify_bytes and _checksum(buffer) != checksum:
                         break
-                    node.desk.read_one(index, at, sequence, size)
+                    node.reader_slots.read_one(index, at, sequence, size)
                     return size
         return None
 
     def exists(self, nodes: Nodes, key: bytes) -> bool:
-        """Whether it is here. False says nothing of elsewhere."""
+        """Return whether the block is in a local index. False says nothing about other nodes."""
         for node in nodes:
             if node.index.find(key) is not None:
-                node.desk.asked()
+                node.reader_slots.count_call()
                 return True
         return False
 
-    def look(self, nodes: Nodes, key: bytes) -> LocalView | None:
-        """A view of the value. None: it is to be asked for. It touches about `look_bytes`."""
+    def open_view(self, nodes: Nodes, key: bytes) -> LocalView | None:
+        """A view of the value, or None if it is not readable locally. Touches about `view_bytes`."""
         for node in nodes:
-            for _ in range(ATTEMPTS):
+            for _ in range(MAX_LOOKUPS):
                 found = self._find(node, key)
                 if found is None:
                     break
-                index, place, source = found
-                hazard = node.desk.look(index, place)
-                if hazard is not None and self._verifies_views and _checksum(source) != place[5]:
-                    node.desk.look_away(hazard)
+                index, entry, source = found
+                hazard = node.reader_slots.acquire_hazard(index, entry)
+                if hazard is not None and self._verifies_views and _checksum(source) != entry[5]:
+                    node.reader_slots.release_hazard(hazard)
                     break
                 if hazard is not None:
-                    node.desk.read_one(index, place[0], place[1], place[4])
-                    return LocalView(node.desk, hazard, source)
+                    node.reader_slots.read_one(index, entry[0], entry[1], entry[4])
+                    return LocalView(node.reader_slots, hazard, source)
         return None
 
-    def _find(self, node: LocalNode, key: bytes) -> tuple[SharedIndexReader, Place, memoryview] | None:
-        """The node's index, what it says of the block, and where that says the value is. None: it is to be asked for."""
+    def _find(self, node: LocalNode, key: bytes) -> tuple[SharedIndexReader, IndexEntry, memoryview] | None:
+        """The index, the block's entry, and the memory it names; None if not found or not mapped."""
         index = node.index
-        place = index.find(key)
-        if place is None:
+        entry = index.find(key)
+        if entry is None:
             return None
-        _, _, slab, offset, size, _, _ = place
+        _, _, slab, offset, size, _, _ = entry
         memory = node.slabs.get(slab)
         if memory is None or offset + size > len(memory):
-            self.wanted.append((node, slab))
+            self.unmapped_slabs.append((node, slab))
             return None
-        return index, place, memory[offset : offset + size]
+        return index, entry, memory[offset : offset + size]
 
     def _copy(self, destination: memoryview, source: memoryview) -> None:
         self._copier.copy(
@@ -171,70 +176,71 @@ class LocalReads:
     # --- many ---
 
     def read(self, nodes: Nodes, keys: Sequence[bytes], lengths: set[int], sink: Sink[Any]) -> Operation[list[int]]:
-        """Have what is here in the sink; the indexes of the keys that are to be asked for, in order. `lengths` are those that keys have.
+        """Read local values into the sink: indexes of the keys that remain, in order. `lengths` is the set of key
+        lengths.
 
-        Raises InvalidArgument for a value that has no room. After an error the content of the rooms is undefined.
+        Raises InvalidArgument for a buffer that is too small. After an error the buffers' content is undefined.
         """
         if len(keys) <= FEW_KEYS:
             return (yield from self._read_few(nodes, keys, sink))
         is_read = np.zeros(len(keys), bool)
-        desk = None
+        reader_slots = None
         for node, index, indexes, found in look_up(nodes, keys, lengths):
             batch = self._mapped(node, indexes[found.which], index, found)
             if not len(batch.indexes):
                 continue
-            yield from self._take(batch, sink)
-            is_good = batch.index.still_batch(batch.found)
+            yield from self._copy_batch(batch, sink)
+            is_good = batch.index.validate_batch(batch.found)
             if self._verifies_all:
-                is_good &= yield from work(partial(_are_right, batch, sink), int(batch.found.sizes.sum()))
+                is_good &= yield from work(partial(_verify_checksums, batch, sink), int(batch.found.sizes.sum()))
             batch = batch if is_good.all() else batch.only(is_good)
             sink.done_many(batch.indexes, batch.found.sizes)
-            desk = node.desk
-            desk.read_many(batch.index, batch.found)
+            reader_slots = node.reader_slots
+            reader_slots.read_many(batch.index, batch.found)
             is_read[batch.indexes] = True
         if is_read.all():
-            if desk is not None:
-                desk.asked()
+            if reader_slots is not None:
+                reader_slots.count_call()
             return []
         left: list[int] = np.flatnonzero(~is_read).tolist()
         return left
 
     def _read_few(self, nodes: Nodes, keys: Sequence[bytes], sink: Sink[Any]) -> Operation[list[int]]:
-        """As `read`."""
-        found: list[tuple[int, LocalNode, SharedIndexReader, Place, Parts]] = []
+        """`read` for few keys, one at a time."""
+        found: list[tuple[int, LocalNode, SharedIndexReader, IndexEntry, Parts]] = []
         scatters: list[Scatter] = []
         for number, key in enumerate(keys):
             for node in nodes:
                 here = self._find(node, key)
                 if here is None:
                     continue
-                index, place, source = here
-                room = sink.room(number, len(source))
-                scatters.append((source, room))
-                found.append((number, node, index, place, room))
+                index, entry, source = here
+                buffer = sink.buffer(number, len(source))
+                scatters.append((source, buffer))
+                found.append((number, node, index, entry, buffer))
                 break
         if not found:
             return list(range(len(keys)))
-        # A single one may have been found to be wrong a moment ago: it is compared as a call for one key does.
+        # A single key may have failed verification a moment ago: verify it as a single read does.
         verify_bytes = self._verify_bytes if self._verifies_all or len(keys) == 1 else 0
 
         def copy() -> set[int]:
             self._copier.scatter(scatters)
-            return {number for number, *_, place, room in found if place[4] <= verify_bytes and checksum_of(room) != place[5]}
+            return {number for number, *_, entry, buffer in found if entry[4] <= verify_bytes and checksum_of(buffer) != entry[5]}
 
-        wrong = yield from work(copy, sum(place[4] for *_, place, _ in found))
+        wrong = yield from work(copy, sum(entry[4] for *_, entry, _ in found))
         left = set(range(len(keys)))
         for number, node, index, (at, sequence, _, _, size, _, _), _ in found:
             if index.words[at] == sequence and number not in wrong:
                 sink.done(number, size)
-                node.desk.read_one(index, at, sequence, size, calls=0)
+                node.reader_slots.read_one(index, at, sequence, size, calls=0)
                 left.discard(number)
         if not left:
-            found[0][1].desk.asked()
+            found[0][1].reader_slots.count_call()
         return sorted(left)
 
-    def _take(self, batch: LocalBatch, sink: Sink[Any]) -> Operation[None]:
-        """Copy the values of a batch to where the sink wants them."""
+    def _copy_batch(self, batch: LocalBatch, sink: Sink[Any]) -> Operation[None]:
+        """Copy the values of a batch to the sink's buffers."""
         sizes, rows = batch.found.sizes, sink.rows
         if rows is not None and (sizes == rows.shape[1]).all():
             slabs, offsets = batch.found.slabs, batch.found.offsets.view(np.int64)
@@ -246,12 +252,12 @@ class LocalReads:
             yield from work(gather_all, int(sizes.sum()))
             return
         places = zip(batch.indexes.tolist(), _memory(batch), strict=True)
-        scatters = [(memory, sink.room(index, len(memory))) for index, memory in places]
+        scatters = [(memory, sink.buffer(index, len(memory))) for index, memory in places]
         yield from work(lambda: self._copier.scatter(scatters), int(sizes.sum()))
 
     def exists_batch(self, nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Flags:
-        """Which are here."""
-        if len(keys) <= FEW_ASKED:
+        """Return which keys are in a local index."""
+        if len(keys) <= FEW_EXISTS_KEYS:
             is_here = np.array([any(node.index.find(key) is not None for node in nodes) for key in keys], bool)
         elif len(nodes) == 1 and len(lengths) == 1 and (length := min(lengths)) <= MAX_KEY_BYTES:  # as a rule
             is_here = nodes[0].index.exist_batch(words_of(keys, length), length)
@@ -263,23 +269,24 @@ class LocalReads:
                     is_here[indexes] |= found
                     indexes, words = indexes[~found], words[~found]
         if nodes and is_here.all():
-            nodes[0].desk.asked()
+            nodes[0].reader_slots.count_call()
         return is_here
 
     def _mapped(self, node: LocalNode, indexes: Indexes, index: SharedIndexReader, found: FoundBatch) -> LocalBatch:
-        """What was found in slabs that are mapped; the others are wanted."""
+        """The part of `found` that lies in mapped slabs; the other slabs are added to `unmapped_slabs`."""
         slabs = {slab: node.slabs.get(slab) for slab, _ in by_slab(found.slabs)}
         mapped = {slab: memory for slab, memory in slabs.items() if memory is not None}
         batch = LocalBatch(node, index, mapped, indexes, found)
         missing = [slab for slab in slabs if slab not in mapped]
         if missing:
-            self.wanted.extend((node, slab) for slab in missing)
+            self.unmapped_slabs.extend((node, slab) for slab in missing)
             batch = batch.only(~np.isin(found.slabs, np.array(missing, np.uint64)))
         return batch
 
 
 def look_up(nodes: Nodes, keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[LocalNode, SharedIndexReader, Indexes, FoundBatch]]:
-    """Each node's answer: (node, its index, indexes of the keys looked for, what was found). A key found is looked for no more."""
+    """Look keys up node by node: (node, index, indexes of the keys searched, matches). A key that was found is not
+    searched again."""
     for length, indexes, words in _by_length(keys, lengths):
         for number, node in enumerate(nodes, 1):
             index = node.index
@@ -297,14 +304,14 @@ def _memory(batch: LocalBatch) -> Iterator[memoryview]:
         yield slabs[slab][offset : offset + size]
 
 
-def _are_right(batch: LocalBatch, sink: Sink[Any]) -> Flags:
-    """Which of the values that were copied have the checksums they should."""
+def _verify_checksums(batch: LocalBatch, sink: Sink[Any]) -> Flags:
+    """Return which of the copied values match their checksums."""
     rows = zip(batch.indexes.tolist(), batch.found.sizes.tolist(), batch.found.checksums.tolist(), strict=True)
-    return np.array([checksum_of(sink.room(index, size)) == checksum for index, size, checksum in rows], bool)
+    return np.array([checksum_of(sink.buffer(index, size)) == checksum for index, size, checksum in rows], bool)
 
 
 def _by_length(keys: Sequence[bytes], lengths: set[int]) -> Iterator[tuple[int, Indexes, Words]]:
-    """Keys that can be shown, those of one length together: it, their indexes, and their words. As a rule all keys have one."""
+    """Keys of one length at a time, skipping lengths that no index holds: (length, indexes, key words)."""
     everything = np.arange(len(keys))
     if len(lengths) == 1:
         [length] = lengths

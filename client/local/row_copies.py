@@ -1,4 +1,4 @@
-"""Copies of many equally long values out of slabs into the rows of one array, with hardly a Python object for each."""
+"""Copies of equally long values from slabs into the rows of one array, without a Python object per value."""
 
 import threading
 from collections.abc import Iterator
@@ -14,25 +14,25 @@ from kvstore.protocol.shared_index import Words
 Rows = npt.NDArray[np.uint8]
 
 GATHER_BYTES: Final = 256 << 10
-"""So much is gathered at a time for rows that do not lie one behind the other: it stays in the processor's cache."""
+"""Bytes gathered at a time for rows that are not contiguous: fits the processor's cache."""
 
 
 class _GatherBuffer(threading.local):
-    """Where a thread gathers it: fresh memory each time would cost a page fault for every 4 KiB, more than the copy."""
+    """A thread's gather buffer. Fresh memory would cost a page fault per 4 KiB, more than the copy."""
 
     def __init__(self) -> None:
         self.memory = np.empty(GATHER_BYTES, np.uint8)
 
 
-_room = _GatherBuffer()
+_buffer = _GatherBuffer()
 
 
 def by_slab(slabs: Words) -> Iterator[tuple[int, Indexes]]:
-    """Each slab that is among them, and at which indexes, in order."""
+    """Each distinct slab with the indexes at which it occurs, in order."""
     if (slabs == slabs[0]).all():
         yield int(slabs[0]), np.arange(len(slabs))
         return
-    narrow = slabs.astype(np.uint16) if int(slabs.max()) < 1 << 16 else slabs  # numpy sorts words of 16 bits by their digits
+    narrow = slabs.astype(np.uint16) if int(slabs.max()) < 1 << 16 else slabs  # numpy radix-sorts 16-bit words
     order = np.argsort(narrow, kind="stable")
     in_order = slabs[order]
     cuts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
@@ -41,7 +41,7 @@ def by_slab(slabs: Words) -> Iterator[tuple[int, Indexes]]:
 
 
 def gather(slab: memoryview, offsets: Indexes, rows: Rows, indexes: Indexes) -> None:
-    """Copy what lies at the offsets into those rows, which are in order."""
+    """Copy the values at `offsets` of a slab into rows `indexes`, which are ascending."""
     row_bytes = rows.shape[1]
     memory = np.frombuffer(slab, np.uint8)
     if (offsets % row_bytes).any():
@@ -58,8 +58,8 @@ def gather(slab: memoryview, offsets: Indexes, rows: Rows, indexes: Indexes) -> 
         for index, position in zip(indexes.tolist(), positions.tolist(), strict=True):
             rows[index] = source[position]
         return
-    room = _room.memory[: at_once * row_bytes].reshape(at_once, row_bytes)
+    buffer = _buffer.memory[: at_once * row_bytes].reshape(at_once, row_bytes)
     for begin in range(0, len(indexes), at_once):
         part = indexes[begin : begin + at_once]
-        np.take(source, positions[begin : begin + at_once], axis=0, out=room[: len(part)], mode="clip")
-        rows[part] = room[: len(part)]
+        np.take(source, positions[begin : begin + at_once], axis=0, out=buffer[: len(part)], mode="clip")
+        rows[part] = buffer[: len(part)]

@@ -1,1 +1,1 @@
-"""How values are read: where they are, one Read to each node, and what is done with what it answers."""
+"""Reads of values: location lookup, one read request per node, and the three ways in which values arrive."""

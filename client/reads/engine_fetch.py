@@ -1,4 +1,4 @@
-"""Values that lie in slabs of another host, under a lease: the transfer engine reads them. Sans-I/O: see effects.py."""
+"""Reads of values in slabs of another host, by the transfer engine, under a lease. Sans-I/O: see effects.py."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,15 +16,16 @@ from kvstore.transfer.paths.batch import Copy, Span
 
 
 class _FetchedValue(NamedTuple):
-    """One to be read: its place in the answer, where it lies, and where it goes."""
+    """A value to be read: its position in the reply, its source span and its buffer."""
 
-    place: int
+    position: int
     span: Span
-    room: Parts
+    buffer: Parts
 
 
 class EngineFetch:
-    """Of the values of one answer. Make it before the node is asked: its lease is counted from then on, as clocks of two hosts differ."""
+    """Fetch of the values of one reply. Create it before the request is sent: the lease is measured from then, because
+    clocks of two hosts differ."""
 
     def __init__(self, engine_copies: EngineCopies, clock_ns: Callable[[], int], lease_ms: int) -> None:
         self._engine_copies = engine_copies
@@ -33,61 +34,63 @@ class EngineFetch:
         self._asked_ns = clock_ns()
 
     def run(self, answer: ReadReply, progress: GetProgress[Any], *, is_alone: bool) -> Operation[None]:
-        """Have the engine read the mapped values, verify them, and release the lease. What the engine cannot read is to be tried again.
-        `is_alone`: nothing else is read meanwhile, so that what has arrived is hashed while the rest is on its way. Raises StaleHandle,
-        Unreachable: the node is gone; DeadlineExceeded."""
-        blocks, channel, node = answer.blocks, answer.loan.channel, answer.node
-        places = answer.places(MAPPED)
+        """Read the mapped values, verify them, and release the lease. Failed values are retried.
+
+        `is_alone`: no other read is in flight, so values are hashed while the rest is transferred. Raises StaleHandle
+        and Unreachable if the node is dead, DeadlineExceeded.
+        """
+        blocks, channel, node = answer.blocks, answer.connection.channel, answer.node
+        positions = answer.positions(MAPPED)
         try:
-            slabs = [blocks.slabs[place] for place in places]
+            slabs = [blocks.slabs[position] for position in positions]
             regions = yield from self._engine_copies.show_slabs(channel, node, slabs, answer.deadline)
-            rooms = [progress.room(answer.wanted[place][0], blocks.sizes[place]) for place in places]
+            buffers = [progress.buffer(answer.wanted[position][0], blocks.sizes[position]) for position in positions]
             moved = [
-                _FetchedValue(place, Span(region, blocks.offsets[place]), room)
-                for region, place, room in zip(regions, places, rooms, strict=True)
-                if room is not None
+                _FetchedValue(position, Span(region, blocks.offsets[position]), buffer)
+                for region, position, buffer in zip(regions, positions, buffers, strict=True)
+                if buffer is not None
             ]
-            total_bytes = sum(size_of(value.room) for value in moved)
+            total_bytes = sum(size_of(value.buffer) for value in moved)
             if is_alone and len(moved) == 1 and total_bytes > SLICE_BYTES:
                 sums = [(yield from self._in_slices(moved[0], answer))]
             elif is_alone and total_bytes > SLICE_BYTES:  # the engine copies them in this order
-                found = yield GatherEffect([self._bring(part, answer) for part in _parts(moved)])
+                found = yield GatherEffect([self._fetch(part, answer) for part in _parts(moved)])
                 sums = [total for part in found for total in part]
             else:
-                sums = yield from self._bring(moved, answer)
+                sums = yield from self._fetch(moved, answer)
         except (StaleHandle, Unreachable) as error:
-            if not channel.is_open:  # it is the node that is gone, not only the way to its engine
+            if not channel.is_open:  # the node is dead, not only its engine unreachable
                 raise
-            # Its engine is out of reach, or its slabs have changed: ask anew, and then by message.
+            # The engine is unreachable, or slabs were freed: look up again, and read by message.
             yield SendOneWayEffect(channel, ReleaseLeases([blocks.lease]))
             yield from self._engine_copies.failed(node, error, progress.deadline)
-            progress.retry_otherwise(answer.items(places), error)
+            progress.retry_otherwise(answer.items(positions), error)
             return
         yield SendOneWayEffect(channel, ReleaseLeases([blocks.lease]))
-        good = [value.place for value, found in zip(moved, sums, strict=True) if found == blocks.checksums[value.place]]
-        damaged = [value.place for value, found in zip(moved, sums, strict=True) if found != blocks.checksums[value.place]]
+        good = [value.position for value, found in zip(moved, sums, strict=True) if found == blocks.checksums[value.position]]
+        damaged = [value.position for value, found in zip(moved, sums, strict=True) if found != blocks.checksums[value.position]]
         progress.arrived(answer, good)
         if damaged:
             is_late = self._clock_ns() >= self._asked_ns + blocks.lease_ms * 1_000_000
             self._retry_wrong(node, answer.items(damaged), progress, is_late=is_late)
 
-    def _bring(self, values: Sequence["_FetchedValue"], answer: ReadReply) -> Operation[list[int]]:
-        """Have the engine read these values: the xxh3_64 of each."""
-        copies = [copy for value in values for copy in _copies(value.span.region, value.span.offset_bytes, value.room)]
+    def _fetch(self, values: Sequence["_FetchedValue"], answer: ReadReply) -> Operation[list[int]]:
+        """Read these values: the xxh3_64 of each."""
+        copies = [copy for value in values for copy in _copies(value.span.region, value.span.offset_bytes, value.buffer)]
         yield from self._engine_copies.move(answer.node, copies, answer.deadline)
-        return (yield from work(lambda: [checksum(value.room) for value in values], sum(size_of(value.room) for value in values)))
+        return (yield from work(lambda: [checksum(value.buffer) for value in values], sum(size_of(value.buffer) for value in values)))
 
     def _in_slices(self, value: "_FetchedValue", answer: ReadReply) -> Operation[int]:
-        """Have the engine read one large value, hashed on the way: its xxh3_64."""
+        """Read one large value in slices, hashed while in flight: its xxh3_64."""
         region, begin = value.span.region, value.span.offset_bytes
 
-        def bring(offset: int, room: Parts) -> Operation[None]:
-            return self._engine_copies.move(answer.node, _copies(region, begin + offset, room), answer.deadline)
+        def bring(offset: int, buffer: Parts) -> Operation[None]:
+            return self._engine_copies.move(answer.node, _copies(region, begin + offset, buffer), answer.deadline)
 
-        return SlicedValue(value.room, bring).run()
+        return SlicedValue(value.buffer, bring).run()
 
     def _retry_wrong(self, node: KnownNode, items: list[Wanted], progress: GetProgress[Any], *, is_late: bool) -> None:
-        """Values came out wrong: overwritten after their lease, or damaged."""
+        """Retry values with a wrong checksum: overwritten after the lease expired, or damaged."""
         if is_late:
             progress.retry(0, items, LeaseExpired(f"reading took longer than the lease of {self._lease_ms} ms"))
             return
@@ -96,12 +99,12 @@ class EngineFetch:
 
 
 def _parts(values: Sequence[_FetchedValue]) -> Iterator[list[_FetchedValue]]:
-    """The values in order, cut after each SLICE_BYTES."""
+    """The values in order, in groups of SLICE_BYTES."""
     part: list[_FetchedValue] = []
     size_bytes = 0
     for value in values:
         part.append(value)
-        size_bytes += size_of(value.room)
+        size_bytes += size_of(value.buffer)
         if size_bytes >= SLICE_BYTES:
             yield part
             part, size_bytes = [], 0
@@ -109,10 +112,10 @@ def _parts(values: Sequence[_FetchedValue]) -> Iterator[list[_FetchedValue]]:
         yield part
 
 
-def _copies(region: Any, offset_bytes: int, room: Parts) -> list[Copy]:
-    """What brings the memory of a region from an offset on into the parts of a room."""
+def _copies(region: Any, offset_bytes: int, buffer: Parts) -> list[Copy]:
+    """Copies from a region, from an offset on, into the parts of a buffer."""
     copies: list[Copy] = []
-    for part in room:
+    for part in buffer:
         copies.append((Span(region, offset_bytes), part, len(part)))
         offset_bytes += len(part)
     return copies

@@ -1,4 +1,4 @@
-"""Values that come with a node's answer, or a slice at a time: while one slice is hashed the next one is on its way. Sans-I/O: see
+"""Values that arrive in a node's reply, or in slices: one slice is hashed while the next is in flight. Sans-I/O: see
 effects.py."""
 
 from collections import deque
@@ -15,16 +15,16 @@ from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import INLINE
 
 STREAM_BYTES: Final = 4 << 20
-"""Of a stream, which goes on into the kernel's buffers meanwhile. With a quarter of it the sender is woken too often (1.1 GB/s over veth
-instead of 1.6)."""
+"""Read size of a stream, which continues into kernel buffers meanwhile. A quarter of it wakes the sender too often (1.1
+GB/s over veth instead of 1.6)."""
 SLICE_BYTES: Final = 8 << 20
-"""Of what the transfer engine copies, which has a part of its own to do for each: long beside that."""
+"""Slice of a transfer-engine copy: large against its overhead per slice."""
 AT_ONCE: Final = 2
-"""One on its way, one being hashed."""
+"""Slices in progress: one in flight, one being hashed."""
 
 
 def in_slices(values: Sequence[Parts]) -> Iterator[list[tuple[int, memoryview]]]:
-    """The values in order, cut into lists of about STREAM_BYTES: (index of the value, its next part) each."""
+    """The values in order, split into lists of about STREAM_BYTES, of (index of the value, part)."""
     found: list[tuple[int, memoryview]] = []
     left = STREAM_BYTES
     for index, view in ((index, view) for index, parts in enumerate(values) for view in parts):
@@ -40,11 +40,12 @@ def in_slices(values: Sequence[Parts]) -> Iterator[list[tuple[int, memoryview]]]
 
 
 class SlicedValue:
-    """One large value. `run` it once."""
+    """One large value, read and hashed in slices. `run` it once."""
 
-    def __init__(self, room: Parts, bring: Callable[[int, Parts], Operation[None]]) -> None:
-        """`bring` copies what lies at an offset of the value into these parts of its room."""
-        self._slices = list(in_pieces(room, SLICE_BYTES))
+    def __init__(self, buffer: Parts, bring: Callable[[int, Parts], Operation[None]]) -> None:
+        """`bring(offset, parts)` reads the value from an offset on into these parts of its buffer.
+        - SlicedValue._hashed"""
+        self._slices = list(in_pieces(buffer, SLICE_BYTES))
         self._bring = bring
         self._left = deque(range(len(self._slices)))
         self._arrived: set[int] = set()
@@ -54,16 +55,16 @@ class SlicedValue:
         self._is_hashing = False
 
     def run(self) -> Operation[int]:
-        """Bring all of it: its xxh3_64. Raises what `bring` does, once nothing moves any more."""
-        yield GatherEffect([self._lane() for _ in range(AT_ONCE)])
+        """Read all slices: the value's xxh3_64. Raises what `bring` raises, once nothing is in flight."""
+        yield GatherEffect([self._read_slices() for _ in range(AT_ONCE)])
         return self._digest.intdigest()
 
-    def _lane(self) -> Operation[None]:
+    def _read_slices(self) -> Operation[None]:
         while self._left:
             number = self._left.popleft()
             yield from self._bring(number * SLICE_BYTES, self._slices[number])
             self._arrived.add(number)
-            # In order, and one lane at a time: the other one finds what has arrived meanwhile.
+            # Hash in order, in one operation at a time: the other's slices are picked up here.
             while self._hashed in self._arrived and not self._is_hashing:
                 self._is_hashing = True
                 parts = self._slices[self._hashed]
@@ -77,21 +78,25 @@ class SlicedValue:
 
 
 def take_inline(answer: ReadReply, progress: GetProgress[Any]) -> Operation[None]:
-    """All of them, whatever becomes of each: the channel is in step afterwards. Raises Unavailable, DeadlineExceeded: it is not."""
+    """Read all inline values; afterwards the channel is at a frame boundary. Raises Unavailable, DeadlineExceeded: it
+    is not."""
     blocks, node_id = answer.blocks, answer.node.node_id
-    places = answer.places(INLINE)
-    found = [progress.room(answer.wanted[place][0], blocks.sizes[place]) for place in places]
+    positions = answer.positions(INLINE)
+    found = [progress.buffer(answer.wanted[position][0], blocks.sizes[position]) for position in positions]
     # A value that has no room is read all the same: the rest of the batch comes after it.
-    rooms = [(memoryview(bytearray(blocks.sizes[place])),) if room is None else room for room, place in zip(found, places, strict=True)]
-    digests = [xxhash.xxh3_64() for _ in places]
-    for parts in in_slices(rooms):
-        yield ReadPayloadEffect(answer.loan.channel, [part for _, part in parts], answer.deadline)
+    buffers = [
+        (memoryview(bytearray(blocks.sizes[position])),) if buffer is None else buffer
+        for buffer, position in zip(found, positions, strict=True)
+    ]
+    digests = [xxhash.xxh3_64() for _ in positions]
+    for parts in in_slices(buffers):
+        yield ReadPayloadEffect(answer.connection.channel, [part for _, part in parts], answer.deadline)
         yield from work(partial(_hash, digests, parts), sum(len(part) for _, part in parts))
     good: list[int] = []
     damaged: list[int] = []
-    for place, room, digest in zip(places, found, digests, strict=True):
-        if room is not None:
-            (good if digest.intdigest() == blocks.checksums[place] else damaged).append(place)
+    for position, buffer, digest in zip(positions, found, digests, strict=True):
+        if buffer is not None:
+            (good if digest.intdigest() == blocks.checksums[position] else damaged).append(position)
     progress.arrived(answer, good)
     if damaged:
         error = ChecksumMismatch(f"node {node_id} sent a value whose xxh3_64 is not the one recorded")

@@ -1,4 +1,4 @@
-"""Where the values of a get go: new bytes objects, or the caller's buffers, in one part or several."""
+"""Destinations of a get's values: new bytes objects, or the caller's buffers in one part or several."""
 
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,29 +17,30 @@ Words = npt.NDArray[np.uint64]
 
 
 class Sink(Protocol[R]):
-    """Where the values of one operation go, by the index of their key."""
+    """Destinations of one operation, by key index."""
 
     rows: Rows | None
-    """All rooms as one array of shape (keys, bytes), where they are one."""
+    """All buffers as one array of shape (keys, bytes), if they are one."""
 
-    def room(self, index: int, size_bytes: int) -> Parts:
-        """Writable parts of `size_bytes` together, the same memory each time. Raises InvalidArgument when there is not as much."""
+    def buffer(self, index: int, size_bytes: int) -> Parts:
+        """Writable parts of `size_bytes` in total, the same memory each time. Raises InvalidArgument if the buffer is
+        too small."""
 
     def done(self, index: int, size_bytes: int) -> None:
-        """The value is in its room and is right."""
+        """The value is in its buffer, verified."""
 
     def done_many(self, indexes: Indexes, sizes: Words) -> None:
-        """As `done`, for many values."""
+        """`done` for many values."""
 
     def failed(self, index: int, error: KVStoreError) -> None:
-        """The value is there, and could not be had: raises `error`, or makes it the key's result."""
+        """The value exists and could not be read: raises `error`, or keeps it as the key's result."""
 
     def results(self) -> list[R | None]:
-        """One a key, None for a miss."""
+        """Result per key, None for a miss."""
 
 
 class _OneByOne:
-    """The part of sinks whose values are done one by one, and whose failures are raised."""
+    """Base of sinks that handle values one by one and raise their errors."""
 
     rows: Rows | None = None
 
@@ -55,13 +56,13 @@ class _OneByOne:
 
 
 class FreshBytes(_OneByOne):
-    """Values become new bytes objects."""
+    """New bytes objects."""
 
     def __init__(self, count: int) -> None:
         self._values: list[tuple[bytes, memoryview] | None] = [None] * count
         self._done: list[bytes | None] = [None] * count
 
-    def room(self, index: int, size_bytes: int) -> Parts:
+    def buffer(self, index: int, size_bytes: int) -> Parts:
         value = self._values[index]
         if value is None or len(value[1]) != size_bytes:
             value = self._values[index] = fresh_bytes(size_bytes)
@@ -69,14 +70,14 @@ class FreshBytes(_OneByOne):
 
     def done(self, index: int, size_bytes: int) -> None:
         value = self._values[index]
-        self._done[index] = value[0] if value is not None else None  # a view's value stays where it is
+        self._done[index] = value[0] if value is not None else None  # the value of a view stays in place
 
     def results(self) -> list[bytes | None]:
         return self._done
 
 
 class FreshEach(FreshBytes):
-    """As FreshBytes, where what is wrong with one value is kept for it."""
+    """As FreshBytes, with errors kept per value."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -86,23 +87,23 @@ class FreshEach(FreshBytes):
         self._errors[index] = error
 
     def result(self, index: int) -> tuple[bytes | None, KVStoreError | None]:
-        """The value, or else what was wrong with it, if that is known."""
+        """The value, or else its error, if known."""
         return self._done[index], self._errors.get(index)
 
 
 class IntoBuffers(_OneByOne):
-    """Values go to the caller's buffers; the results are sizes."""
+    """The caller's buffers; results are sizes."""
 
     def __init__(self, destinations: Sequence[Destination]) -> None:
         self._destinations = destinations
         self._sizes: list[int | None] = [None] * len(destinations)
 
-    def room(self, index: int, size_bytes: int) -> Parts:
+    def buffer(self, index: int, size_bytes: int) -> Parts:
         destination = self._destinations[index]
-        room_bytes = destination.size_bytes
-        if room_bytes < size_bytes:
-            raise too_small(index, room_bytes, size_bytes)
-        return destination.parts if room_bytes == size_bytes else first_bytes(destination.parts, size_bytes)
+        buffer_bytes = destination.size_bytes
+        if buffer_bytes < size_bytes:
+            raise too_small(index, buffer_bytes, size_bytes)
+        return destination.parts if buffer_bytes == size_bytes else first_bytes(destination.parts, size_bytes)
 
     def done(self, index: int, size_bytes: int) -> None:
         finish = self._destinations[index].finish
@@ -115,21 +116,21 @@ class IntoBuffers(_OneByOne):
 
 
 class IntoEach(_OneByOne):
-    """As IntoBuffers, where what is wrong with one value is the result of its key."""
+    """As IntoBuffers, with errors as results of their keys."""
 
     def __init__(self, destinations: Sequence[Destination | InvalidArgument]) -> None:
-        """An error stands for a key that is not to be read: it is its result."""
+        """An error in place of a destination is the result of its key, which is not read."""
         self._destinations = destinations
         self._results: list[int | KVStoreError | None] = [found if isinstance(found, InvalidArgument) else None for found in destinations]
         self._spare: dict[int, memoryview] = {}
-        """Rooms of values that are longer than theirs: they are read all the same, and dropped."""
+        """Buffers for values that do not fit theirs: they are read nevertheless, and dropped."""
 
-    def room(self, index: int, size_bytes: int) -> Parts:
+    def buffer(self, index: int, size_bytes: int) -> Parts:
         destination = self._destinations[index]
         assert isinstance(destination, Destination), "a key that is not to be read was read"
-        room_bytes = destination.size_bytes
-        if room_bytes >= size_bytes:
-            return destination.parts if room_bytes == size_bytes else first_bytes(destination.parts, size_bytes)
+        buffer_bytes = destination.size_bytes
+        if buffer_bytes >= size_bytes:
+            return destination.parts if buffer_bytes == size_bytes else first_bytes(destination.parts, size_bytes)
         spare = self._spare.get(index)
         if spare is None or len(spare) != size_bytes:
             spare = self._spare[index] = memoryview(bytearray(size_bytes))
@@ -150,7 +151,7 @@ class IntoEach(_OneByOne):
         self._results[index] = error
 
     def ended(self, error: KVStoreError) -> None:
-        """The reading ended before its time: keys that have no result yet have this one."""
+        """The get failed: every key without a result gets this error."""
         self._results = [error if result is None else result for result in self._results]
 
     def results(self) -> list[int | KVStoreError | None]:
@@ -158,14 +159,14 @@ class IntoEach(_OneByOne):
 
 
 class IntoRows(_OneByOne):
-    """Values go to the rows of one array of the caller's; the results are sizes."""
+    """Rows of one array; results are sizes."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows: Rows | None = rows
         self._rows = rows
         self._sizes: list[int | None] = [None] * len(rows)
 
-    def room(self, index: int, size_bytes: int) -> Parts:
+    def buffer(self, index: int, size_bytes: int) -> Parts:
         row_bytes = self._rows.shape[1]
         if row_bytes < size_bytes:
             raise too_small(index, row_bytes, size_bytes)
@@ -176,7 +177,7 @@ class IntoRows(_OneByOne):
 
     def done_many(self, indexes: Indexes, sizes: Words) -> None:
         if len(indexes) == len(self._sizes):
-            self._sizes = sizes.tolist()  # all of them, so in order
+            self._sizes = sizes.tolist()  # all keys, hence in order
             return
         for index, size in zip(indexes.tolist(), sizes.tolist(), strict=True):
             self._sizes[index] = size
@@ -186,14 +187,14 @@ class IntoRows(_OneByOne):
 
 
 class SinkPart(_OneByOne, Generic[R]):
-    """Some keys' rooms in another sink: those of `indexes`, in order."""
+    """Part of another sink: the buffers of keys `indexes`, in order."""
 
     def __init__(self, whole: Sink[Any], indexes: Sequence[int]) -> None:
         self._whole = whole
         self._indexes = indexes
 
-    def room(self, index: int, size_bytes: int) -> Parts:
-        return self._whole.room(self._indexes[index], size_bytes)
+    def buffer(self, index: int, size_bytes: int) -> Parts:
+        return self._whole.buffer(self._indexes[index], size_bytes)
 
     def done(self, index: int, size_bytes: int) -> None:
         self._whole.done(self._indexes[index], size_bytes)
@@ -202,5 +203,5 @@ class SinkPart(_OneByOne, Generic[R]):
         self._whole.failed(self._indexes[index], error)
 
     def results(self) -> list[R | None]:
-        """Of the keys that the whole was made for."""
+        """Results of the whole sink."""
         return self._whole.results()

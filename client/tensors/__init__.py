@@ -1,1 +1,2 @@
-"""A cache of tensors over a Client: blocks named by token ids, cut by layers and heads, shared by engines of any sharding."""
+"""Cache of KV tensors over a Client: blocks keyed by token ids, split by layers and heads, shared by engines of any
+parallelism."""

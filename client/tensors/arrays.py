@@ -1,7 +1,7 @@
-"""Torch tensors and numpy arrays alike: which of the two it is, and copies of chosen blocks, as fast as each library makes them.
+"""Copies of chosen blocks of torch tensors or numpy arrays, each by the fastest means of its library.
 
-Copies from and to a GPU go on streams of their own: the engine's kernels go on meanwhile. A call marks what its caller's stream has been
-given so far; copies wait for that, and the host for the copies, not for what the engine has given its streams since.
+Copies from and to a GPU run on streams of their own, beside the engine's kernels. `mark` records an event on the
+caller's stream; the copies wait for it, and the host waits for the copies, not for later work of the engine.
 """
 
 import contextlib
@@ -16,25 +16,26 @@ from numpy.typing import NDArray
 Index: TypeAlias = slice | NDArray[np.int64]
 
 SINGLE_BLOCK_BYTES: Final = 16 << 10
-"""Blocks of a CPU tensor from this size on are copied one by one, which takes half the time of an indexed copy; below that each copy's
-few microseconds count."""
+"""Blocks of a CPU tensor from this size on are copied one by one, in half the time of an indexed copy; for smaller ones
+the few microseconds of each copy dominate."""
 
 
 def is_tensor(values: object) -> bool:
-    """Whether it is a torch tensor. Only a process that has imported torch can hold one."""
+    """Return whether it is a torch tensor; one can exist only if torch has been imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
 def as_index(blocks: NDArray[np.int64]) -> Index:
-    """A run as a slice, by which a tensor gives a view; others give a copy."""
+    """A run of blocks as a slice, which gives a view; otherwise the indexes, which give a copy."""
     if len(blocks) and (np.diff(blocks) == 1).all():
         return slice(int(blocks[0]), int(blocks[-1]) + 1)
     return blocks
 
 
 def gather(values: Any, index: Index, out: Any) -> None:
-    """Copy `values[index]`, blocks along the first axis, into `out`, of any strides. CUDA tensors: in the current stream."""
+    """Copy `values[index]`, blocks along the first axis, into `out`, of any strides. CUDA tensors: in the current
+    stream."""
     if not is_tensor(values):
         out[...] = values[index]
     elif _is_one_by_one(index, values):
@@ -45,11 +46,12 @@ def gather(values: Any, index: Index, out: Any) -> None:
 
 
 def scatter(source: Any, values: Any, index: Index) -> None:
-    """Copy `source` into `values[index]`: the reverse of `gather`. `values` may be any tensor, made in inference mode too."""
+    """Copy `source` into `values[index]`: the reverse of `gather`. `values` may be any tensor, made in inference mode
+    too."""
     if not is_tensor(values):
         values[index] = source
         return
-    with writing():
+    with write_mode():
         if isinstance(index, slice):
             values[index].copy_(source)
         elif _is_one_by_one(index, values):
@@ -59,8 +61,8 @@ def scatter(source: Any, values: Any, index: Index) -> None:
             values[index] = source
 
 
-def writing() -> contextlib.AbstractContextManager[Any]:
-    """In which any tensor may be written, also one that was made in inference mode, or requires a gradient."""
+def write_mode() -> contextlib.AbstractContextManager[Any]:
+    """Context in which any tensor may be written, including inference tensors and those that require a gradient."""
     import torch
 
     context: contextlib.AbstractContextManager[Any] = torch.inference_mode()
@@ -76,7 +78,8 @@ _of_thread = threading.local()
 
 
 def mark(device: Any) -> Any:
-    """An event after all that the caller's current stream was given; None on the CPU. In the caller's thread: others have other streams."""
+    """Record an event on the caller's current stream; None on the CPU. Call it in the caller's thread: streams are per
+    thread."""
     if device is None or device.type != "cuda":
         return None
     import torch  # pragma: no cover  (runs on CUDA only)
@@ -85,8 +88,9 @@ def mark(device: Any) -> Any:
 
 
 @contextlib.contextmanager
-def beside(device: Any, marked: Any) -> Iterator[None]:
-    """In which copies of this device go to a stream of this thread, after what was marked; they are over when it ends."""
+def on_side_stream(device: Any, marked: Any) -> Iterator[None]:
+    """Context in which copies of this device run on this thread's own stream, after the marked event; they are complete
+    at its end."""
     if marked is None:
         yield
         return

@@ -1,6 +1,6 @@
-"""Batches of blocks of a call, and their copies between the pool and the staging memory.
+"""Batches of blocks of one call, and their copies between the pool and the staging memory.
 
-A call for many sequences is one message each way for as many blocks as the staging memory holds, whichever sequence they belong to.
+A call for many sequences sends one message each way for as many blocks as the staging memory holds, across sequences.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.client.core.arguments import check_deadline
-from kvstore.client.tensors.arrays import as_index, beside
+from kvstore.client.tensors.arrays import as_index, on_side_stream
 from kvstore.client.tensors.parts import ValuePart
 from kvstore.client.tensors.pools import BlockPool
 from kvstore.client.tensors.prompts import Keys, flat
@@ -28,9 +28,9 @@ class PoolBlock:
     """One block of a call."""
 
     prompt: int
-    """Whose it is: the index of its prompt."""
+    """Index of its prompt."""
     place: int
-    """In the pool."""
+    """Index of the block in the pool."""
     keys: Keys
     parents: Sequence[bytes | None]
 
@@ -44,14 +44,14 @@ def move(
     places: NDArray[np.int64],
     marked: Any,
 ) -> None:
-    """Write or read the values of blocks at these places of a pool."""
-    with beside(pool.device, marked):
+    """Apply `how` (write or read) to the values of the blocks at these pool indexes."""
+    with on_side_stream(pool.device, marked):
         for of_part, header, part in zip(rows, headers, parts, strict=True):
             how(of_part, header, _pieces(pool, part, places))
 
 
 def _pieces(pool: BlockPool, part: ValuePart, places: NDArray[np.int64]) -> list[PoolPiece]:
-    """What each plane of the pool has of the values of a part."""
+    """The planes' shares of a part's values."""
     index = as_index(places)
     shift = part.value_layers.start - part.own_layers.start  # from the rank's layers to the value's
     pieces = []
@@ -65,23 +65,26 @@ def _pieces(pool: BlockPool, part: ValuePart, places: NDArray[np.int64]) -> list
 
 
 def values_of(rows: Sequence[Rows]) -> Any:
-    """Block by block; of one array its rows are the values, and cost no object each."""
+    """The values block by block; a single array's rows are the values, without an object per row."""
     return rows[0] if len(rows) == 1 else flat(zip(*rows, strict=True))
 
 
 def check_values(rows: Sequence[Rows], sizes_read: Sequence[int | None], headers: Sequence[TensorHeader]) -> None:
-    """Raises ProtocolError unless these are values of this cache."""
+    """Raises ProtocolError unless the rows hold values of this cache."""
     of_parts = np.array(sizes_read, np.int64).reshape(-1, len(rows)).T
     for of_part, sizes_bytes, header in zip(rows, of_parts, headers, strict=True):
         if not are_values(of_part, sizes_bytes, header):
-            raise ProtocolError("a value of this namespace is not of this cache: put other programs' values under another")
+            raise ProtocolError(
+                "a value under this namespace is not a tensor of this cache: use another namespace for other programs' values"
+            )
 
 
 # --- batches ---
 
 
 def first_of_each(blocks: Sequence[PoolBlock]) -> list[PoolBlock]:
-    """What several prompts begin with is one block: the first's, in its place before those that follow it."""
+    """Deduplicate blocks that several prompts begin with; the first prompt's block is kept, before those that follow
+    it."""
     found: dict[Keys, PoolBlock] = {}
     for block in blocks:
         found.setdefault(block.keys, block)
@@ -89,7 +92,7 @@ def first_of_each(blocks: Sequence[PoolBlock]) -> list[PoolBlock]:
 
 
 def wanted_batches(blocks: Sequence[PoolBlock], missed: set[int], at_once: int) -> Iterator[list[PoolBlock]]:
-    """So many at a time, in order, but none of a prompt that has missed one meanwhile."""
+    """Batches of `at_once` blocks, in order, skipping prompts that have missed a block."""
     batch: list[PoolBlock] = []
     left = iter(blocks)
     while True:
@@ -105,7 +108,8 @@ def wanted_batches(blocks: Sequence[PoolBlock], missed: set[int], at_once: int) 
 
 
 def found_in(batch: Sequence[PoolBlock], sizes_read: Sequence[int | None], values_each: int, missed: set[int]) -> list[int]:
-    """Which blocks of a batch are there whole, and all before them of their prompts."""
+    """Indexes of blocks whose values were all found, as were those of all preceding blocks of their prompt. Adds to
+    `missed`."""
     found = []
     for index, block in enumerate(batch):
         if None in sizes_read[index * values_each : (index + 1) * values_each]:
@@ -116,7 +120,7 @@ def found_in(batch: Sequence[PoolBlock], sizes_read: Sequence[int | None], value
 
 
 def runs(indexes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """[start, stop) of those that follow one another."""
+    """[start, stop) of each run of consecutive indexes."""
     if indexes:
         cuts = np.flatnonzero(np.diff(indexes) != 1) + 1
         for run in np.split(np.array(indexes), cuts):
@@ -128,7 +132,7 @@ def places_of(batch: Sequence[PoolBlock]) -> NDArray[np.int64]:
 
 
 def is_outside(part: ValuePart, layers: range, own: range) -> bool:
-    """Whether the rank has layers of this value that are not among `layers`."""
+    """Return whether the value contains layers of the rank outside `layers`."""
     return max(part.model_layers.start, own.start) < layers.start or min(part.model_layers.stop, own.stop) > layers.stop
 
 
@@ -145,7 +149,7 @@ def header_of(spec: CacheSpec, part: ValuePart) -> TensorHeader:
 
 
 def refusal(spec: CacheSpec, layers: range, heads: range) -> str:
-    """Why a rank that holds these cannot put, and what would let it."""
+    """Error text for a rank that cannot put, with the setting that would allow it."""
     fitting_layers = math.gcd(layers.start, layers.stop % spec.layers) or spec.layers
     return (
         f"layers {layers.start} to {layers.stop - 1} and KV heads {heads.start} to {heads.stop - 1}, which this rank holds, are not whole "
@@ -155,7 +159,7 @@ def refusal(spec: CacheSpec, layers: range, heads: range) -> str:
 
 
 def stopwatch(deadline_s: float | None) -> Callable[[], float | None]:
-    """Tells the time that is left for the whole of a call, None where it has none of its own. Raises InvalidArgument."""
+    """Function that returns the remaining time of a call, None without a deadline. Raises InvalidArgument."""
     if deadline_s is None:
         return lambda: None
     check_deadline(deadline_s)

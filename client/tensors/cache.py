@@ -1,7 +1,8 @@
-"""Blocks of KV cache shared as tensors: a rank puts its shard, and ranks of another sharding read back theirs.
+"""KV cache blocks shared as tensors: a rank puts its shard, and ranks of another parallelism read theirs.
 
-Values of the store hold one block for a group of layers and a group of KV heads of the model (`client/tensors/parts.py`), encoded by the
-spec's scheme (`kvcache/codecs/tensor_value.py`). Everything goes through a Client: this file adds no protocol and no policy.
+A stored value holds one block for a group of layers and a group of KV heads (client/tensors/parts.py), encoded by the
+spec's scheme (kvcache/codecs/tensor_value.py). Everything goes through a Client; this module adds no protocol and no
+policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,22 +44,21 @@ WHOLE_LAYERS: Final = ValueShape()
 
 
 class TensorCache:
-    """The shard of one rank, block by block. Threads may share it: each call has staging memory of its own, which is kept for the next.
+    """Cache of one rank's shard. Thread-safe: each call leases its own staging memory, which is kept for the next.
 
-    Blocks lie in a tensor, or in an `EnginePool`: the tensors of an engine, as a `CacheLayout` says. A tensor of blocks is
-    `[blocks, layers, kv, heads, block_tokens, head_dim]` of the spec's dtype: the rank's layers and heads; kv is 2,
-    K and V (1 with MLA). It may be a torch tensor on any device or, if the scheme is `none`, a numpy array (which has no bfloat16:
-    give uint16 there), of any strides: an engine that keeps `[tokens, heads]` gives a permuted view of its pool.
-    Where the blocks of a sequence lie scattered in a pool, `blocks` says which they are, in order; without it they are all of it.
+    Blocks are in a tensor, or in an `EnginePool` (an engine's tensors, described by a `CacheLayout`). A tensor of
+    blocks has shape `[blocks, layers, kv, heads, block_tokens, head_dim]` and the spec's dtype, with the rank's layers
+    and heads; kv is 2, K and V (1 with MLA). It is a torch tensor on any device, or with scheme `none` a numpy array
+    (uint16 for bfloat16), of any strides: an engine with `[tokens, heads]` passes a permuted view. `blocks` selects the
+    blocks of a sequence in a pool, in order; by default all.
 
-    With context parallelism the blocks of a rank are every cp-th of the sequence, from its own first one on.
+    With context parallelism a rank has every cp-th block of the sequence, starting at its own rank.
 
-    Engines share blocks when their namespaces, specs (scheme included) and `values` are equal; their
-    parallelism and the layouts of their pools may differ. A rank that puts must hold all the heads and layers of a value; one that reads
-    may need only a part.
+    Engines share blocks if their namespaces, specs (including the scheme) and `values` are equal; parallelism and pool
+    layouts may differ. A rank that puts must hold all heads and layers of a value; a reader may need only a part.
 
-    `layers` of a call (None: all of the rank's) are some of the model's, in whole groups of `values.layers`: what is computed is put,
-    and what is needed first is read, while an engine is at the others.
+    `layers` of a call (None: all of the rank's) are some of the model's, in whole groups of `values.layers`. An engine
+    can thus put layers as they are computed, and read first the layers that it needs first.
     """
 
     def __init__(
@@ -72,17 +72,16 @@ class TensorCache:
         values: ValueShape = WHOLE_LAYERS,
         settings: TensorSettings | None = None,
     ) -> None:
-        """
-        Args:
-            client: stays the caller's, who closes it.
+        """Args:
+            client: remains the caller's to close.
             spec: of the whole model, not of the shard.
-            namespace: of the model, with the elements' dtype; without layers and heads, and without the scheme: they are added here.
-            parallel: how the engine splits the model; `rank` is this shard's number in it.
-            values: heads and layers in a value of the store.
-            settings: how much memory lies between tensors and store.
+            namespace: of the model, with the elements' dtype, without layers, heads and scheme, which are added here.
+            parallel: the engine's parallelism; `rank` is this shard's rank in it.
+            values: heads and layers per stored value.
+            settings: memory between tensors and store.
 
         Raises:
-            InvalidArgument: these do not fit one another.
+            InvalidArgument: the arguments do not match.
         """
         self._client = client
         self._layout = layout = CacheLayout(spec=spec, parallel=parallel, pool_blocks=1)
@@ -99,7 +98,7 @@ class TensorCache:
 
     @property
     def namespace(self) -> Namespace:
-        """Namespace under which the store lists all values of this cache, of every rank. `WeightsReporter` reports what it is made of."""
+        """Namespace of all values of this cache, of every rank, as reported by `WeightsReporter`."""
         return self._namespace
 
     def match_prefix(
@@ -110,10 +109,10 @@ class TensorCache:
         layers: range | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """How many of the rank's blocks, from the first on without a gap, can be read now: every value that it needs is there.
+        """Number of leading blocks of the rank that are readable now, with every value that it needs.
 
-        Another rank may find fewer. Asking keeps no block alive. One request, which raises as `Client` says. `token_ids` and `extras` as
-        in `put_tensor`.
+        Another rank may find fewer. A lookup does not protect blocks from eviction. One request; raises as `Client`.
+        `token_ids` and `extras` as in `put_tensor`.
         """
         return self.match_batch([PromptSequence(token_ids, extras=extras)], layers=layers, deadline_s=deadline_s)[0]
 
@@ -128,18 +127,19 @@ class TensorCache:
         layers: range | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Store the rank's blocks from `first_block` of the sequence on, which are in `tensor`; how many values were not there already.
+        """Store the rank's blocks in `tensor`, from block `first_block` of the sequence on; return how many values were
+        new.
 
-        `token_ids` is the sequence from its beginning on, for a block's key depends on all before it; a partial last block is ignored.
-        `BlockHashes`, the engine's own names of the blocks, serve in their place. `extras`: what else changes the values from a block
-        of the sequence on (see `PromptSequence`). `tensor` (see the class) must not change meanwhile. Of ranks with
-        the same KV heads the first
-        puts, and the others return 0 at once.
+        `token_ids` is the whole sequence, because a block's key depends on all preceding tokens; a partial last block
+        is ignored. `BlockHashes`, the engine's own block hashes, may replace it. `extras`: other inputs that change the
+        values from a block on (see `PromptSequence`). `tensor` (see the class) must not change during the call. Of
+        ranks with the same KV heads the first puts, and the others return 0.
 
-        Blocks go out in order, in batches of `staging_bytes`. `deadline_s` is the time for all of it; None gives each batch the client's.
+        Blocks are sent in order, in batches of `staging_bytes`. `deadline_s` is for the whole call; None: the client's
+        per batch.
 
         Raises:
-            InvalidArgument: the rank holds no whole values (the message says what to set), or an argument does not fit the class.
+            InvalidArgument: the rank holds no whole values (the message names the setting), or an argument does not match.
             KVStoreError: as `Client.put_batch`; the first batches may be stored.
         """
         return self.put_batch([PromptSequence(token_ids, blocks, first_block, extras)], tensor, layers=layers, deadline_s=deadline_s)[0]
@@ -155,14 +155,15 @@ class TensorCache:
         layers: range | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Read the rank's blocks from `first_block` of the sequence on into `out`; how many there were, from the first on without a gap.
+        """Read the rank's blocks into `out`, from block `first_block` of the sequence on; return the number of leading
+        blocks read.
 
-        The rest of `out` (see the class) is as before: a block that misses any value the rank needs is a miss, never an error. The other
-        arguments as in `put_tensor`. Batches after the first with a miss are not asked for.
+        The rest of `out` (see the class) is unchanged. A block that lacks any value of the rank is a miss, never an
+        error; batches after the first miss are not requested. Other arguments as in `put_tensor`.
 
         Raises:
-            InvalidArgument: an argument does not fit the class, or `out` cannot be written.
-            ProtocolError: under these keys lies something else than this cache's values.
+            InvalidArgument: an argument does not match, or `out` is read-only.
+            ProtocolError: values under these keys are not of this cache.
             KVStoreError: as `Client.get_batch_into`; the content of the blocks is undefined.
         """
         return self.get_batch([PromptSequence(token_ids, blocks, first_block, extras)], out, layers=layers, deadline_s=deadline_s)[0]
@@ -187,9 +188,9 @@ class TensorCache:
     def put_batch(
         self, prompts: Sequence[PromptSequence], tensor: Any, *, layers: range | None = None, deadline_s: float | None = None
     ) -> list[int]:
-        """`put_tensor` of each prompt's blocks, all in one pool, in one message for as many as the staging memory holds.
+        """`put_tensor` for each prompt, all from one pool, with one message per staging memory.
 
-        A block that several of them begin with is put once, from the first's place, and counted for that one.
+        A block that several prompts begin with is put once, and counted for the first.
         """
         check_prompts(prompts)
         parts = self._chosen(layers)
@@ -214,7 +215,7 @@ class TensorCache:
     def get_batch(
         self, prompts: Sequence[PromptSequence], out: Any, *, layers: range | None = None, deadline_s: float | None = None
     ) -> list[int]:
-        """`get_tensor` of each prompt's blocks, which must differ, as `put_batch`. A miss ends its own prompt, and no other."""
+        """`get_tensor` for each prompt, into distinct blocks of one pool. A miss ends its own prompt only."""
         check_prompts(prompts)
         parts = self._chosen(layers)
         left_s = stopwatch(deadline_s)
@@ -240,11 +241,10 @@ class TensorCache:
                     got[batch[index].prompt] += 1
         return got
 
-    # --- what a call is about ---
+    # --- keys and blocks of a call ---
 
     def keys(self, prompt: PromptSequence) -> list[Keys]:
-        """Keys of the values that the rank needs, for each full block of the sequence. Raises InvalidArgument: not a PromptSequence."""
-        check_prompts([prompt])
+        """For each full block of a sequence, the keys of the values that the rank needs."""
         return keys_of(prompt, self._parts)
 
     def _put(self, batch: Sequence[PoolBlock], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
@@ -253,7 +253,7 @@ class TensorCache:
         return self._client.put_batch(keys, values_of(rows), namespace=self._namespace, parents=parents, deadline_s=left_s)
 
     def _chosen(self, layers: range | None) -> tuple[ValuePart, ...]:
-        """The values that hold these layers of the model, of the rank's. Raises InvalidArgument where a value has others, too."""
+        """The values with these layers of the model. Raises InvalidArgument if a value also has others."""
         if layers is None:
             return self._parts
         if not isinstance(layers, range):
@@ -265,7 +265,7 @@ class TensorCache:
         return tuple(meeting)
 
     def _headers(self, parts: Sequence[ValuePart]) -> tuple[list[TensorHeader], list[int]]:
-        """Of each value of a block, and its size in bytes."""
+        """Header and size in bytes of each value of a block."""
         headers = [header_of(self._spec, part) for part in parts]
         return headers, [header.value_bytes for header in headers]
 
@@ -285,7 +285,7 @@ class TensorCache:
         return blocks
 
     def _pool(self, tensor: Any) -> BlockPool:
-        """Raises InvalidArgument for what is no pool of this rank."""
+        """The pool behind `tensor`. Raises InvalidArgument unless it is one of this rank."""
         if isinstance(tensor, EnginePool):
             if not tensor.fits(self._layout, self._rank):
                 raise InvalidArgument("the pool is one of another model, or of another rank's layers or heads")

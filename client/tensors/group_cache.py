@@ -1,4 +1,5 @@
-"""Cache of a model whose groups of layers keep different things: windows, latents with an indexer beside them, states."""
+"""Cache of a hybrid model, whose layer groups keep different data: sliding windows, latents with an indexer, recurrent
+states."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,12 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
 NO_STATES: Final[Mapping[str, Any]] = {}
 MAX_READS: Final = 8
-"""Times that a prompt is read up to what could be read of it before. More than one is seldom: a block was evicted meanwhile; but where its
-tier is out of order, each block may be there and cannot be read."""
+"""Reads of a prompt, each limited to the blocks that the previous one found. More than one is rare (a block was evicted
+meanwhile), unless a failed tier lists blocks that cannot be read."""
 
 
 class _Sequence(NamedTuple):
-    """What names a sequence's blocks."""
+    """Names of a sequence's blocks."""
 
     names: Names
     extras: Mapping[int, bytes] | None
@@ -32,13 +33,12 @@ class _Sequence(NamedTuple):
 
 
 class GroupCache:
-    """The shard of one rank of a hybrid model. Threads may share it.
+    """Cache of one rank's shard of a hybrid model. Thread-safe.
 
-    Each group with blocks has a `GroupBlockTable` of its own in a call, by its name; each with states a buffer, or a
-    list of them, which together are
-    the bytes of one sequence's state. A position counts as cached when every group can go on from it: those that attend to everything have
-    all blocks before it, those with a window the last ones, those with a state the state after exactly so many tokens. Errors are those of
-    `TensorCache`.
+    Each group with blocks has a `GroupBlockTable` in a call, by group name; each group with states has a buffer, or a
+    list of buffers, for the bytes of one sequence's state. A position is cached if every group can resume from it: full
+    attention needs all preceding blocks, a sliding window the last ones, a recurrent group the state after exactly that
+    many tokens. Errors as in `TensorCache`.
     """
 
     def __init__(
@@ -51,16 +51,15 @@ class GroupCache:
         rank: int = 0,
         settings: TensorSettings | None = None,
     ) -> None:
-        """
-        Args:
-            client: stays the caller's, who closes it.
-            groups: all of the model's, which may differ in layers, heads, element type and tokens a block.
-            namespace: of the model; what is a group's own (element type, tokens a block, its name) is set for each.
-            parallel: how the engine splits the model; `rank` is this shard's number in it. Not by context.
-            settings: how much memory lies between tensors and store, for each group.
+        """Args:
+            client: remains the caller's to close.
+            groups: all groups of the model; they may differ in layers, heads, element type and tokens per block.
+            namespace: of the model; a group's own fields (element type, tokens per block, name) are set for each.
+            parallel: the engine's parallelism, without context parallelism; `rank` is this shard's rank in it.
+            settings: memory between tensors and store, per group.
 
         Raises:
-            InvalidArgument: these do not fit one another.
+            InvalidArgument: the arguments do not match.
         """
         self._client = client
         check_groups(groups)
@@ -80,8 +79,10 @@ class GroupCache:
             )
 
     def match(self, names: Names, *, extras: Mapping[int, bytes] | None = None, deadline_s: float | None = None) -> int:
-        """After how many tokens of the sequence every group can go on now; 0: from the beginning only. One message. `names` and `extras`
-        as in `PromptSequence`; an engine that needs a token to compute leaves the last one out."""
+        """Most tokens of the sequence after which every group can resume now; 0: none. One message.
+
+        `names` and `extras` as in `PromptSequence`. An engine that must compute one token leaves the last one out.
+        """
         return self._longest(self._present(_Sequence(names, extras), deadline_s))
 
     def put(
@@ -94,8 +95,10 @@ class GroupCache:
         extras: Mapping[int, bytes] | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """Store the blocks of the tables, and the states, which are those after `state_tokens` tokens; how many values were not there
-        already. Some of the groups will do: others come with a later call. `deadline_s` is each group's."""
+        """Store the blocks of the tables, and the states after `state_tokens` tokens; return how many values were new.
+
+        A subset of the groups may be put; others follow in later calls. `deadline_s` applies per group.
+        """
         sequence = _Sequence(names, extras)
         self._check_names(tables, states)
         stored = 0
@@ -116,11 +119,12 @@ class GroupCache:
         extras: Mapping[int, bytes] | None = None,
         deadline_s: float | None = None,
     ) -> int:
-        """As `match`, with what each group needs from there on read into its table or state. Of a window only these blocks are read. The
-        content of other blocks of the tables, and of all of them where it is 0, is undefined. `deadline_s` is each group's.
+        """As `match`, reading what each group needs to resume into its table or state. Of a window only the needed
+        blocks are read.
 
-        A block that is evicted between the question and the reading, or cannot be read, makes the answer smaller: the rest is looked for
-        among the blocks found, MAX_READS times at most.
+        The content of other blocks of the tables is undefined, and of all blocks if the result is 0. `deadline_s`
+        applies per group. A block that is evicted meanwhile, or unreadable, shortens the result: the longest prefix
+        among the rest is read, up to MAX_READS times.
         """
         sequence = _Sequence(names, extras)
         self._check_names(tables, states)
@@ -137,7 +141,7 @@ class GroupCache:
         return 0
 
     def _present(self, sequence: _Sequence, deadline_s: float | None) -> list[Present]:
-        """Of each group, which blocks are there."""
+        """For each group, which blocks are present."""
         of_groups = [self._keys(group, sequence) for group in self._groups]
         found = self._client.exists_batch(flat(map(flat, of_groups)), deadline_s=deadline_s)
         present: list[Present] = []
@@ -157,13 +161,14 @@ class GroupCache:
     def _read(
         self, sequence: _Sequence, tokens: int, tables: Mapping[str, GroupBlockTable], states: Mapping[str, Any], deadline_s: float | None
     ) -> tuple[int, int] | None:
-        """Read all that is needed after so many tokens. Which block of which group could not be read, the first; None: all could."""
+        """Read what every group needs after `tokens` tokens: (group, block) of the first failure; None: all was
+        read."""
         for number, group in enumerate(self._groups):
             if isinstance(group, StateGroup):
                 key, state = self._state_key(group.name, sequence, tokens), states[group.name]
                 size_bytes = self._client.get_into(key, state, deadline_s=deadline_s)
                 if size_bytes not in (None, group.state_bytes):
-                    raise ProtocolError(f"a state of {size_bytes} bytes, where {group.name} has {group.state_bytes}")
+                    raise ProtocolError(f"the stored state of group {group.name} has {size_bytes} bytes instead of {group.state_bytes}")
                 if size_bytes is None:
                     return number, tokens // group.block_tokens - 1
             else:
@@ -202,7 +207,7 @@ class GroupCache:
 
 
 def _of_states(namespace: Namespace, group: StateGroup, parallel: Parallel, rank: int) -> Namespace:
-    """A state is its rank's alone: what it has depends on how the model is split."""
+    """Namespace of a group's states, which depend on rank and parallelism."""
     stage = parallel.coordinates(rank).pp
     extra = {**namespace.extra, "state": f"{group.state_bytes} {group.form}", "stage": f"{stage} of {parallel.pp} {parallel.layer_split}"}
     return dataclasses.replace(namespace, heads=(parallel.shard_of(rank), parallel.shards), extra=extra)

@@ -1,7 +1,7 @@
-"""Which tokens of a sequence all groups of a hybrid model's layers can go on from, and what each of them needs for that. Pure.
+"""Positions from which all layer groups of a hybrid model can resume, and what each group needs for it. Pure.
 
-Layers that attend to everything need all blocks before a position; those with a sliding window the blocks of the last tokens; recurrent
-ones (Mamba, linear attention) their state at that very position, which no block of tokens is made of.
+Full attention needs all blocks before a position, a sliding window the blocks of the last tokens. Recurrent layers
+(Mamba, linear attention) need their state at that very position, which is not made of blocks.
 """
 
 import math
@@ -18,19 +18,19 @@ from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 
 Present = NDArray[np.bool_]
-"""Of the blocks of a sequence, or of the states at their ends: is it there?"""
+"""Presence of each block of a sequence, or of the state at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
-    """Layers that have blocks and a block table of their own."""
+    """Layers with blocks and a block table of their own."""
 
     name: str
-    """In the keys, with all that follows: engines share what has the same name."""
+    """Part of the keys, as are the following fields: engines share groups of one name."""
     spec: CacheSpec
-    """Of these layers alone: their number, heads, element type and tokens a block."""
+    """Spec of these layers alone."""
     window_tokens: int = 0
-    """Of a sliding window: how many tokens before a position are needed; 0: all."""
+    """Sliding window: tokens needed before a position; 0: all."""
     values: ValueShape = ValueShape()
 
     @property
@@ -38,28 +38,28 @@ class CacheGroup:
         return self.spec.block_tokens
 
     def first_needed(self, tokens: int) -> int:
-        """The first block that is needed to go on after so many tokens."""
+        """First block needed to resume after `tokens` tokens."""
         return max(0, tokens - self.window_tokens) // self.block_tokens if self.window_tokens else 0
 
     def can_go_on(self, present: Present) -> Present:
-        """For each block whether its end is a position from which these layers can go on."""
+        """For each block, whether these layers can resume from its end."""
         return can_resume(present, block_tokens=self.block_tokens, window_tokens=self.window_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateGroup:
-    """Layers that keep a state of a sequence, and nothing of its tokens: bytes that only their engine understands."""
+    """Layers with a recurrent state per sequence: bytes that only their engine interprets."""
 
     name: str
     form: str
-    """What the bytes depend on, as a text: shapes, element types, their order."""
+    """Text that identifies the format of the bytes: shapes, element types, order."""
     state_bytes: int
-    """Of one sequence, of this rank."""
+    """Size for one sequence of this rank."""
     block_tokens: int
-    """States are those after a multiple of so many tokens."""
+    """States are kept after multiples of this."""
 
     def can_go_on(self, present: Present) -> Present:
-        """For each block whether its end is a position from which these layers can go on: the state must be there."""
+        """For each block, whether these layers can resume from its end: the state must be present."""
         return present
 
 
@@ -68,31 +68,31 @@ AnyGroup = CacheGroup | StateGroup
 
 @dataclass(frozen=True, slots=True)
 class GroupBlockTable:
-    """Where a group's blocks of a sequence lie."""
+    """Block table of one group for a sequence."""
 
     pool: Any
     """A tensor or an `EnginePool`, as `TensorCache` takes it."""
     blocks: Blocks
-    """Places in the pool of the blocks from `first_block` of the sequence on. Those that a window does not need are not looked at."""
+    """Pool indexes of the blocks from `first_block` of the sequence on. Entries outside a window are ignored."""
     first_block: int = 0
 
     def part(self, start: int, stop: int) -> Blocks:
-        """The places of blocks [start, stop) of the sequence. Raises InvalidArgument if it has none for them."""
+        """Pool indexes of blocks [start, stop) of the sequence. Raises InvalidArgument if the table lacks some."""
         if not self.first_block <= start <= stop <= self.first_block + len(self.blocks):
             have = f"{self.first_block} to {self.first_block + len(self.blocks)}"
-            raise InvalidArgument(f"blocks {start} to {stop} of the sequence are needed, and the table has those from {have}")
+            raise InvalidArgument(f"blocks {start} to {stop} of the sequence are needed, but the table has blocks {have}")
         return self.blocks[start - self.first_block : stop - self.first_block]
 
 
 def check_groups(groups: Sequence[AnyGroup]) -> None:
-    """Raises InvalidArgument unless there are some, each of a name of its own."""
+    """Raises InvalidArgument unless there are groups, with distinct names."""
     names = [group.name for group in groups]
     if not names or "" in names or len(set(names)) < len(names):
-        raise InvalidArgument(f"groups have names, each its own, not {names}")
+        raise InvalidArgument(f"groups need distinct, non-empty names, not {names}")
 
 
 class Resumable(Protocol):
-    """What `longest` asks of a group."""
+    """The part of a group that `longest` uses."""
 
     @property
     def block_tokens(self) -> int: ...
@@ -101,7 +101,8 @@ class Resumable(Protocol):
 
 
 def can_resume(present: Present, *, block_tokens: int, window_tokens: int) -> Present:
-    """For each block whether all that are needed to go on from its end are there: those of the last `window_tokens`, or all (0)."""
+    """For each block, whether all blocks needed to resume from its end are present: those of the last `window_tokens`,
+    or all (0)."""
     ends = np.arange(1, len(present) + 1)
     first = np.maximum(0, ends * block_tokens - window_tokens) // block_tokens if window_tokens else np.zeros_like(ends)
     missing = np.concatenate(([0], np.cumsum(~present)))
@@ -110,7 +111,7 @@ def can_resume(present: Present, *, block_tokens: int, window_tokens: int) -> Pr
 
 
 def longest(groups: Sequence[Resumable], present: Sequence[Present], *, limit_tokens: int) -> int:
-    """The most tokens, up to a limit, after which every group can go on. `present` is of each group, block by block."""
+    """Most tokens, up to a limit, after which every group can resume. `present` is per group and block."""
     step = math.lcm(*(group.block_tokens for group in groups))
     possible = np.ones(limit_tokens // step, np.bool_)
     for group, of_group in zip(groups, present, strict=True):

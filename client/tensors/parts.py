@@ -1,7 +1,8 @@
-"""Which values of the store a rank's shard of the cache is made of. Pure: nothing here touches a tensor or the network.
+"""Mapping of a rank's shard to stored values. Pure: touches no tensor and no network.
 
-A value holds one block of tokens for a group of heads and a group of layers that do not depend on who computes them, so that engines of
-any tensor and pipeline parallelism read what others wrote. A rank's shard meets some of these values, each in whole or in part.
+A value holds one block for a group of heads and a group of layers. The groups do not depend on the engine's
+parallelism, so engines of any tensor and pipeline parallelism share values. A rank's shard meets some values, each in
+whole or in part.
 """
 
 import dataclasses
@@ -15,45 +16,45 @@ from kvstore.protocol.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class ValueShape:
-    """What one value of the store holds, equal for all engines that share a cache."""
+    """Heads and layers of one stored value, equal for all engines that share a cache."""
 
     heads: int = 1
-    """KV heads. More make fewer and larger values, which no rank of fewer heads can put."""
+    """KV heads. More make fewer and larger values, which a rank with fewer heads cannot put."""
     layers: int = 0
-    """0: all layers of the model, which no rank of a pipeline can put."""
+    """0: all layers of the model, which a pipeline stage cannot put."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValuePart:
-    """What a rank's shard has in common with the values of one group of layers and heads: one value a block."""
+    """Intersection of a rank's shard with the values of one group of layers and heads: one value per block."""
 
     namespace: Namespace
-    """Of these values; its `layers` and `heads` name the group."""
+    """Namespace of these values; its `layers` and `heads` identify the group."""
     layer_count: int
-    """Layers that a value holds."""
+    """Layers per value."""
     head_count: int
-    """KV heads that a value holds."""
+    """KV heads per value."""
     value_layers: slice
-    """The common layers, counted from the value's first."""
+    """The common layers, relative to the value."""
     value_heads: slice
     own_layers: slice
-    """The same layers, counted from the rank's first."""
+    """The common layers, relative to the rank."""
     own_heads: slice
 
     @property
     def model_layers(self) -> range:
-        """The value's layers, of the model's."""
+        """The value's layers, relative to the model."""
         assert self.namespace.layers is not None
         return range(*self.namespace.layers)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the rank holds all of the value, and so can write it."""
+        """Return whether the rank holds the whole value, and so can write it."""
         return self.value_layers == slice(0, self.layer_count) and self.value_heads == slice(0, self.head_count)
 
 
 def namespace_of(spec: CacheSpec, base: Namespace) -> Namespace:
-    """The namespace of all values of `spec` together: `base` with the scheme in its dtype, as `bfloat16+int4/64`.
+    """Namespace of all values of `spec`: `base` with the scheme in its dtype, as `bfloat16+int4/64`.
 
     Raises InvalidArgument when `base` contradicts `spec`, or names layers or heads, which are each value's own.
     """
@@ -67,10 +68,10 @@ def namespace_of(spec: CacheSpec, base: Namespace) -> Namespace:
 
 
 def value_parts(spec: CacheSpec, namespace: Namespace, *, layers: range, heads: range, shape: ValueShape) -> tuple[ValuePart, ...]:
-    """The values that a shard of the global `layers` and `heads` meets, by layers and then by heads.
+    """Values that a shard of the global `layers` and `heads` meets, by layers and then by heads.
 
-    A group begins at every multiple of the layers and of the heads of `shape`; the last group of layers may be shorter. Raises
-    InvalidArgument for a number out of range, or heads that cannot be grouped evenly.
+    A group begins at every multiple of the layers and of the heads of `shape`; the last group of layers may be shorter.
+    Raises InvalidArgument for a number out of range, or heads that do not divide evenly.
     """
     if not 0 <= shape.layers <= spec.layers:
         raise InvalidArgument(f"the layers of a value are 1 to {spec.layers}, or 0 for all of these, not {shape.layers}")
@@ -93,7 +94,7 @@ def value_parts(spec: CacheSpec, namespace: Namespace, *, layers: range, heads: 
 
 
 def _groups(own: range, each: int, count: int) -> Iterator[range]:
-    """The groups of `each` that meet `own`, of the numbers below `count`."""
+    """Groups of size `each` that meet `own`, below `count`."""
     for start in range(own.start // each * each, own.stop, each):
         yield range(start, min(start + each, count))
 

@@ -1,6 +1,7 @@
-"""The KV cache of a rank as an engine has it: one tensor or many, K and V apart or together, transposed or not, seen block by block.
+"""A rank's KV cache in the engine's memory, viewed block by block: one tensor or several, K and V joined or apart,
+transposed or not.
 
-Where things lie is said by a `CacheLayout`, and known by its strides; nothing here moves an element or knows the store.
+A `CacheLayout` describes the memory order; its strides give the views. Nothing here copies elements or uses the store.
 """
 
 from collections.abc import Sequence
@@ -18,24 +19,24 @@ from kvstore.protocol.errors import InvalidArgument
 Blocks: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 NUMPY_TYPES: Final = ("float64", "float32", "float16")
-"""Those of DTYPE_BYTES that numpy itself has."""
+"""Dtypes of DTYPE_BYTES that numpy supports."""
 _SAME: Final = ("kv_factor", "head_dim", "block_tokens", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlane:
-    """What of a pool one tensor of evenly spaced axes shows."""
+    """Part of a pool that one tensor with regular strides covers."""
 
     layers: range
-    """Counted from the rank's first."""
+    """Relative to the rank."""
     kinds: range
-    """Of K (0) and V (1)."""
+    """Range over K (0) and V (1)."""
     values: Any
-    """`[blocks, layers, kinds, heads, tokens, head_dim]`, a view."""
+    """View of shape `[blocks, layers, kinds, heads, tokens, head_dim]`."""
 
 
 class BlockPool:
-    """Blocks of one rank. Threads may use it at once, on different blocks."""
+    """Blocks of one rank. Threads may use distinct blocks concurrently."""
 
     def __init__(self, planes: Sequence[PoolPlane]) -> None:
         self.planes = planes
@@ -50,37 +51,40 @@ class BlockPool:
         return self.device is not None and self.device.type != "cpu"
 
     def choose(self, blocks: Blocks | None) -> NDArray[np.int64]:
-        """Those meant, in order; None: all. Raises InvalidArgument if there are no such blocks."""
+        """Validated block indexes, in order; None: all. Raises InvalidArgument for indexes out of range."""
         if blocks is None:
             return np.arange(self.block_count)
         try:
             chosen = np.asarray(blocks)
         except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"blocks are numbers in one list: {error}") from None
+            raise InvalidArgument(f"blocks must be a flat list of numbers: {error}") from None
         is_list = chosen.ndim == 1 and (not chosen.size or chosen.dtype.kind in "iu")
         if not is_list or (chosen.size and not 0 <= chosen.min() <= chosen.max() < self.block_count):
-            raise InvalidArgument(f"blocks are numbers of those of the tensor, 0 to {self.block_count - 1}, in one list")
+            raise InvalidArgument(f"blocks must be a flat list of block numbers from 0 to {self.block_count - 1}")
         return chosen.astype(np.int64)
 
 
 class EnginePool(BlockPool):
-    """A rank's pool in the tensors that its engine allocated, as a layout says: made once, it stands for the tensor in every call.
+    """A rank's pool in the tensors that its engine allocated, by a layout. Created once, it is passed in place of a
+    tensor.
 
-    A layout of order `layer | kv block token head` has a tensor a layer, one of `kv layer | block token head` a list of K's and then
-    one of V's, one of `layer | block head kv token K^T` a tensor a layer whose keys lie transposed; see `kvcache/layouts/orders.py`.
+    Examples of orders (kvcache/layouts/orders.py):
+
+    - `layer | kv block token head`: a tensor per layer.
+    - `kv layer | block token head`: a list of K's, then one of V's.
+    - `layer | block head kv token K^T`: a tensor per layer, with transposed keys.
     """
 
     def __init__(self, layout: CacheLayout, tensors: Any, *, rank: int = 0) -> None:
-        """
-        Args:
-            layout: of the elements as the engine keeps them, so without a scheme; `pool_blocks` is that of its tensors.
-            tensors: one a region of the layout, in order (one alone needs no list): torch tensors of one device, or numpy arrays, of the
-                layout's element type or of bytes (uint8). What counts is the order of their memory, not what their axes are called: any
-                permutation of a dense tensor will do. They are used in place, and must stay where they are.
-            rank: of the layout's parallelism.
+        """Args:
+            layout: of the elements in the engine's memory, so without a scheme; `pool_blocks` is that of its tensors.
+            tensors: one per region of the layout, in order (a single one needs no list): torch tensors of one device, or numpy arrays,
+                of the layout's element type or of uint8. Only the memory order counts, not the axes: any permutation of a dense tensor
+                is accepted. They are used in place, and must stay allocated.
+            rank: rank in the layout's parallelism.
 
         Raises:
-            InvalidArgument: other tensors than the layout says, or a layout that has a region a block, token or head.
+            InvalidArgument: the tensors do not match the layout, or the layout has a region per block, token or head.
         """
         if not layout.spec.scheme.is_raw:
             raise InvalidArgument(f"an engine's tensors hold elements: leave the scheme {layout.spec.scheme.name} to the cache")
@@ -97,7 +101,7 @@ class EnginePool(BlockPool):
         super().__init__(_planes(layout, rank, flat))
 
     def fits(self, layout: CacheLayout, rank: int) -> bool:
-        """Whether its blocks are those of a rank of another layout, whatever the order of either."""
+        """Return whether its blocks have the contents of a rank of another layout; orders may differ."""
         one, other = (
             (of.rank_layers(number), of.rank_heads(number), *(getattr(of.spec, name) for name in _SAME))
             for of, number in ((self.layout, self.rank), (layout, rank))
@@ -121,7 +125,7 @@ def _planes(layout: CacheLayout, rank: int, regions: Sequence[Any]) -> list[Pool
 
 
 def _view(layout: CacheLayout, rank: int, regions: Sequence[Any], strides: Strides, layers: range, kinds: int, kind_bytes: int) -> Any:
-    """`[blocks, layers, kinds, heads, tokens, head_dim]` of the region in which these layers are."""
+    """View `[blocks, layers, kinds, heads, tokens, head_dim]` of the region with these layers."""
     spec, value_bytes = layout.spec, layout.spec.dtype_bytes
     start = strides.start.moved(strides.layer, layers.start)
     shape = (layout.pool_blocks, len(layers), kinds, layout.count(rank, "head"), spec.block_tokens, spec.head_dim)
@@ -141,7 +145,7 @@ def _view(layout: CacheLayout, rank: int, regions: Sequence[Any], strides: Strid
 
 
 def _elements(region: Any, layout: CacheLayout, size_bytes: int) -> Any:
-    """A region's elements in the order of their memory, flat. Raises InvalidArgument unless it is such a region."""
+    """A region's elements in memory order, flat. Raises InvalidArgument unless it is such a region."""
     if not is_tensor(region) and not isinstance(region, np.ndarray):
         raise InvalidArgument(f"a pool is made of torch tensors or numpy arrays, not {type(region).__name__}")
     if region.nbytes != size_bytes:
@@ -165,14 +169,14 @@ def _elements(region: Any, layout: CacheLayout, size_bytes: int) -> Any:
 
 
 def holds(values: Any, dtype: str) -> bool:
-    """Whether the elements of a tensor or array are of this type. Numpy has no bfloat16 and no float8: unsigned integers stand for them."""
+    """Return whether the elements have this dtype. For bfloat16 and float8, which numpy lacks, unsigned integers count."""
     if is_tensor(values):
         return str(values.dtype) == f"torch.{dtype}"
     return values.dtype.isnative and values.dtype.name in (dtype, _stand_in(dtype))
 
 
 def _type_of(values: Any, dtype: str) -> Any:
-    """The library's type of this name."""
+    """The library's dtype of this name."""
     if is_tensor(values):
         import torch
 
@@ -181,6 +185,6 @@ def _type_of(values: Any, dtype: str) -> Any:
 
 
 def _stand_in(dtype: str) -> str:
-    """The type of a numpy array of these: whole numbers of their size for those that numpy has not. It may have a name for them, too, once
-    somebody has imported ml_dtypes."""
+    """Dtype of a numpy array of these: unsigned integers of equal size for dtypes that numpy lacks. ml_dtypes, once
+    imported, may add a name for them."""
     return dtype if dtype in NUMPY_TYPES else f"uint{8 * dtype_bytes(dtype)}"

@@ -1,4 +1,5 @@
-"""What a call is about: a sequence, by its tokens or by its engine's block hashes, and the blocks of a pool in which its cache lies."""
+"""Arguments of cache calls: a sequence, by token ids or by the engine's block hashes, and the pool blocks of its
+cache."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,15 @@ from kvstore.protocol.frames import MAX_KEY_BYTES
 
 T = TypeVar("T")
 Keys: TypeAlias = tuple[bytes, ...]
-"""Of one block, one a value."""
+"""Keys of one block, one per value."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHashes:
-    """An engine's own names of a sequence's full blocks, from its first on, in place of token ids: `request.block_hashes` in vLLM.
+    """An engine's own hashes of a sequence's full blocks, in place of token ids: `request.block_hashes` in vLLM.
 
-    Each must depend on all that its block's values depend on but for the namespace: on every token up to its end, and on adapters,
-    images and salts. A key is the id of the values' namespace and the hash after it.
+    Each hash must depend on everything that determines the block's values, except the namespace: all tokens up to its
+    end, adapters, images and salts. A key is the id of the values' namespace followed by the hash.
     """
 
     hashes: Sequence[bytes]
@@ -34,34 +35,36 @@ Names: TypeAlias = "TokenIds | BlockHashes"
 
 @dataclass(frozen=True, slots=True)
 class PromptSequence:
-    """One sequence of a call for many."""
+    """One sequence of a batch call."""
 
     names: Names
-    """Its token ids from its beginning on, for a block's key depends on all before it (a partial last block is ignored); or hashes."""
+    """Token ids of the whole sequence, because keys depend on all preceding tokens (a partial last block is ignored);
+    or block hashes."""
     blocks: Blocks | None = None
-    """Its block table: where in the pool the rank's blocks from `first_block` on lie, in order. None: all of the pool, in order."""
+    """Block table: pool indexes of the rank's blocks from `first_block` on, in order. None: the whole pool, in
+    order."""
     first_block: int = 0
-    """Of the rank's blocks of the sequence, where `blocks` begins."""
+    """First of the rank's blocks of the sequence that `blocks` covers."""
     extras: Mapping[int, bytes] | None = None
-    """By the index of a block of the sequence: bytes that change its values, and those of all after it, beside its tokens: a LoRA adapter
-    or a salt at block 0, the hash of an image at its first block. Not with hashes."""
+    """By block index: further bytes that determine the values of that and all later blocks: a LoRA adapter or a salt at
+    block 0, an image's hash at its first block. Not allowed with hashes."""
 
 
 def check_prompts(prompts: Sequence[PromptSequence]) -> None:
-    """Raises InvalidArgument unless it is a list of prompts."""
+    """Raises InvalidArgument unless it is a sequence of prompts."""
     check_list(prompts, "prompts")
     for prompt in prompts:
         if not isinstance(prompt, PromptSequence):
-            raise InvalidArgument(f"a prompt is a Prompt, not a {type(prompt).__name__}")
+            raise InvalidArgument(f"a prompt must be a PromptSequence, not a {type(prompt).__name__}")
 
 
 def keys_of(prompt: PromptSequence, parts: Sequence[ValuePart]) -> list[Keys]:
-    """For each full block of the sequence a key for each of the values. Raises InvalidArgument for names, or extras, that are none."""
+    """For each full block, a key per value. Raises InvalidArgument for malformed names or extras."""
     return keys_in([part.namespace for part in parts], prompt)
 
 
 def keys_in(namespaces: Sequence[Namespace], prompt: PromptSequence) -> list[Keys]:
-    """For each full block of the sequence a key in each of the namespaces. Raises as `keys_of`."""
+    """For each full block, a key per namespace. Raises as `keys_of`."""
     if not isinstance(prompt.first_block, int) or prompt.first_block < 0:
         raise InvalidArgument(f"first_block is 0 or more, not {prompt.first_block!r}")
     if prompt.extras is not None and not isinstance(prompt.extras, Mapping):
@@ -75,7 +78,7 @@ def keys_in(namespaces: Sequence[Namespace], prompt: PromptSequence) -> list[Key
 
 
 def flat(of_blocks: Iterable[Iterable[T]]) -> list[T]:
-    """Block by block, as a batch is sent."""
+    """Flatten, in order."""
     return list(chain.from_iterable(of_blocks))
 
 

@@ -1,7 +1,7 @@
-"""Memory between an engine's tensors and the values of the store, and what moves between the two: copies and codecs, no requests.
+"""Staging memory between an engine's tensors and stored values, and the copies and codecs between the two. No requests.
 
-Values are put together in the form of `kvcache/codecs/tensor_value.py`, many of one kind at a time: rows of `uint8 [blocks, value_bytes]`.
-Raw elements are copied once, whatever the strides of the tensors; other schemes are encoded and decoded on the tensors' own device.
+Values have the format of kvcache/codecs/tensor_value.py, in rows of `uint8 [blocks, value_bytes]`, many of one kind at
+a time. Raw elements are copied once, from any strides; other schemes are encoded and decoded on the tensors' device.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.client.tensors.arrays import Index, gather, is_tensor, scatter, writing
+from kvstore.client.tensors.arrays import Index, gather, is_tensor, scatter, write_mode
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.kvcache.codecs.tensor_value import HEADER_BYTES, TensorHeader, without_others
 from kvstore.protocol.errors import InvalidArgument
@@ -23,25 +23,27 @@ _ALIGN_BYTES: Final = 64
 
 
 class PoolPiece(NamedTuple):
-    """What of some values one tensor of a pool has."""
+    """One tensor's share of some values."""
 
     layers: slice
-    """Of the values."""
+    """Layers, relative to the values."""
     kinds: slice
-    """Of K (0) and V (1)."""
+    """Slice over K (0) and V (1)."""
     heads: slice
-    """Of the values. Who writes them has all of them."""
+    """Heads, relative to the values; all of them when writing."""
     tensor: Any
-    """`[pool blocks, layers, kinds, heads, tokens, head_dim]` of any strides: a torch tensor on any device, or a numpy array."""
+    """`[pool blocks, layers, kinds, heads, tokens, head_dim]` of any strides: a torch tensor on any device, or a numpy
+    array."""
     blocks: Index
-    """Those of the tensor, one a value."""
+    """Block indexes of the tensor, one per value."""
 
 
 class PoolStaging:
-    """Rows for so many blocks at once as `size_bytes` hold, and for one at least. The next `rows` takes the memory of those before."""
+    """Staging memory of one call, for as many blocks as fit into `size_bytes`, and at least one. Each `rows` reuses the
+    memory."""
 
     def __init__(self, size_bytes: int, *, is_pinned: bool = False) -> None:
-        """`is_pinned`: in memory that a GPU copies to and from fastest."""
+        """`is_pinned`: allocate page-locked memory, which a GPU copies fastest."""
         self._size_bytes = size_bytes
         self._memory: Rows = np.empty(0, np.uint8)
         self.is_pinned = is_pinned
@@ -51,16 +53,16 @@ class PoolStaging:
         return len(self._memory)
 
     def blocks(self, value_bytes: Sequence[int]) -> int:
-        """The most blocks that `rows` may be asked for, of values of these sizes."""
+        """Maximum number of blocks for `rows`, for values of these sizes."""
         return max(1, self._size_bytes // sum(value_bytes))
 
     def rows(self, blocks: int, value_bytes: Sequence[int]) -> list[Rows]:
-        """For each value of a block, of `value_bytes`, an array of `[blocks, value_bytes]`. Content is undefined."""
+        """For each value of a block, an array of `[blocks, value_bytes]`. Content is undefined."""
         starts = [0]
         for size_bytes in value_bytes:
             starts.append(starts[-1] + -(-blocks * size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES)
         if starts[-1] > len(self._memory):
-            # All at once: memory that nobody has touched takes none, and growing would touch it anew.
+            # Allocate the full size: untouched memory costs nothing, and growing would fault the pages in again.
             needed_bytes = max(starts[-1], self._size_bytes + len(value_bytes) * _ALIGN_BYTES)
             self._memory = _pinned(needed_bytes) if self.is_pinned else np.empty(needed_bytes, np.uint8)
         return [
@@ -70,7 +72,7 @@ class PoolStaging:
 
 
 class Stagings:
-    """Those of one cache: each call has one of its own while it lasts, and leaves it to the next. Thread-safe."""
+    """Pool of staging memory of one cache, a lease per call. Thread-safe."""
 
     def __init__(self, settings: TensorSettings) -> None:
         self._settings = settings
@@ -83,7 +85,7 @@ class Stagings:
 
     @contextlib.contextmanager
     def lend(self, *, is_pinned: bool) -> Iterator[PoolStaging]:
-        """One that nobody else has until the context ends. It is kept then if there is room for it (`kept_bytes`)."""
+        """Lease staging memory for the context; it is kept afterwards, up to `kept_bytes`."""
         staging = self._take(is_pinned)
         try:
             yield staging
@@ -94,7 +96,7 @@ class Stagings:
 
     def _take(self, is_pinned: bool) -> PoolStaging:
         with self._lock:
-            for staging in reversed(self._kept):  # what was used last is in the processor's cache
+            for staging in reversed(self._kept):  # the last one used is in the processor's cache
                 if staging.is_pinned == is_pinned:
                     self._kept.remove(staging)
                     return staging
@@ -102,16 +104,16 @@ class Stagings:
 
 
 def are_values(rows: Rows, sizes_bytes: NDArray[np.int64], header: TensorHeader) -> bool:
-    """Whether each row holds a value of this header; `sizes_bytes` is what was read into it."""
+    """Return whether each row holds a value with this header; `sizes_bytes` are the sizes read."""
     wanted = np.frombuffer(header.pack(), np.uint8)
     return bool((sizes_bytes == header.value_bytes).all() and (rows[:, :HEADER_BYTES] == wanted).all())
 
 
 def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[PoolPiece]) -> None:
-    """Make each row the value of one block, of whose layers and kinds each piece has some, and all of them all.
+    """Encode one block's value into each row, from pieces that cover all its layers and kinds.
 
-    Pieces are of one device; numpy arrays serve if the scheme is raw. Raises InvalidArgument for finite numbers that the scheme would lose;
-    non-finite ones it keeps as NaN.
+    Pieces are on one device; numpy arrays require a raw scheme. Raises InvalidArgument for finite numbers that the
+    scheme cannot represent; non-finite ones become NaN.
     """
     first = pieces[0].tensor
     if not is_tensor(first):
@@ -134,13 +136,13 @@ def write_values(rows: Rows, header: TensorHeader, pieces: Sequence[PoolPiece]) 
             _encode(tensor[piece.blocks], header, piece, body)
     host.copy_(work)
     if _has_lost(host[:, HEADER_BYTES:], header) and _loses_finite(header, pieces, body):
-        raise InvalidArgument(f"numbers too large for the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
+        raise InvalidArgument(f"values exceed the float16 scales of {header.scheme.name}: use fp8-head, whose scales are float32")
 
 
 def read_values(rows: Rows, header: TensorHeader, pieces: Sequence[PoolPiece]) -> None:
-    """Read into each piece what it has of each row's value: layers, kinds and heads.
+    """Decode each row's value into the pieces: their layers, kinds and heads.
 
-    Pieces are of one device; numpy arrays serve if the scheme is raw.
+    Pieces are on one device; numpy arrays require a raw scheme.
     """
     first = pieces[0].tensor
     if not is_tensor(first):
@@ -168,7 +170,7 @@ def _encode(values: Any, header: TensorHeader, piece: PoolPiece, body: Any) -> N
 def _decode(body: Any, header: TensorHeader, piece: PoolPiece) -> None:
     from kvstore.kvcache.codecs.codec import decode
 
-    with writing():
+    with write_mode():
         in_place = isinstance(piece.blocks, slice)
         out = piece.tensor[piece.blocks] if in_place else piece.tensor.new_empty((len(body), *piece.tensor.shape[1:]))
         sizes = {"tokens": header.tokens, "head_dim": header.head_dim, "dtype": out.dtype}
@@ -180,17 +182,17 @@ def _decode(body: Any, header: TensorHeader, piece: PoolPiece) -> None:
 
 
 def _raw_tensor(body: Any, header: TensorHeader, dtype: Any) -> Any:
-    """The elements of raw values, in place: `[blocks, layers, kinds, heads, tokens, head_dim]`."""
+    """Elements of raw values, in place: `[blocks, layers, kinds, heads, tokens, head_dim]`."""
     return body.view(dtype).unflatten(-1, header.shape)
 
 
 def _raw_array(rows: Rows, header: TensorHeader, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The elements of raw values, in place."""
+    """Elements of raw values, in place."""
     return rows[:, HEADER_BYTES:].view(dtype).reshape(len(rows), *header.shape)
 
 
 def _records(body: Any, header: TensorHeader, kv: int) -> Any:
-    """The records of K (0) or V (1) in place: `[blocks, layers, heads, record_bytes]`."""
+    """Records of K (0) or V (1), in place: `[blocks, layers, heads, record_bytes]`."""
     sizes = [header.heads * header.record_bytes(is_key=index == 0) for index in range(header.kv_factor)]
     of_layers = body.unflatten(-1, (header.layers, sum(sizes)))
     start = sum(sizes[:kv])
@@ -198,7 +200,7 @@ def _records(body: Any, header: TensorHeader, kv: int) -> Any:
 
 
 def _loses_finite(header: TensorHeader, pieces: Sequence[PoolPiece], body: Any) -> bool:
-    """Whether NaN is made of finite numbers, too; `body` is what was."""
+    """Return whether finite numbers became NaN, too; `body` is the encoded form."""
     again = body.new_empty(body.shape)
     for piece in pieces:
         _encode(without_others(piece.tensor.detach()[piece.blocks]), header, piece, again)
@@ -206,7 +208,7 @@ def _loses_finite(header: TensorHeader, pieces: Sequence[PoolPiece], body: Any) 
 
 
 def _has_lost(body: Any, header: TensorHeader) -> bool:
-    """Whether the codecs made NaN of something."""
+    """Return whether the codecs produced NaN."""
     from kvstore.kvcache.codecs.codec import has_lost
 
     shape = {"tokens": header.tokens, "head_dim": header.head_dim}

@@ -1,1 +1,1 @@
-"""How values are written: reserved at the master, then by message or into slots of the node that it names."""
+"""Writes of values: reservation at the master, then transfer by message, into slots, or by the transfer engine."""

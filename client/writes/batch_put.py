@@ -1,11 +1,11 @@
-"""How values are written: reserve at the master, write to the node it names, and what to do when another writer is at it or a node
-is gone. Sans-I/O: see effects.py."""
+"""A put of a batch: reserve at the master, write to the node it names, and retry when another writer is busy or a node
+died. Sans-I/O: see effects.py."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress
 from typing import Final
 
-from kvstore.client.connections.partition_requests import places
+from kvstore.client.connections.partition_requests import split_by_partition
 from kvstore.client.connections.reservations import REFUSALS
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
@@ -24,11 +24,11 @@ from kvstore.rpc.deadline import Deadline
 
 FIRST_PAUSE_S: Final = 0.001
 MAX_PAUSE_S: Final = 0.05
-"""Between questions about a key that another writer holds: doubles from the first to the last."""
+"""Pause before a key that another writer has reserved is tried again; doubles from the first to the last."""
 
 
 class BatchPut:
-    """One put of a batch. Use once: `yield from Writing(...).run()`. Keys, sources and parents are equally long."""
+    """One put of a batch. Use once: `yield from BatchPut(...).run()`. Keys, sources and parents are equally long."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class BatchPut:
         *,
         namespace: str,
         parents: Sequence[bytes | None] | None,
-        is_early: bool,
+        acks_at_node: bool,
         deadline: Deadline,
     ) -> None:
-        """`is_early`: what needs no reservation is stored once its node has it, whatever the master knows."""
-        self._is_early = is_early
+        """`acks_at_node`: an unreserved value is stored once its node holds it, before the directory commits it."""
+        self._acks_at_node = acks_at_node
         self._has_lost = False
-        """A node for which the master had made reservations was gone."""
+        """A node with reservations of this put was lost."""
         self._refusal: tuple[str, Unavailable] | None = None
-        """Node that could not be reached, and the error: the cause where no other node takes the blocks."""
+        """(node, error) of an unreachable node: the cause, if no other node takes the blocks."""
         self._resources = resources
         self._batch = PutBatch(resources, keys, sources, namespace=namespace, parents=parents)
         self._slots = SlotPut(resources, self._batch, deadline)
@@ -54,10 +54,10 @@ class BatchPut:
         self._avoid = 0
 
     def run(self) -> Operation[list[bool]]:
-        """True for each key that this call stored; a key repeated in the batch is stored once.
+        """True for each key that this call stored; a repeated key is stored once.
 
-        Raises Full, Unavailable, DeadlineExceeded (another writer held a key, or a daemon was slow), CatalogUnavailable. Keys written
-        before the error stay; reservations of the others are given back.
+        Raises Full, Unavailable, DeadlineExceeded (another writer's reservation, or a slow daemon), CatalogUnavailable.
+        Keys written before the error stay; other reservations are cancelled.
         """
         resources = self._resources
         keys = self._batch.keys
@@ -71,21 +71,21 @@ class BatchPut:
             for start in range(0, len(pending), MAX_BATCH):
                 yield from self._store(pending[start : start + MAX_BATCH])
         except BaseException as error:
-            resources.reservations.unused.append(self._batch)  # first: an interrupt may follow an interrupt
+            resources.reservations.unused.append(self._batch)  # first, because a second interrupt may follow
             if isinstance(error, KVStoreError):
                 yield from resources.reservations.give_up(self._batch)
             raise
         finally:
             is_stored, sources = self._batch.stored, self._batch.sources
             stored = is_stored.count(True)
-            if self._is_early and stored < len(self._batch.keys):
-                self._resources.early_puts.had_some()
+            if self._acks_at_node and stored < len(self._batch.keys):
+                self._resources.uncommitted_puts.note_already_present()
             out = sources.bytes_of(range(stored)) if sources.flat is not None else sum(compress(sources.sizes, is_stored))
             resources.counters.add(requests=1, puts=stored, already_present=len(self._batch.keys) - stored, bytes_out=out)
         return self._batch.stored
 
     def results_after(self, error: KVStoreError) -> list[bool | KVStoreError]:
-        """What became of each key after `run` raised this."""
+        """Result of each key after `run` raised this error."""
         return self._batch.results_after(error)
 
     def _store(self, pending: list[int]) -> Operation[None]:
@@ -96,7 +96,7 @@ class BatchPut:
             unreserved, others = yield from self._split(pending)
             if unreserved:
                 lost += yield from self._write_to(self._resources.daemons.nodes.local_id, unreserved, busy)
-            elif self._is_early:
+            elif self._acks_at_node:
                 others = yield from self._write_to_targets(others)
             if others:
                 for node_id, indices in (yield from self._reserve(others, busy)).items():
@@ -113,8 +113,10 @@ class BatchPut:
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     def _split(self, pending: list[int]) -> Operation[tuple[list[int], list[int]]]:
-        """Values for the node on this host that need no reservation, since that node claims them: all of them where it is enough that it
-        holds them, else the small ones, which saves a round trip. And the rest."""
+        """Split into values that the local node takes without a reservation, and the rest.
+
+        With `acks_at_node` all values are unreserved; otherwise small ones are, which saves a round trip.
+        """
         resources = self._resources
         if not resources.daemons.nodes.is_known:
             try:
@@ -122,19 +124,19 @@ class BatchPut:
             except Unauthorized:
                 raise
             except Denied:
-                return [], pending  # the master refuses the reservation, too, with an error that names the put
+                return [], pending  # the master will refuse the reservation with an error that names the put
         local_id = resources.daemons.nodes.local_id
         if not local_id or local_id == self._avoid or local_id in resources.daemons.nodes.closed:
             return [], pending
         sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
-        unreserved = pending if self._is_early else [i for i in pending if sizes[i] <= inline_bytes]
+        unreserved = pending if self._acks_at_node else [i for i in pending if sizes[i] <= inline_bytes]
         self._batch.granted.update(dict.fromkeys(unreserved, UNRESERVED))
         if len(unreserved) == len(pending):
             return unreserved, []
         return unreserved, [i for i in pending if sizes[i] > inline_bytes]
 
     def _write_to_targets(self, pending: list[int]) -> Operation[list[int]]:
-        """Write small values to the nodes of other hosts that the master chose a moment ago; the rest, and what these nodes refused."""
+        """Write small values to remote target nodes, unreserved; returns the rest and what these nodes refused."""
         targets, sizes, inline_bytes = self._resources.put_targets, self._batch.sources.sizes, self._resources.settings.put_inline_bytes
         by_node: dict[int, list[int]] = {}
         for i in pending:
@@ -149,7 +151,7 @@ class BatchPut:
         return left
 
     def _write_to_target(self, node_id: int, indices: list[int]) -> Operation[list[int]]:
-        """Write without a reservation; the keys that are to be reserved all the same."""
+        """Write unreserved values; returns the keys that need a reservation."""
         daemons, granted = self._resources.daemons, self._batch.granted
         node = daemons.nodes.get(node_id)
         if node is None:
@@ -169,14 +171,14 @@ class BatchPut:
         return refused
 
     def _reserve(self, pending: list[int], busy: list[int]) -> Operation[dict[int, list[int]]]:
-        """Ask the masters; the granted keys by node."""
+        """Reserve at the masters: the granted keys by node."""
         daemons = self._resources.daemons
-        found = yield from places(daemons, [self._batch.keys[i] for i in pending], self._deadline)
+        found = yield from split_by_partition(daemons, [self._batch.keys[i] for i in pending], self._deadline)
         parts = {partition: [pending[at] for at in found_at] for partition, found_at in found.items()}
         if len(parts) == 1:
-            answers = [(yield from self._ask_for(next(iter(parts)), pending))]
+            answers = [(yield from self._reserve_part(next(iter(parts)), pending))]
         else:
-            answers = yield GatherEffect([self._ask_for(partition, part) for partition, part in parts.items()])
+            answers = yield GatherEffect([self._reserve_part(partition, part) for partition, part in parts.items()])
         self._batch.note_grants()
         by_node: dict[int, list[int]] = {}
         for part, reply in zip(parts.values(), answers, strict=True):
@@ -193,14 +195,14 @@ class BatchPut:
                 self._resources.put_targets.learn({self._batch.sources.sizes[i] for i in indices}, node_id)
         return by_node
 
-    def _ask_for(self, partition: int, pending: list[int]) -> Operation[ReserveReply]:
-        """The partition's master, for keys of it."""
+    def _reserve_part(self, partition: int, pending: list[int]) -> Operation[ReserveReply]:
+        """Reserve keys of one partition at its master."""
         daemons, batch = self._resources.daemons, self._batch
         reserve = Reserve([batch.keys[i] for i in pending], [batch.sources.sizes[i] for i in pending], daemons.nodes.local_id, self._avoid)
-        told: list[ReserveReply] = []
-        batch.told.append((pending, told))
+        replies: list[ReserveReply] = []
+        batch.replies.append((pending, replies))
         try:
-            return (yield from daemons.ask_master(reserve, ReserveReply, self._deadline, note=told.append, partition=partition))
+            return (yield from daemons.call_master(reserve, ReserveReply, self._deadline, note=replies.append, partition=partition))
         except Unavailable as error:
             if self._refusal is None:
                 raise
@@ -211,11 +213,12 @@ class BatchPut:
     # --- writing to one node ---
 
     def _write_to(self, node_id: int, indices: list[int], busy: list[int]) -> Operation[list[int]]:
-        """Write these keys; those that are to be reserved elsewhere, because this node is gone or has moved. A second gone is an error."""
+        """Write these keys; returns those to reserve elsewhere, because the node is dead, draining or moved. A second
+        lost node is an error."""
         try:
             node = yield from self._resources.daemons.find_node(node_id, self._deadline)
             if node is None and (yield from self._resources.daemons.partitions(self._deadline)) > 1:
-                # The owner of partition 0, which names nodes, may have just taken over and not know it yet: asked again after a pause.
+                # A new owner of partition 0, which names nodes, may not know this node yet: retried after a pause.
                 left = [i for i in indices if i in self._batch.granted]
                 yield from self._batch.cancel(left)
                 busy += left
@@ -225,7 +228,7 @@ class BatchPut:
             for part in self._parts(indices):
                 yield from self._write(node, part, busy)
         except Draining:
-            # The master may not know it yet: then it says once more that the node is to be written to, and a moment later it does not.
+            # The master may not know of the drain yet: it may name this node once more, until it does.
             self._resources.daemons.nodes.closed.add(node_id)
             left = [i for i in indices if i in self._batch.granted]
             yield from self._batch.cancel(left)
@@ -250,7 +253,7 @@ class BatchPut:
         self._refusal = repr(node.name) if node is not None else str(node_id), error
 
     def _parts(self, indices: list[int]) -> Iterator[list[int]]:
-        """Cut where one message's values become too many."""
+        """Split where one message's values exceed its limit."""
         part: list[int] = []
         sizes, frame_bytes = self._batch.sources.sizes, int(self._resources.settings.frame_bytes)
         if self._batch.sources.bytes_of(indices) <= frame_bytes:
@@ -266,8 +269,8 @@ class BatchPut:
         yield part
 
     def _write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
-        if self._is_kept(indices):
-            self._resources.early_puts.begin(node)
+        if self._is_acked_by_node(indices):
+            self._resources.uncommitted_puts.begin(node)
         for_slots, inline = self._split_by_size(node, indices)
         if for_slots and node.route.is_local:
             if (yield from self._slots.write_shared(node, for_slots, busy)):
@@ -281,36 +284,36 @@ class BatchPut:
             yield from self._write_inline(node, indices, busy)
 
     def _split_by_size(self, node: KnownNode, indices: list[int]) -> tuple[list[int], list[int]]:
-        """Those whose values are to be written into slots, and those that go along with the message: where the node is on this host a round
-        trip more is little beside the way of many small values through a socket."""
+        """Values to write into slots, and values to send with the message. On a local node many small values use slots
+        too: a further round trip costs less than the socket."""
         sizes, inline_bytes = self._batch.sources.sizes, self._resources.settings.put_inline_bytes
-        if node.route.is_local and self._is_kept(indices) and self._batch.sources.bytes_of(indices) > inline_bytes:
+        if node.route.is_local and self._is_acked_by_node(indices) and self._batch.sources.bytes_of(indices) > inline_bytes:
             return indices, []
         large = [i for i in indices if sizes[i] > inline_bytes]
         return large, [i for i in indices if sizes[i] <= inline_bytes] if large else indices
 
-    def _is_kept(self, indices: list[int]) -> bool:
-        """These are stored once their node holds them: that is asked for, and nothing has been reserved for them."""
-        return self._is_early and self._batch.granted[indices[0]] == UNRESERVED
+    def _is_acked_by_node(self, indices: list[int]) -> bool:
+        """Return whether these are acknowledged by the node: requested, and unreserved."""
+        return self._acks_at_node and self._batch.granted[indices[0]] == UNRESERVED
 
     def _goes_by_engine(self, node: KnownNode, indices: list[int]) -> bool:
-        """Large batches to other hosts do, unless the node's engine cannot be had."""
+        """Return whether the transfer engine writes them: large batches to remote nodes with a usable engine."""
         if not self._resources.engine_copies.remote.is_usable(node):
             return False
         return self._batch.sources.bytes_of(indices) >= self._resources.settings.engine_min_bytes
 
     def _write_inline(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[None]:
-        """Values go along with one message."""
+        """Send values with one message."""
         sources = [self._batch.sources[i] for i in indices]
         sums = yield from work(lambda: [checksum(parts) for parts in sources], self._batch.sources.bytes_of(indices))
-        is_kept = self._is_kept(indices)
-        ack = ACK_CLUSTER if not is_kept else ACK_NODE if node.route.is_local else ACK_NODE_NO_WAIT
+        is_node_ack = self._is_acked_by_node(indices)
+        ack = ACK_CLUSTER if not is_node_ack else ACK_NODE if node.route.is_local else ACK_NODE_NO_WAIT
         message = Put(self._batch.namespace, *self._batch.columns(indices), sums, self._batch.parents_of(indices), ack)
         payload = list(chain.from_iterable(sources))
-        loan, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, payload)
-        instance = loan.channel.welcome.epoch
-        loan.release()
-        if is_kept:
-            self._resources.early_puts.answered(node, instance)
+        connection, reply = yield from self._resources.daemons.begin(node.route, message, Flags, self._deadline, payload)
+        instance = connection.channel.welcome.epoch
+        connection.release()
+        if is_node_ack:
+            self._resources.uncommitted_puts.answered(node, instance)
         there, again = self._batch.written(node, indices, reply)
         yield from self._batch.not_written(there, again, busy)

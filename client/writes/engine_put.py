@@ -1,6 +1,7 @@
-"""Values that the transfer engine writes into slots of a node on another host: one Open, copies in parts, and Commits beside them.
+"""Puts into slots of a node on another host, by the transfer engine: one OpenSlots, copies in parts, and CommitPuts
+alongside. Sans-I/O: see effects.py.
 
-While a part is copied, the ones before it are hashed here, hashed again by the node, and made durable. Sans-I/O: see effects.py.
+While one part is copied, earlier ones are hashed here, verified by the node, and committed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import Final
 
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.core.effects import AnyLoan, GatherEffect, Operation, RequestEffect, work
+from kvstore.client.core.effects import AnyConnectionLease, GatherEffect, Operation, RequestEffect, work
 from kvstore.client.memory import checksum
 from kvstore.client.writes.put_batch import PutBatch
 from kvstore.protocol.errors import ProtocolError, Unreachable
@@ -21,11 +22,12 @@ from kvstore.transfer.paths.batch import Copy, Span
 from kvstore.transfer.paths.peer import Peer
 
 PART_BYTES: Final = 8 << 20
-"""Copied, hashed and committed as one, at least: a few milliseconds of a fast link, and many times what a message costs."""
+"""Minimum unit of copy, hash and commit: a few milliseconds of a fast link, and many times the cost of a message."""
 
 
 class EnginePut:
-    """Of one put. Keys for which a node had no room, or that another writer has there, go to `busy`, to be asked for again."""
+    """Engine writes of one put. Keys that the node had no space for, or that another writer reserved, go to `busy` for
+    a retry."""
 
     def __init__(self, resources: ClientResources, batch: PutBatch, deadline: Deadline) -> None:
         self._resources = resources
@@ -33,7 +35,7 @@ class EnginePut:
         self._deadline = deadline
 
     def write(self, node: KnownNode, indices: list[int], busy: list[int]) -> Operation[list[int]]:
-        """Write and commit; the keys that the engine could not write, which are reserved still."""
+        """Write and commit; returns the keys that the engine could not write, which stay reserved."""
         resources = self._resources
         message = OpenSlots(self._batch.namespace, *self._batch.columns(indices), self._batch.parents_of(indices), 1)
         try:
@@ -41,28 +43,30 @@ class EnginePut:
         except Unreachable as error:
             yield from resources.engine_copies.failed(node, error, self._deadline)
             return indices
-        loan, opened = yield from resources.daemons.begin(node.route, message, OpenSlotsReply, self._deadline)
+        connection, opened = yield from resources.daemons.begin(node.route, message, OpenSlotsReply, self._deadline)
         try:
             if not len(opened.statuses) == len(opened.regions) == len(indices):
                 raise ProtocolError(f"node {node.node_id} opened {len(opened.statuses)} puts for {len(indices)} keys")
-            filling = _StagingFill(loan, node, there=[i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT])
+            filling = _StagingFill(
+                connection, node, there=[i for i, status in zip(indices, opened.statuses, strict=True) if status == PRESENT]
+            )
             filling.again += [i for i, status in zip(indices, opened.statuses, strict=True) if status == BUSY]
             yield from self._fill(filling, peer, indices, opened)
-            if filling.failure is not None and not loan.channel.is_open:  # the node is gone, not the engine's way to it
+            if filling.failure is not None and not connection.channel.is_open:  # the node is dead, not only its engine unreachable
                 raise filling.failure
         except BaseException:
-            loan.discard()  # the node forgets the puts of a connection that ends
+            connection.discard()  # the node drops open puts of a closed connection
             raise
         if filling.failure is None:
-            loan.release()
+            connection.release()
         else:
-            loan.discard()
+            connection.discard()
             yield from resources.engine_copies.failed(node, filling.failure, self._deadline)
         yield from self._batch.not_written(filling.there, filling.again, busy)
         return filling.left
 
     def _fill(self, filling: "_StagingFill", peer: Peer, indices: Sequence[int], opened: OpenSlotsReply) -> Operation[None]:
-        """Write into the slots' regions and commit, in parts."""
+        """Write into the slots and commit, in parts."""
         try:
             parts = list(self._parts(peer, indices, opened))
         except Unreachable as error:
@@ -75,8 +79,8 @@ class EnginePut:
             yield GatherEffect([self._write_part(filling, part) for part in parts])
 
     def _parts(self, peer: Peer, indices: Sequence[int], opened: OpenSlotsReply) -> "Iterator[_JoinedValues]":
-        """What was granted: half of it, half of the rest, and so on: few messages, and little is left for after the last copy. Raises
-        Unreachable: a region's description is malformed."""
+        """The granted values in parts: half of them, half of the rest, and so on. Few messages are sent, and little
+        work is left after the last copy. Raises Unreachable for a malformed region."""
         remote, sources = self._resources.engine_copies.remote, self._batch.sources
         left_bytes = sources.bytes_of([i for i, status in zip(indices, opened.statuses, strict=True) if status == GRANTED])
         part = _JoinedValues()
@@ -98,7 +102,7 @@ class EnginePut:
             yield part
 
     def _write_part(self, filling: "_StagingFill", part: "_JoinedValues") -> Operation[None]:
-        """Copy and hash, and commit all that has been copied, unless another part's operation is at that."""
+        """Copy and hash one part, then commit all copied parts, unless another operation is committing."""
         try:
             yield from self._resources.engine_copies.move(filling.node, part.copies, self._deadline)
         except Unreachable as error:
@@ -119,7 +123,7 @@ class EnginePut:
         copied, filling.copied = filling.copied, []
         put_ids = [put_id for part in copied for put_id in part.put_ids]
         commit = CommitPuts(put_ids, [found for part in copied for found in part.sums])
-        reply: Flags = yield RequestEffect(filling.loan.channel, commit, Flags, self._deadline)
+        reply: Flags = yield RequestEffect(filling.connection.channel, commit, Flags, self._deadline)
         there, again = self._batch.written(filling.node, [i for part in copied for i in part.indices], reply)
         filling.there += there
         filling.again += again
@@ -127,7 +131,7 @@ class EnginePut:
 
 @dataclass(slots=True, eq=False)
 class _JoinedValues:
-    """Values that are copied as one."""
+    """Values that are copied as one part."""
 
     indices: list[int] = field(default_factory=list)
     put_ids: list[int] = field(default_factory=list)
@@ -138,16 +142,16 @@ class _JoinedValues:
 
 @dataclass(slots=True, eq=False)
 class _StagingFill:
-    """Slots that one Open gave. Its parts' operations share it: they run in one thread, or in tasks of one loop."""
+    """Slots of one OpenSlots, shared by its parts' operations, which run in one thread or as tasks of one loop."""
 
-    loan: AnyLoan
+    connection: AnyConnectionLease
     node: KnownNode
     there: list[int]
     again: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     copied: list[_JoinedValues] = field(default_factory=list)
-    """To be committed."""
+    """Parts to be committed."""
     is_committing: bool = False
-    """One of the operations is waiting for the node: it commits what has been copied meanwhile, too."""
+    """One operation awaits the node's reply; it then commits the parts copied meanwhile."""
     failure: Unreachable | None = None
-    """Why the engine could not write what is left."""
+    """Why the engine could not write the keys in `left`."""

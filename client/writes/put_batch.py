@@ -1,4 +1,5 @@
-"""The batch of one put: its values, what is reserved for them and what is stored, so that the rest can be given back at any time."""
+"""State of one put: its values, their reservations and what is stored, so that the rest can be cancelled at any
+time."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -16,11 +17,11 @@ from kvstore.protocol.node_messages import RETRY_LATER, STORED
 from kvstore.protocol.session_messages import Flags
 
 UNRESERVED: Final = 0
-"""Generation of a value that the node is to claim at the master. As a hint's it means any."""
+"""Generation of a value that the node reserves itself. In a cached location it matches any generation."""
 
 
 class PutBatch:
-    """Keys, sources and parents are equally long."""
+    """Keys, values and state of one put. Keys, sources and parents are equally long."""
 
     def __init__(
         self,
@@ -40,30 +41,31 @@ class PutBatch:
         self._all = list(range(len(keys)))
         self.stored = [False] * len(keys)
         self._there: set[bytes] = set()
-        """Keys that others have stored, as far as they were asked for."""
+        """Keys found to be stored by others."""
         self.granted: dict[int, int] = {}
-        """Generations reserved for this operation and not yet written, by the key's index."""
-        self.told: list[tuple[Sequence[int], list[ReserveReply]]] = []
-        """What was asked for of a master, and its answer, from its arrival until `granted` has what it says."""
+        """Generations reserved and not yet written, by key index."""
+        self.replies: list[tuple[Sequence[int], list[ReserveReply]]] = []
+        """(key indexes, reply) of reservations, from the reply's arrival until `note_grants` has processed it."""
 
     def note_grants(self) -> None:
-        for asked, replies in self.told:
+        """Move the reservations of all replies into `granted`."""
+        for asked, replies in self.replies:
             for reply in replies:
                 granted = zip(asked, reply.statuses, reply.generations, strict=True)
                 self.granted.update({i: generation for i, status, generation in granted if status == GRANTED})
-        self.told.clear()
+        self.replies.clear()
 
     def was_there(self, indices: Sequence[int]) -> None:
         """Others have stored these."""
         self._there.update([self.keys[i] for i in indices])
 
     def results_after(self, error: KVStoreError) -> list[bool | KVStoreError]:
-        """What became of each key of an operation that ended with an error: it is the result of those that nobody has stored."""
+        """Result of each key after an error: the error, for keys that are not stored."""
         there = self._there.union(compress(self.keys, self.stored))
         return [is_stored or (False if key in there else error) for key, is_stored in zip(self.keys, self.stored, strict=True)]
 
     def cancel(self, indices: Sequence[int]) -> Operation[None]:
-        """Give reservations back, as far as the master can be told."""
+        """Cancel reservations, as far as the master can be reached."""
         yield from self._reservations.cancel(self._cancellation(indices))
         for i in indices:
             self.granted.pop(i, None)
@@ -73,19 +75,19 @@ class PutBatch:
         return CancelReservations([self.keys[i] for i, _ in granted], [generation for _, generation in granted])
 
     def unused(self) -> CancelReservations:
-        """What gives back all that was reserved and not used. For an operation that is over."""
+        """The request that cancels all unused reservations of a finished put."""
         self.note_grants()
         return self._cancellation(list(self.granted))
 
     def not_written(self, there: Sequence[int], again: Sequence[int], busy: list[int]) -> Operation[None]:
-        """Others have stored `there` at the node; for `again` it had no room, or another writer has them. The reservations of both go back:
-        those of `there` would hold up whoever puts such a key anew once its block is removed."""
+        """Process keys that were not written: `there` is stored by others, `again` is to be retried. Both reservations
+        are cancelled; one left behind would block the next put of a removed key."""
         self.was_there(there)
         busy += again
         yield from self.cancel([*there, *again])
 
     def columns(self, indices: Sequence[int]) -> tuple[list[bytes], list[int], list[int]]:
-        """Keys, sizes and generations."""
+        """Keys, sizes and generations of these indexes."""
         sizes, granted = self.sources.sizes, self.granted
         if self._are_all(indices):
             return list(self.keys), list(sizes), list(map(granted.__getitem__, indices))
@@ -97,20 +99,20 @@ class PutBatch:
         return [self._parents[i] for i in indices]
 
     def _are_all(self, indices: Sequence[int]) -> bool:
-        """Whether these are all keys, in order."""
+        """Return whether these are all keys, in order."""
         return len(indices) == len(self.keys) and indices == self._all
 
     def written(self, node: KnownNode, indices: Sequence[int], reply: Flags) -> tuple[list[int], list[int]]:
-        """Note what the node has stored; the others, for `not_written`: those that were there, and those to ask again for."""
+        """Record the keys that the node has stored; returns the others for `not_written`: (present, to retry)."""
         hints: list[tuple[bytes, CachedLocation]] = []
         there: list[int] = []
         again: list[int] = []
         keys, sizes, node_id, pop = self.keys, self.sources.sizes, node.node_id, self.granted.pop
         if reply.flags.count(STORED) == len(indices) == len(reply.flags) and len(set(map(sizes.__getitem__, indices))) == 1:
             generations = set(map(self.granted.__getitem__, indices))
-            if len(generations) == 1:  # as a rule, and much faster
+            if len(generations) == 1:  # the common case, and much faster
                 hint = CachedLocation(node_id, generations.pop(), sizes[indices[0]])
-                if len(indices) == len(keys):  # of different keys, or some would be missing
+                if len(indices) == len(keys):  # the keys are distinct, or some would be missing
                     self.stored[:] = [True] * len(keys)
                     self.granted.clear()
                     self._hints.learn_all(keys, hint)

@@ -23,7 +23,7 @@ from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, Servi
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.telemetry.http.access import AccessLevel
 from kvstore.telemetry.http.aiohttp_server import refusal
-from kvstore.telemetry.http.server import Handler, HttpServer, asked
+from kvstore.telemetry.http.server import Handler, HttpServer, run_in_thread
 
 DEFAULT_TENANT: Final = "default"
 TYPES: Final = ("vllm", "sglang")
@@ -161,7 +161,7 @@ def _handler(answer: Callable[[Any], dict[str, Any] | None]) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         payload = await request.clone(client_max_size=MAX_BODY_BYTES).read()
         form = msgspec.msgpack if request.content_type in MSGPACK else msgspec.json
-        found = await asked(lambda: answer(_decoded(payload, form.decode)))
+        found = await run_in_thread(lambda: answer(_decoded(payload, form.decode)))
         if found is None:
             return refusal(404, "no such service is registered")
         return web.Response(body=form.encode(found), content_type="application/json" if form is msgspec.json else MSGPACK[0])

@@ -51,7 +51,7 @@ def add_publisher_signals(server: HttpServer, publishing: "EventPublisher", inde
             raise DeadlineExceeded(f"the nodes have not been asked for {silent_s:.0f} s")
 
     def unready() -> Sequence[str]:
-        return [f"{who} cannot be asked what happened" for who in publishing.recorder.unheard]
+        return [f"{who} cannot be asked what happened" for who in publishing.recorder.unreachable]
 
     def add(server: HttpServer) -> None:
         from kvstore.engines.publisher.conductor import add_index  # not before someone asks: it loads aiohttp

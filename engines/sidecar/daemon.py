@@ -29,7 +29,7 @@ from kvstore.telemetry.logs import stops, write_logs
 from kvstore.telemetry.metrics.metric import SIDECAR, Readings
 from kvstore.telemetry.signals import add_signals
 from kvstore.telemetry.tracing.config import SECTION as TRACING
-from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, spans_told
+from kvstore.telemetry.tracing.config import TracingSettings, open_tracing, span_counts
 
 if TYPE_CHECKING:
     from kvstore.engines.sidecar.reporter import InstanceReporting
@@ -60,7 +60,7 @@ def add_sidecar_signals(server: HttpServer, telling: "InstanceReporting", tracin
             "kvstore_sidecar_reporting": int(telling.is_in),
             "kvstore_sidecar_reports": telling.reports,
             "kvstore_sidecar_failures": telling.failures,
-            "kvstore_sidecar_trace_spans": spans_told(tracing),
+            "kvstore_sidecar_trace_spans": span_counts(tracing),
         }
 
     add_signals(server, SIDECAR, read, alive=alive, unready=unready)

@@ -24,7 +24,7 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 from kvstore.protocol.frames import MAX_KEY_BYTES
 from kvstore.scheduler.admission import AdmitAll, make_admission
 from kvstore.scheduler.baselines import make_dispatcher
-from kvstore.scheduler.dispatcher import broken_slo
+from kvstore.scheduler.dispatcher import check_slo
 from kvstore.scheduler.estimators.analytic import AnalyticModel, find_gpu
 from kvstore.scheduler.request import Decision, Rejection, ScheduleRequest, Slo
 
@@ -235,7 +235,7 @@ class ClusterScheduler:
         other = self._dispatch(request, pool, with_node, now_ns)
         if isinstance(other, Decision) and other.ttft_s <= computed.ttft_s:
             return other
-        return broken_slo(request.slo, ttft_s=computed.ttft_s, tbt_s=computed.tbt_s) or computed
+        return check_slo(request.slo, ttft_s=computed.ttft_s, tbt_s=computed.tbt_s) or computed
 
     def _reply(self, decision: Decision, pool: _Pool) -> pb.ScheduleReply:
         prefill, decode = pool.prefill[decision.prefill].report, pool.decode[decision.decode].report

@@ -28,7 +28,7 @@ class PinnedNodeClient(AsyncClient):
     def __init__(self, master: str, node: str, *, tenant: str, token: str, settings: ClientSettings | None = None) -> None:
         super().__init__(master, tenant=tenant, token=token, settings=settings)
         daemons = self._operations.resources.daemons
-        daemons.nodes = _PinnedNode(node, daemons.unshared)
+        daemons.nodes = _PinnedNode(node, daemons.shm_diagnostics)
 
 
 class _PinnedNode(KnownNodes):

@@ -1,1 +1,1 @@
-"""How long prefill, a decode step and a transfer will take: the interfaces, and estimators by analysis and by measurement."""
+"""Estimators of prefill, decode and transfer times: interfaces, analytic models, and regressions on measurements."""

@@ -1,19 +1,20 @@
-"""Named GPUs: what they compute and move at best. Facts; what is reached of them is `mfu` and `hbm_efficiency` of analytic.py.
+"""Analytic times of prefill and decode steps, from the shapes of a model and the limits of a GPU (roofline); and a
+table of GPUs.
 
-Source: NVIDIA's data sheets of each (figures "with sparsity" halved; NVLink is given there for both directions together, here for one). The
-data sheet of none names a network card: DGX A100 has 8 x 200 Gbit/s for 8 GPUs, DGX H100, H200 and B200 have 8 x 400; the testbed of Qin et
-al., "Mooncake", FAST 2025, has 4 x 200 for 8 A800; 100 Gbit/s a GPU are assumed of the others. A800 and H800 differ from A100 and H100 in
-NVLink. RTX4090: NVIDIA, "Ada GPU Architecture" white paper, appendix A (FP16 with FP32 accumulation).
+Each operation takes the longer of its compute time and its loads from HBM; operations run one after another. The four
+operations of a layer and their counts are those of the published layer model (table in docs/scheduling.md),
+generalised: grouped-query attention, a gated feed-forward network, a cached prefix, causal attention (half of the
+pairs), and the logits, once per step. There an operation is a multiply-accumulate, here it is two. Models with experts,
+latent attention or sliding windows are not covered.
 
-How long a step takes, from the shapes of the model and the limits of the GPU, operation by operation. It has measured nothing.
+GPU figures are peak values; `mfu` and `hbm_efficiency` scale them to what is reached.
 
-Each operation takes the longer of its computing and its loading from HBM; they follow one another. The four of a layer and their counts
-are those of the published layer model (docs/scheduling.md has the table), generalised: grouped-query attention, a gated feed-forward
-network, a prefix that is in the cache, causal attention (which computes half of the pairs), and the logits, once a step. There an
-operation is a multiply-accumulate; here it is two. Models with experts, latent attention or sliding windows it does not describe.
-
-Source: the layer model presented with Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. That an operation is
-bound either by computing or by loading: Williams et al., "Roofline", CACM 52 (2009).
+Source: the layer model presented with Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025.
+Roofline: Williams et al., "Roofline", CACM 52 (2009). GPUs: NVIDIA's data sheets (figures "with sparsity" halved;
+NVLink is given there for both directions, here for one). Network cards: DGX A100 has 8 x 200 Gbit/s for 8 GPUs, DGX
+H100, H200 and B200 have 8 x 400; the testbed of Qin et al. has 4 x 200 for 8 A800; others are assumed to have 100
+Gbit/s per GPU. A800 and H800 differ from A100 and H100 in NVLink. RTX4090: NVIDIA, "Ada GPU Architecture" white paper,
+appendix A (FP16 with FP32 accumulation).
 """
 
 from dataclasses import dataclass
@@ -24,33 +25,34 @@ from kvstore.kvcache.models.table import check_above_zero, find_facts
 from kvstore.protocol.errors import ConfigError
 
 DEFAULT_MFU: Final = 0.5
-"""Of the peak, what large matrix products reach with tensor parallelism over NVLink, its all-reduces included. To be fitted."""
+"""Share of the peak that large matrix products reach with tensor parallelism over NVLink, including all-reduces. To be
+fitted."""
 MIN_EFFICIENCY: Final = 1e-6
-"""A GPU that reaches less does nothing that is worth foreseeing."""
+"""Lower bound of both efficiencies."""
 DEFAULT_HBM_EFFICIENCY: Final = 0.8
-"""Of the bandwidth, what loads of weights and cache reach. The A40 tables of the layer model give 0.75 to 0.8."""
+"""Share of the bandwidth that loads of weights and cache reach. The A40 tables of the layer model give 0.75 to 0.8."""
 USED_HBM: Final = 0.9
-"""Of the memory, what weights and cache may take; the rest is for activations and the runtime. The default of vLLM, too."""
+"""Share of the memory for weights and cache; the rest is for activations and the runtime. vLLM's default, too."""
 OPERATIONS: Final = ("qkv", "prefill_attention", "decode_attention", "output", "ffn", "logits")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU, of the SXM form where there are several."""
+    """One GPU, in its SXM form if there are several."""
 
     name: str
     flops_per_s: float
     """Dense FP16 or BF16 on tensor cores, FP32 accumulation."""
     hbm_bytes_per_s: float
     hbm_bytes: int
-    """Of its memory, also where that is GDDR."""
+    """Size of its memory, also if it is GDDR."""
     nvlink_bytes_per_s: float
-    """To the other GPUs of its host, one direction; 0: it has no NVLink."""
+    """To the other GPUs of its host, one direction; 0: no NVLink."""
     nic_bytes_per_s: float
-    """Its share of the network cards that its hosts usually have, one direction."""
+    """Its share of its host's typical network cards, one direction."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a figure that cannot be."""
+        """Raises ConfigError for impossible figures."""
         check_above_zero(self, may_be_zero=frozenset({"nvlink_bytes_per_s"}))
 
 
@@ -71,34 +73,35 @@ GPUS: Final[dict[str, GpuFacts]] = {
     )
 }
 SHORT_NAMES: Final = {"a100": "A100-80G", "a800": "A800-80G"}
-"""Names without the size of a memory that comes in two: the larger is meant."""
+"""Names without a memory size, of GPUs with two: the larger is meant."""
 
 
 def find_gpu(name: str) -> GpuFacts:
-    """The GPU of this name (case does not matter), or that in the file `name` if it ends in .json: an object with the fields of GpuFacts.
+    """The GPU of this name (case-insensitive), or from the file `name` if it ends in .json: an object with the fields
+    of GpuFacts.
 
     Raises:
-        ConfigError: there is none of this name (the message lists those there are), or the file is not such an object.
+        ConfigError: unknown name (the message lists the known ones), or a malformed file.
     """
     return find_facts(SHORT_NAMES.get(name.lower(), name), GPUS, GpuFacts, noun="GPU")
 
 
 class StepOperation(NamedTuple):
-    """One operation of a step, of all layers together."""
+    """One operation of a step, over all layers."""
 
     name: str
     flops: float
-    """Two a multiply-accumulate."""
+    """Two per multiply-accumulate."""
     load_bytes: float
     """Read from HBM."""
     seconds: float
 
 
 class AnalyticModel:
-    """PrefillTime and DecodeTime (interface.py) of `gpus` GPUs that hold one copy of the model together (tensor parallel).
+    """PrefillTime and DecodeTime of `gpus` GPUs that hold one copy of the model (tensor parallel).
 
-    A step computes new tokens of one prompt and one token of each of `batch` sequences at once: with batch = 0 it is a prefill, with
-    new_tokens = 0 a decode step, with both a step of chunked prefill, which loads the weights once for both.
+    A step computes new tokens of one prompt and one token of each of `batch` sequences. With batch = 0 it is a prefill,
+    with new_tokens = 0 a decode step, with both a step of chunked prefill, which loads the weights once.
     """
 
     def __init__(
@@ -110,15 +113,16 @@ class AnalyticModel:
         mfu: float = DEFAULT_MFU,
         hbm_efficiency: float = DEFAULT_HBM_EFFICIENCY,
     ) -> None:
-        """`mfu`: reached of the peak by an operation that computing bounds; `hbm_efficiency`: of the bandwidth by one that loading bounds.
+        """`mfu`: share of peak compute that compute-bound operations reach; `hbm_efficiency`: share of the bandwidth
+        that memory-bound ones reach.
 
         Raises:
-            ConfigError: one of them is not within [MIN_EFFICIENCY, 1], the model does not fit on the GPUs, or is not what this describes.
+            ConfigError: one is not within [MIN_EFFICIENCY, 1], or the model does not fit on the GPUs or is not covered.
         """
         if model.specials:
             raise ConfigError(
-                f"{model.name} has {' and '.join(model.specials)}, which the layer model does not describe: take a dense model that keeps "
-                "all keys and values, or times learnt from an engine"
+                f"{model.name} has {' and '.join(model.specials)}, which the layer model does not cover: use a dense model that keeps "
+                "all keys and values, or times measured on an engine"
             )
         for name, value in (("mfu", mfu), ("hbm_efficiency", hbm_efficiency)):
             if not MIN_EFFICIENCY <= value <= 1:
@@ -126,11 +130,11 @@ class AnalyticModel:
         if gpus < 1:
             raise ConfigError(f"gpus is {gpus}: it must be at least 1")
         self.model, self.gpu, self.gpus = model, gpu, gpus
-        room_bytes = int(gpus * gpu.hbm_bytes * USED_HBM) - model.weight_bytes
-        if room_bytes < model.kv_bytes_per_token:
+        cache_bytes = int(gpus * gpu.hbm_bytes * USED_HBM) - model.weight_bytes
+        if cache_bytes < model.kv_bytes_per_token:
             fitting = -int(-(model.weight_bytes + model.kv_bytes_per_token) // (gpu.hbm_bytes * USED_HBM))
             raise ConfigError(f"{model.name} does not fit on {gpus} x {gpu.name}: it needs at least {fitting} of them")
-        self.cache_tokens = room_bytes // model.kv_bytes_per_token
+        self.cache_tokens = cache_bytes // model.kv_bytes_per_token
         """Tokens of KV cache that fit in HBM beside the weights."""
         self.peak_flops_per_s = gpus * gpu.flops_per_s
         """The MFU of a step is its flops / (its seconds x this)."""
@@ -147,25 +151,24 @@ class AnalyticModel:
         self._layer_products = tuple(product.seconds for product in (self._qkv, self._output, self._ffn))
 
     def _product(self, rows: int, columns: int, *, times: int, bits: int) -> "_Product":
-        """`bits`: of a weight. Vectors and the products are of the model's dtype: quantised weights are decoded on the way."""
+        """`bits` per weight. Vectors and products have the model's dtype: quantised weights are decoded on load."""
         elements = rows * columns * times
         flops, matrix_bytes, vector_bytes = 2 * elements, elements * bits // 8, rows * self.model.dtype_bytes * times
         rate = self._load_bytes_per_s
         return _Product(flops, matrix_bytes, vector_bytes, (flops / self._flops_per_s, matrix_bytes / rate, vector_bytes / rate))
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
-        """Seconds to compute a prompt alone, all of it in one step."""
+        """Seconds to compute a prompt alone, in one step."""
         return self.step_s(new_tokens=input_tokens - prefix_tokens, prefix_tokens=prefix_tokens, batch=0, context_tokens=0)
 
     def tbt_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds for one token of each of `batch` sequences with `context_tokens` of cache together."""
+        """Seconds for one token of each of `batch` sequences with `context_tokens` of cache in total."""
         return self.step_s(new_tokens=0, prefix_tokens=0, batch=batch, context_tokens=context_tokens)
 
     def step_s(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> float:
-        """Seconds of a step that computes the tokens [prefix_tokens, prefix_tokens + new_tokens) of a prompt and decodes `batch` sequences,
-        which have `context_tokens` of cache together. 0 if it does neither.
-        """
-        # The sum of operations(), without making them: a decision over 256 instances asks 512 times within its 2 ms.
+        """Seconds of a step that computes the tokens [prefix_tokens, prefix_tokens + new_tokens) of a prompt and
+        decodes `batch` sequences with `context_tokens` of cache in total; 0 without work."""
+        # The sum of operations() without creating them: a decision over 256 instances needs 512 estimates within 2 ms.
         tokens = new_tokens + batch
         if not tokens:
             return 0.0
@@ -183,7 +186,7 @@ class AnalyticModel:
         return seconds + max(compute_s * sequences, matrix_s + vector_s * sequences)
 
     def operations(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> tuple[StepOperation, ...]:
-        """The parts of step_s, in the order of OPERATIONS; none if there is nothing to do."""
+        """Parts of step_s, in the order of OPERATIONS; () without work."""
         tokens, sequences = new_tokens + batch, batch + (new_tokens > 0)
         if not tokens:
             return ()
@@ -225,15 +228,15 @@ class AnalyticModel:
 
 
 class _Product(NamedTuple):
-    """Vectors times a matrix, in all layers."""
+    """Vectors times a matrix, over all layers."""
 
     flops: int
-    """A vector."""
+    """Per vector."""
     matrix_bytes: int
     vector_bytes: int
     seconds: tuple[float, float, float]
-    """Each of these three takes."""
+    """Seconds for each of these three."""
 
     def counts(self, vectors: int) -> tuple[int, int]:
-        """Flops, and bytes loaded."""
+        """(flops, bytes loaded)."""
         return self.flops * vectors, self.matrix_bytes + self.vector_bytes * vectors

@@ -1,7 +1,7 @@
-"""Estimators that learn while they are used: fitted again and again to the latest measurements. They measure nothing and know no clock.
+"""Estimators that are refitted to the latest measurements while in use. They measure nothing and use no clock.
 
-Until there is enough to fit, and whenever the latest samples are too much alike, what was known before is used. That includes what was
-fitted last: a quiet hour in which all prompts have one length does not make the scheduler forget the others.
+Until there are enough samples, and whenever the latest ones are too similar to fit, the last fit stays in use. An hour
+of equal prompt lengths thus does not erase what was learned about others.
 """
 
 from collections import deque
@@ -13,16 +13,16 @@ from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
 from kvstore.scheduler.estimators.regression import DecodeRegression, DecodeSample, FitReport, PrefillRegression, PrefillSample, Regression
 
 WINDOW_SAMPLES: Final = 512
-"""What is fitted to: the latest so many."""
+"""Latest samples that a fit uses."""
 REFIT_SAMPLES: Final = 32
-"""After so many new ones. A fit of a full window takes a few milliseconds."""
+"""New samples between fits. A fit of a full window takes a few milliseconds."""
 
 S = TypeVar("S")
 R = TypeVar("R", bound=Regression)
 
 
 class _Online(Generic[S, R]):
-    """The latest samples and the last fit of them. Not thread-safe."""
+    """Window of samples and the last fit. Not thread-safe."""
 
     def __init__(self, fitted: Callable[[Sequence[S]], R]) -> None:
         self._fitted = fitted
@@ -31,7 +31,7 @@ class _Online(Generic[S, R]):
         self._regression: R | None = None
 
     def add(self, sample: S) -> None:
-        """Learn from a sample. O(1), but for every REFIT_SAMPLES-th: milliseconds."""
+        """Add a sample. O(1), except every REFIT_SAMPLES-th: milliseconds."""
         self._samples.append(sample)
         self._new_samples += 1
         if self._new_samples < REFIT_SAMPLES:
@@ -40,16 +40,16 @@ class _Online(Generic[S, R]):
         try:
             self._regression = self._fitted(list(self._samples))
         except InvalidArgument:
-            return  # too few, or too much alike: the next ones may do
+            return  # too few or too similar samples: keep the last fit
 
     @property
     def report(self) -> FitReport | None:
-        """Of the last fit; None: there was none yet."""
+        """Report of the last fit; None before the first."""
         return self._regression.report if self._regression else None
 
 
 class OnlinePrefill(_Online[PrefillSample, PrefillRegression]):
-    """PrefillTime (interface.py), fitted to the samples that were added."""
+    """PrefillTime fitted to the added samples."""
 
     def __init__(self, initial: PrefillTime) -> None:
         """`initial` is used until the first fit."""
@@ -62,7 +62,7 @@ class OnlinePrefill(_Online[PrefillSample, PrefillRegression]):
 
 
 class OnlineDecode(_Online[DecodeSample, DecodeRegression]):
-    """DecodeTime (interface.py), fitted to the samples that were added."""
+    """DecodeTime fitted to the added samples."""
 
     def __init__(self, initial: DecodeTime) -> None:
         """As OnlinePrefill."""

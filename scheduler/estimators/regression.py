@@ -1,15 +1,16 @@
-"""Fitting a time as a sum of features whose coefficients are not negative, to measurements some of which are wrong.
+"""Robust non-negative regression of times, and its use for prefill time and time between tokens.
 
-A time grows with the work, so a negative coefficient is noise, and extrapolates to times below 0. Errors are relative: a prompt of 100
-tokens matters as much as one of 100,000. What the features are is the caller's (regression.py).
+    prefill = c0 + c1 (n - p) + c2 (n^2 - p^2)
+    TBT     = c0 + c1 batch + c2 context
 
-Prefill time and time between tokens, fitted to measurements: as sums of what computing and loading grow with. No measuring of its own.
+Of n prompt tokens p are cached; n^2 - p^2 is twice the pairs of causal attention. The terms of TBT are loading the
+weights, computing a token, and loading a token of cache.
 
-    prefill = c0 + c1 (n - p) + c2 (n^2 - p^2)     n tokens of which p are in the cache; the last is twice the pairs of causal attention
-    TBT     = c0 + c1 batch + c2 context           loading the weights, computing a token, loading a token of cache
+Times grow with work, so a negative coefficient is noise and would extrapolate below 0. Errors are relative: a prompt of
+100 tokens counts as much as one of 100,000. Outliers are down-weighted.
 
-Source: polynomial regression of the prefill time on length and prefix length is Mooncake's (Qin et al., FAST 2025, section 5); which terms
-it takes is not published.
+Source: polynomial regression of the prefill time on length and prefix length is Mooncake's (Qin et al., FAST 2025,
+section 5); its terms are not published.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,26 +24,26 @@ from numpy.typing import NDArray
 from kvstore.protocol.errors import InvalidArgument
 
 SAMPLES_PER_FEATURE: Final = 4
-"""Fewer samples are refused: with one a feature, every fit is perfect and says nothing."""
+"""Minimum samples per feature: with one, every fit is perfect and meaningless."""
 MAX_CONDITION: Final = 1e6
-"""Of the scaled features: beyond it the samples do not tell the features apart."""
+"""Maximum condition number of the scaled features: beyond it they cannot be separated."""
 ROUNDS: Final = 20
 OUTLIER_SPREADS: Final = 2.0
-"""From this multiple of the typical relative error on, a sample counts by its error and not by its square (Huber's loss)."""
+"""Multiple of the typical relative error beyond which errors count linearly instead of squared (Huber's loss)."""
 Matrix = NDArray[np.float64]
 MIN_SAMPLE_S: Final = 1e-6
-"""A fit weighs samples by the inverse of their durations."""
+"""Minimum duration; samples are weighted by its inverse."""
 MAX_SAMPLE_S: Final = 1e6
-"""Nothing takes eleven days: the figure is wrong."""
+"""Maximum plausible duration, eleven days."""
 MAX_REQUEST_TOKENS: Final = (1 << 32) - 1
-"""Of one prompt, and sequences of one batch: reports have 32 bits for either."""
+"""Tokens of one prompt, or sequences of one batch: 32 bits in reports."""
 MAX_CONTEXT_TOKENS: Final = 1 << 53
-"""Tokens beyond are no longer exact as floats, and are wrong anyway."""
+"""Beyond this, floats are no longer exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """How well a fit keeps to its samples."""
+    """Quality of a fit."""
 
     samples: int
     r_squared: float
@@ -51,27 +52,27 @@ class FitReport:
 
 
 def fit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[tuple[float, ...], FitReport]:
-    """The coefficients, one a feature, and how good they are. `features` is [samples][features], `seconds` is above 0.
+    """Fit coefficients, one per feature, with a quality report. `features` is [samples][features], `seconds` is above
+    0.
 
-    Least squares of the relative errors, refined until outliers count linearly. So a tenth of the samples may be off by any factor from 0.1
-    to 10 and the fit moves by some percent; more than that and it moves with them.
+    Least squares of relative errors, refined until outliers count linearly. Up to a tenth of the samples may be off by
+    a factor from 0.1 to 10, moving the fit by some percent.
 
     Raises:
-        InvalidArgument: there are fewer than SAMPLES_PER_FEATURE samples a feature, or they do not tell the features apart (all prompts
-            have one length, say).
+        InvalidArgument: fewer than SAMPLES_PER_FEATURE samples per feature, or inseparable features (all prompts of one length, say).
     """
     x, y = np.asarray(features, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     needed = SAMPLES_PER_FEATURE * (x.shape[1] if x.ndim == 2 else 1)
     if len(y) < needed:
-        raise InvalidArgument(f"{len(y)} samples are too few to fit: it takes {needed}")
+        raise InvalidArgument(f"{len(y)} samples are too few to fit: at least {needed} are needed")
     scale = np.abs(x).max(axis=0)
     if not scale.all() or np.linalg.cond(x / scale) > MAX_CONDITION:
-        raise InvalidArgument("the samples are too much alike to fit: measure other sizes, too")
+        raise InvalidArgument("the samples are too similar to fit: measure other sizes, too")
     x = x / scale
     weights = 1.0 / y
     coefficients = _non_negative(x, y, weights)
     for _ in range(ROUNDS):
-        fitted = np.maximum(x @ coefficients, y.min() / 10)  # a fit of 0 would weigh infinitely
+        fitted = np.maximum(x @ coefficients, y.min() / 10)  # avoids infinite weights
         errors = np.abs(y - fitted) / fitted
         limit = max(OUTLIER_SPREADS * float(np.median(errors)), 1e-9)
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, limit))) / fitted
@@ -83,9 +84,9 @@ def fit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[
 
 
 def _non_negative(x: Matrix, y: Matrix, weights: Matrix) -> Matrix:
-    """The non-negative coefficients with the least weighted squares: the best of the plain solutions on each subset of the features.
+    """Non-negative weighted least squares: the best of the plain solutions on each subset of the features.
 
-    Exact, because the solution is the plain one on those features that it uses; 7 subsets of 3.
+    Exact, because the solution equals the plain one on the features it uses; 3 features have 7 subsets.
     """
     rows, goal = x * weights[:, None], y * weights
     gram, moments = rows.T @ rows, rows.T @ goal
@@ -94,7 +95,7 @@ def _non_negative(x: Matrix, y: Matrix, weights: Matrix) -> Matrix:
         for subset in combinations(range(x.shape[1]), size):
             chosen = list(subset)
             found = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], moments[chosen], rcond=None)[0]
-            gain = float(found @ moments[chosen])  # what the squares are reduced by
+            gain = float(found @ moments[chosen])  # reduction of the sum of squares
             if (found >= 0).all() and gain > best_gain:
                 best, best_gain = np.zeros(x.shape[1]), gain
                 best[chosen] = found
@@ -111,15 +112,15 @@ def _report(y: Matrix, fitted: Matrix) -> FitReport:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One prefill, alone on its instance."""
+    """Duration of one prefill, alone on its instance."""
 
     input_tokens: int
     prefix_tokens: int
-    """Of these, found in the cache."""
+    """Tokens that were cached."""
     duration_s: float
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for what cannot have been measured."""
+        """Raises InvalidArgument for impossible values."""
         if not 0 <= self.prefix_tokens < self.input_tokens <= MAX_REQUEST_TOKENS:
             raise InvalidArgument(f"a prefill of {self.input_tokens} tokens cannot have found {self.prefix_tokens} in the cache")
         _check_duration(self.duration_s)
@@ -127,15 +128,15 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSample:
-    """One decode step."""
+    """Duration of one decode step."""
 
     batch: int
     context_tokens: int
-    """Of all sequences of the batch."""
+    """Context of all sequences of the batch."""
     duration_s: float
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for what cannot have been measured."""
+        """Raises InvalidArgument for impossible values."""
         if not (1 <= self.batch <= self.context_tokens <= MAX_CONTEXT_TOKENS and self.batch <= MAX_REQUEST_TOKENS):
             raise InvalidArgument(f"a batch of {self.batch} cannot have {self.context_tokens} tokens of cache")
         _check_duration(self.duration_s)
@@ -148,20 +149,20 @@ def _check_duration(duration_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Coefficients in seconds, none negative, and what they were fitted to."""
+    """Fitted coefficients in seconds, none negative, with the fit's quality."""
 
     coefficients: tuple[float, float, float]
     report: FitReport
 
 
 class PrefillRegression(Regression):
-    """PrefillTime (interface.py)."""
+    """PrefillTime by regression."""
 
     __slots__ = ()
 
     @classmethod
     def fitted(cls, samples: Iterable[PrefillSample]) -> "PrefillRegression":
-        """Raises InvalidArgument: too few samples, or too much alike."""
+        """Raises InvalidArgument for too few or too similar samples."""
         taken = list(samples)
         rows = [(1.0, sample.input_tokens - sample.prefix_tokens, sample.input_tokens**2 - sample.prefix_tokens**2) for sample in taken]
         return cls(*_fitted(rows, [sample.duration_s for sample in taken]))
@@ -174,13 +175,13 @@ class PrefillRegression(Regression):
 
 
 class DecodeRegression(Regression):
-    """DecodeTime (interface.py)."""
+    """DecodeTime by regression."""
 
     __slots__ = ()
 
     @classmethod
     def fitted(cls, samples: Iterable[DecodeSample]) -> "DecodeRegression":
-        """Raises InvalidArgument: too few samples, or too much alike."""
+        """Raises InvalidArgument for too few or too similar samples."""
         taken = list(samples)
         rows = [(1.0, sample.batch, sample.context_tokens) for sample in taken]
         return cls(*_fitted(rows, [sample.duration_s for sample in taken]))

@@ -1,1 +1,1 @@
-"""The HTTP port of a daemon: health for whoever starts it, and what other parts add. Not the router's port for requests."""
+"""HTTP port of a daemon: server, access control and listener. The router's port for requests is separate."""

@@ -1,8 +1,8 @@
-"""Who may ask what on a daemon's HTTP port.
+"""Access control of a daemon's HTTP port.
 
-A route says what it needs, an access control (`LocalAccess`) what a request has. Without credentials only this host is let in, and a
-browser's page only if the daemon itself served it: a page of elsewhere could send requests to the loopback in its reader's name. With
-credentials an operator's token is needed.
+A route has a required level; an access control (`LocalAccess`) gives each request a level. Without credentials only
+this host has access, and a browser page only if this daemon served it: another site's page could send requests to the
+loopback address. With credentials an operator's token is required.
 """
 
 import enum
@@ -28,55 +28,55 @@ SCHEME: Final = "bearer"
 UNKNOWN: Final = "That token is not known"
 EXPIRED: Final = "That token has expired; ask for a new one"
 OWNERS: Final = {IdentityKind.TENANT: "a tenant", IdentityKind.NODE: "a node", IdentityKind.INSTANCE: "an engine"}
-"""Kinds of tokens that open no console."""
+"""Kinds of tokens without access to the console."""
 Denied = Callable[[Actor, KVStoreError], None]
-"""Told of a request whose token was refused, in the HTTP server's thread."""
+"""Called for each request with a refused token, in the HTTP server's thread."""
 
 log = logging.getLogger("kvstore.telemetry")
 
 
 class AccessLevel(enum.IntEnum):
-    """Each includes those before it."""
+    """Access levels; each includes those before it."""
 
     NONE = 0
-    """Health: whether the daemon lives and serves."""
+    """Health checks."""
     READ = 1
-    """Metrics, and what `kvstore status` shows."""
+    """Metrics, and the contents of `kvstore status`."""
     ADMIN = 2
-    """Whatever changes something, and stacks and profiles, which show code and names."""
+    """Changes, and stacks and profiles, which show code and names."""
 
 
 OWN_NAMES: Final = ("localhost",)
 
 
 class LocalAccess:
-    """Access control of a port without credentials: this host may do all. Others decide by credentials, and inherit from it.
+    """Access control without credentials: this host has full access. Subclasses use credentials.
 
-    Methods are called in the HTTP server's thread; they neither block nor raise.
+    Methods run in the HTTP server's thread; they neither block nor raise.
     """
 
     def allowed(self, request: "web.Request") -> AccessLevel:
-        """Return what a request may do: ADMIN from the loopback, else NONE. A request by a foreign host name gets NONE as well: a page of
-        that site, whose name was made to mean this host, could send it."""
+        """Level of a request: ADMIN from the loopback address, else NONE. A foreign Host header gets NONE as well: a
+        site's page could send it after rebinding its name to this host (DNS rebinding)."""
         return AccessLevel.ADMIN if _is_loopback(request.remote or "") and _is_own(request.host) else AccessLevel.NONE
 
     def explain(self, request: "web.Request") -> str:
-        """Return why the credential of a refused request is not enough; "" for a request without one."""
+        """Why the credential of a refused request is insufficient; "" without a credential."""
         return UNKNOWN if _bearer(request) is not None else ""
 
     def identify(self, request: "web.Request") -> Identity:
-        """Return the identity of a request that was let in, for the audit trail."""
+        """Identity of an accepted request, for the audit trail."""
         return ANONYMOUS
 
 
 def is_foreign(request: "web.Request") -> bool:
-    """Whether a browser sends it for a page that this server has not served, by the Origin of the page."""
+    """Return whether a browser sends it from a page of another origin, by its Origin header."""
     origin = request.headers.get("Origin")
     return origin is not None and origin.partition("://")[2] != request.host
 
 
 def _is_own(asked: str) -> bool:
-    """Whether a Host is an address, or a name that means this host everywhere."""
+    """Return whether a Host header is an address or a loopback name."""
     try:
         host = urlsplit(f"//{asked}").hostname or ""
     except ValueError:
@@ -97,20 +97,24 @@ def _is_address(host: str) -> bool:
 
 
 class OperatorAccess(LocalAccess):
-    """Access by the cluster's credentials: a token of [admins] may do all, every other request nothing, on this host too. The console shows
-    what all tenants have, so a tenant's token is not enough. `denied` is called for each token that is refused."""
+    """Access by the cluster's credentials: a token of [admins] has full access, any other request none, on this host
+    too.
+
+    A tenant's token is refused, because the console shows data of all tenants. `denied` is called for each refused
+    token.
+    """
 
     def __init__(self, guard: Authenticator, denied: Denied = lambda _actor, _error: None) -> None:
-        self._guard, self._denied = guard, denied
+        self._authenticator, self._denied = guard, denied
 
     def allowed(self, request: "web.Request") -> AccessLevel:
-        if self._guard.allows_anonymous:
+        if self._authenticator.allows_anonymous:
             return super().allowed(request)
         token = _bearer(request)
         if token is None:
             return AccessLevel.NONE
         try:
-            identity = self._guard.identify("", token)
+            identity = self._authenticator.identify("", token)
             if identity.is_admin:
                 return AccessLevel.ADMIN
             raise NotAllowed(f"{kind_of(identity)} is no operator: the console and metrics need a token of [admins]")
@@ -119,35 +123,38 @@ class OperatorAccess(LocalAccess):
             return AccessLevel.NONE
 
     def explain(self, request: "web.Request") -> str:
-        """Only who has a token learns whose it is."""
+        """Only the holder of a token learns its owner."""
         token = _bearer(request)
-        owner = self._guard.owner(token) if token is not None else None
+        owner = self._authenticator.owner(token) if token is not None else None
         if owner is None:
             return super().explain(request)
         return f"That token is {OWNERS[owner.kind]}'s; the console needs an operator's" if owner.kind in OWNERS else EXPIRED
 
     def identify(self, request: "web.Request") -> Identity:
         try:
-            return self._guard.identify("", _bearer(request) or "")
+            return self._authenticator.identify("", _bearer(request) or "")
         except KVStoreError:  # revoked in between
             return UNAUTHENTICATED
 
 
 class TokenAccess(LocalAccess):
-    """Access by any of some tokens: a request that shows one may do all, every other request nothing."""
+    """Access by a set of tokens: a request with one has full access, any other none."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._digests = frozenset(map(digest_of, tokens))
 
     def allowed(self, request: "web.Request") -> AccessLevel:
         token = _bearer(request)
-        # What is looked up is a digest: how long that takes tells nothing of a token.
+        # Comparing digests leaks nothing about tokens through timing.
         return AccessLevel.ADMIN if token is not None and digest_of(token) in self._digests else AccessLevel.NONE
 
 
 class TokenFileAccess(TokenAccess):
-    """Access by the tokens of a file, one a line, for a daemon that has no credentials of the cluster. The file is read again when it has
-    changed. A file that has none any more changes nothing: who exchanges it is not to lock everybody out, nor to let anybody in."""
+    """Access by the tokens of a file, one per line, for daemons without the cluster's credentials.
+
+    The file is reloaded after a change. A file without tokens is ignored, so that replacing it neither locks all out
+    nor opens the port.
+    """
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError: the file cannot be read, or has no token."""
@@ -161,12 +168,12 @@ class TokenFileAccess(TokenAccess):
             try:
                 super().__init__(_tokens(self._path))
             except ConfigError as error:
-                log.error("%s; the tokens of before are good until it has some", error)  # noqa: TRY400 - the text says all
+                log.error("%s; the previous tokens stay valid until then", error)  # noqa: TRY400 - no traceback needed
         return super().allowed(request)
 
 
 def _tokens(path: str) -> list[str]:
-    """Raises ConfigError."""
+    """Read the tokens. Raises ConfigError."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""aiohttp on a daemon's HTTP port: limits on connections, an access check before each handler, one form of errors.
+"""aiohttp on a daemon's HTTP port: connection limits, an access check before each handler, uniform errors.
 
-aiohttp takes any number of connections, and waits for a first request for ever: a peer that reaches the port would need no more to take all
-descriptors of a daemon.
+aiohttp alone accepts unlimited connections and waits forever for a first request, so any peer could exhaust the
+daemon's descriptors.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from kvstore.telemetry.http.server import Handler, HttpServer
 
 MAX_CONNECTIONS: Final = 512
 FIRST_REQUEST_S: Final = 10.0
-"""Time for the head of a first request; between requests it is aiohttp's own, 75 s."""
+"""Timeout of a connection's first request head; between requests aiohttp's own applies, 75 s."""
 
 MAX_REQUESTS: Final = 128
-"""Served at once, live streams of the console among them; those beyond are refused."""
+"""Concurrent requests, including live streams of the console; further ones are refused."""
 MAX_BODY_BYTES: Final = 64 << 10
-LOOK_S: Final = 10.0
-"""Between looks at the files of its certificate."""
+CERTIFICATE_CHECK_S: Final = 10.0
+"""Interval at which the certificate's files are checked for changes."""
 STATUS: Final = {
     "INVALID_ARGUMENT": 400,
     "UNAUTHENTICATED": 401,
@@ -38,69 +38,73 @@ STATUS: Final = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 } | dict.fromkeys(("DATA_LOSS", "INTERNAL", "UNKNOWN"), 500)
-"""Of HTTP, by the status of gRPC that an error of the tree has."""
+"""HTTP status by the gRPC status of an error."""
 
 
 class ConnectionFactory:
-    """Makes the protocol of each connection of a runner that is set up. A stranger is one that has not been let in: there are half of
-    `most` at most, and where there is no room the one that has been here longest goes. Of the server's loop."""
+    """Creates the protocol of each accepted connection, and bounds their number. Runs in the server's loop.
+
+    Unauthenticated connections may be half of `most`; beyond that, or if all are in use, the oldest unauthenticated one
+    is closed.
+    """
 
     def __init__(self, runner: web.AppRunner, *, most: int = MAX_CONNECTIONS) -> None:
         assert runner.server is not None
         self._server = runner.server
         self._most = most
-        self._there: dict[asyncio.BaseProtocol, _HttpConnection] = {}
-        """By aiohttp's own protocol; the one that has been here longest is the first."""
+        self._connections: dict[asyncio.BaseProtocol, _HttpConnection] = {}
+        """By aiohttp's protocol, oldest first."""
 
     def __call__(self) -> asyncio.Protocol:
-        """A connection has been accepted."""
-        strangers = [one for one in self._there.values() if not one.is_let_in]
-        if strangers and (len(strangers) >= self._most // 2 or len(self._there) >= self._most):
-            self._end(strangers[0])
+        """Accept a connection."""
+        unauthenticated = [one for one in self._connections.values() if not one.is_authenticated]
+        if unauthenticated and (len(unauthenticated) >= self._most // 2 or len(self._connections) >= self._most):
+            self._end(unauthenticated[0])
         inner = self._server()
-        made = _HttpConnection(inner, lambda: self._there.pop(inner, None))
-        if len(self._there) >= self._most:
+        made = _HttpConnection(inner, lambda: self._connections.pop(inner, None))
+        if len(self._connections) >= self._most:
             made.end()
         else:
-            self._there[inner] = made
-            asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._look, made)
+            self._connections[inner] = made
+            asyncio.get_running_loop().call_later(FIRST_REQUEST_S, self._expire, made)
         return made
 
-    def asks(self, request: web.Request) -> None:
-        """It asks for something, and is hung up on if it takes nothing of the answer for PEER_TIMEOUT_S."""
-        made = self._there.get(request.protocol)
+    def note_request(self, request: web.Request) -> None:
+        """Mark the connection as having sent a request; it is closed if it reads nothing of the response for
+        PEER_TIMEOUT_S."""
+        made = self._connections.get(request.protocol)
         if made is not None and not made.has_asked:
             made.has_asked = True
             if (sock := request.get_extra_info("socket")) is not None:
                 enable_keepalive(sock, PEER_TIMEOUT_S, limit_unacknowledged=True)
 
-    def is_let_in(self, request: web.Request) -> None:
-        """It is no stranger's."""
-        made = self._there.get(request.protocol)
+    def authenticate(self, request: web.Request) -> None:
+        """Mark the connection as authenticated."""
+        made = self._connections.get(request.protocol)
         if made is not None:
-            made.is_let_in = True
+            made.is_authenticated = True
 
-    def _look(self, made: "_HttpConnection") -> None:
+    def _expire(self, made: "_HttpConnection") -> None:
         if not made.has_asked:
             self._end(made)
 
     def _end(self, made: "_HttpConnection") -> None:
-        self._there.pop(made.inner, None)
+        self._connections.pop(made.inner, None)
         made.end()
 
 
 class _HttpConnection(asyncio.Protocol):
-    """aiohttp's protocol, and what is known of its connection. Of one whose handshake of TLS fails nobody is told."""
+    """Wraps aiohttp's protocol with the state of its connection. Failed TLS handshakes are not reported."""
 
-    def __init__(self, inner: asyncio.Protocol, gone: Callable[[], object]) -> None:
+    def __init__(self, inner: asyncio.Protocol, on_closed: Callable[[], object]) -> None:
         self.inner = inner
-        self.has_asked = self.is_let_in = False
-        self._gone = gone
+        self.has_asked = self.is_authenticated = False
+        self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._is_over = False
 
     def end(self) -> None:
-        """Hang up, at once or as soon as it is there."""
+        """Abort the connection, now or once it is made."""
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()
@@ -113,7 +117,7 @@ class _HttpConnection(asyncio.Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gone()
+        self._on_closed()
         self.inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -137,7 +141,7 @@ log = logging.getLogger("kvstore.telemetry")
 async def serve(
     server: HttpServer, listener: socket.socket, ending: asyncio.Event, *, stop_s: float, https: HttpsCertificate | None = None
 ) -> None:
-    """Answer who connects to `listener` by the server's routes until `ending`, then give requests under way `stop_s` to end."""
+    """Serve `listener` with the server's routes until `ending`, then allow `stop_s` for requests in progress."""
     guard = _AccessMiddleware(server)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard.guarded])
     for method, path, handler in server.routes:
@@ -153,22 +157,22 @@ async def serve(
         ssl_handshake_timeout=FIRST_REQUEST_S if https is not None else None,
     )
     try:
-        await (ending.wait() if https is None else _looking(https, ending))
+        await (ending.wait() if https is None else _reload_certificate(https, ending))
     finally:
         serving.close()
         await runner.cleanup()
 
 
-async def _looking(https: HttpsCertificate, ending: asyncio.Event) -> None:
-    """Whether its files have changed, again and again until `ending`."""
+async def _reload_certificate(https: HttpsCertificate, ending: asyncio.Event) -> None:
+    """Check the certificate's files for changes, until `ending`."""
     while not ending.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), LOOK_S)
+            await asyncio.wait_for(ending.wait(), CERTIFICATE_CHECK_S)
         https.look()
 
 
 class _AccessMiddleware:
-    """Who may not is refused, and so is who comes when too many are served; errors have one form."""
+    """Refuses requests without access, and those beyond MAX_REQUESTS; maps errors to responses."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -178,20 +182,20 @@ class _AccessMiddleware:
     @web.middleware
     async def guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         assert self.connections is not None
-        self.connections.asks(request)
+        self.connections.note_request(request)
         if self._requests >= MAX_REQUESTS:
-            return refusal(503, f"{MAX_REQUESTS} requests are being served, which is the most")
+            return refusal(503, f"the limit of {MAX_REQUESTS} concurrent requests is reached: retry later")
         self._requests += 1
         try:
             needs = self._server.needs.get(request.match_info.handler, AccessLevel.NONE)
             if needs > AccessLevel.NONE and is_foreign(request):
-                return refusal(403, "this is not for pages of other sites")
+                return refusal(403, "requests from pages of other sites are refused")
             access = self._server.access_control.allowed(request)
             if access < needs:
-                why = self._server.access_control.explain(request) or f"this needs a credential that may {needs.name.lower()}"
+                why = self._server.access_control.explain(request) or f"this request needs a credential with {needs.name.lower()} access"
                 return refusal(401, why, {"WWW-Authenticate": "Bearer"})
             if access > AccessLevel.NONE:
-                self.connections.is_let_in(request)
+                self.connections.authenticate(request)
             return await handler(request)
         except web.HTTPException as refused:
             allowed = {"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {}
@@ -206,5 +210,5 @@ class _AccessMiddleware:
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    """Why a request is not answered."""
+    """Error response."""
     return web.json_response({"error": message}, status=status, headers=headers)

@@ -1,4 +1,4 @@
-"""The listening socket of an HTTP server: taken before anything else of a daemon is, and told to others."""
+"""Listening socket of an HTTP server, opened first at a daemon's start, and the address that is advertised."""
 
 import errno
 import socket
@@ -13,7 +13,8 @@ WILDCARDS: Final = ("0.0.0.0", "::")
 
 
 def listening(listen: str) -> socket.socket:
-    """A listening socket. The caller closes it. Raises ConfigError: nobody can listen there; InvalidArgument: no address."""
+    """Open a listening socket; the caller closes it. Raises ConfigError if the address cannot be bound, InvalidArgument
+    if malformed."""
     address = parse_address(listen)
     if address.unix:
         raise ConfigError(f"cannot listen on {listen}: HTTP is served on HOST:PORT only")
@@ -24,7 +25,7 @@ def listening(listen: str) -> socket.socket:
 
 
 def _listening_here(address: Address) -> socket.socket:
-    """The default is 127.0.0.1, which a host without IPv4 does not have: there it is ::1."""
+    """Listen on the address; for the default 127.0.0.1 on a host without IPv4, on ::1."""
     try:
         return listening_socket(address.host, address.port, backlog=BACKLOG)
     except OSError as error:
@@ -34,19 +35,20 @@ def _listening_here(address: Address) -> socket.socket:
 
 
 def host_port(listener: socket.socket) -> str:
-    """Where it listens."""
+    """HOST:PORT of the socket."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def reached_at(address: str, host: str) -> str:
-    """HOST:PORT by which others reach a server that listens at `address`: on all interfaces, at `host`. "" where that is not known."""
+    """HOST:PORT at which other hosts reach a server at `address`; with a wildcard address, `host` and its port. "" if
+    unknown."""
     found = parse_address(address)
     if found.host not in WILDCARDS:
         return address
     return str(found._replace(host=host)) if host and host not in WILDCARDS else ""
 
 
-def url_of(told: str) -> str:
-    """Of what a daemon tells of its HTTP port: HOST:PORT, or https://HOST:PORT where it speaks that."""
-    return told if "://" in told else f"http://{told}"
+def url_of(advertised: str) -> str:
+    """URL of an advertised HTTP address, HOST:PORT or https://HOST:PORT."""
+    return advertised if "://" in advertised else f"http://{advertised}"

@@ -1,8 +1,9 @@
-"""A daemon's HTTP server, in a thread and a loop of its own, so that neither waits for the other.
+"""HTTP server of a daemon, in a thread and an event loop of its own.
 
-Until somebody connects it is a listening socket: what serves it (aiohttp, and the modules of most routes) is a third of what a daemon
-would import, nearly 0.2 s of a processor for each start, and many are never asked. Handlers run in the server's thread: what belongs to the
-daemon's loop they ask for there (`asked`). It knows no paths: routes are added before `start`, or by what `later` was given."""
+Until the first connection it is only a listening socket: aiohttp and most routes' modules are a third of a daemon's
+imports, nearly 0.2 s of processor time per start, and many servers are never used. Handlers run in the server's thread
+and call the daemon's loop through `run_in_thread`. Routes are added before `start`, or by callbacks of `later`.
+"""
 
 import asyncio
 import contextvars
@@ -28,61 +29,63 @@ T = TypeVar("T")
 Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 STOP_S: Final = 1.0
-"""For requests under way to end, once the daemon ends."""
-MAX_ASKED: Final = 128
-"""Questions to a daemon that wait for their answers at once, those that nobody waits for any more among them."""
+"""Time for requests in progress when the daemon stops."""
+MAX_THREAD_CALLS: Final = 128
+"""Concurrent `run_in_thread` calls, including abandoned ones."""
 
 log = logging.getLogger("kvstore.telemetry")
 
 
 class HttpServer:
-    """See the module. `add`, `later`, `start` and `close` are for the daemon's thread; `add` for what `later` calls too."""
+    """HTTP server of a daemon. `add`, `later`, `start` and `close` are for the daemon's thread; `add` also for
+    callbacks of `later`."""
 
     def __init__(self, listen: str, *, access_control: LocalAccess | None = None, https: HttpsCertificate | None = None) -> None:
-        """Takes the address; nobody is answered before `start`. `access_control` decides what a request may do; None: only this host is
-        let in. With `https` it speaks nothing else.
+        """Bind the address; requests are served after `start`. `access_control` None: only this host has access. With
+        `https`, only HTTPS is served.
 
         Raises ConfigError, InvalidArgument.
         """
         self._listener = listening(listen)
         self.address = host_port(self._listener)
-        """HOST:PORT at which it listens."""
+        """HOST:PORT of the listener."""
         self._https = https
         self.access_control = access_control or LocalAccess()
         self._later: list[Callable[[HttpServer], None]] = []
         self.routes: list[tuple[str, str, Handler]] = []
-        """Method, path and handler of each."""
+        """(method, path, handler)."""
         self.needs: dict[Handler, AccessLevel] = {}
         self._ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def add(self, method: str, path: str, handler: Handler, *, needs: AccessLevel) -> None:
-        """Answer `method` (GET, POST) on `path` by `handler`, for requests that have `needs` and up: wherever it answers."""
-        assert self.needs.get(handler, needs) is needs, f"{path} would change who may ask elsewhere what this answers"
+        """Serve `method` (GET, POST) on `path` with `handler`, for requests with at least `needs`. A handler has one
+        level on all paths."""
+        assert self.needs.get(handler, needs) is needs, f"{path} would change the access level of the handler's other paths"
         self.needs[handler] = needs
         self.routes.append((method, path, handler))
 
     def later(self, add: Callable[["HttpServer"], None]) -> None:
-        """Have `add` add routes when the first connects, in the server's thread: so it imports what they need only then."""
+        """Call `add` on the first connection, in the server's thread, to add routes whose imports are deferred."""
         self._later.append(add)
 
     def actor(self, request: "web.Request", via: str) -> Actor:
-        """Who asks for a change, for the audit trail."""
+        """Actor of a change, for the audit trail."""
         return Actor.of(self.access_control.identify(request), peer=request.remote or "", via=via)
 
-    def told(self, host: str | None = None) -> str:
-        """The address as it is told to others, who may reach this machine at `host`: see `reached_at`. https:// goes before that of a port
-        that speaks it."""
+    def advertised(self, host: str | None = None) -> str:
+        """Address to advertise to others, who reach this machine at `host`: see `reached_at`. With https:// for an
+        HTTPS port."""
         address = self.address if host is None else reached_at(self.address, host)
         return f"https://{address}" if address and self._https is not None else address
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, hang up on who is still there after STOP_S, end the thread. A second close is a no-op."""
+        """Stop listening, close connections after STOP_S, end the thread. A second close is a no-op."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -95,22 +98,22 @@ class HttpServer:
 
     def _run(self) -> None:
         try:
-            if self._somebody_connects():
+            if self._await_connection():
                 asyncio.run(self._serve())
         except Exception:
-            log.exception("nobody is answered on %s any more", self.address)
+            log.exception("the HTTP server on %s failed and serves no more requests", self.address)
         finally:
             self._listener.close()
 
-    def _somebody_connects(self) -> bool:
-        """Waits; False where the server is closed first."""
+    def _await_connection(self) -> bool:
+        """Wait for the first connection; False if the server is closed first."""
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
         waiting.register(self._ending, select.POLLIN)
         return all(fd != self._ending for fd, _ in waiting.poll())
 
     async def _serve(self) -> None:
-        from kvstore.telemetry.http.aiohttp_server import serve  # see the module
+        from kvstore.telemetry.http.aiohttp_server import serve  # deferred, see the module docstring
 
         while self._later:
             self._later.pop(0)(self)
@@ -122,40 +125,40 @@ class HttpServer:
             asyncio.get_running_loop().remove_reader(self._ending)
 
 
-async def asked(function: Callable[[], T]) -> T:
-    """What `function` returns, called in a thread where it may block, as a call of a daemon's loop does. Raises what it raises; Full.
+async def run_in_thread(function: Callable[[], T]) -> T:
+    """Result of `function`, run in a new thread, where it may block on the daemon's loop. Raises what it raises; Full.
 
-    Each has a thread of its own, so that none waits in line, health least of all, behind one whose answer does not come; and the process
-    waits for none of them when it ends.
+    Each call has its own thread, so that none (health checks least of all) waits behind one that hangs; threads do not
+    delay the end of the process.
     """
-    asking = _asking  # what is taken is given back there
-    if not asking.acquire(blocking=False):
-        raise Full(f"{MAX_ASKED} questions wait for their answers, which is the most")
+    slots = _thread_slots
+    if not slots.acquire(blocking=False):
+        raise Full(f"the limit of {MAX_THREAD_CALLS} concurrent calls to the daemon is reached: retry later")
     answer: Future[T] = Future()
-    answer.set_running_or_notify_cancel()  # it is not called off
-    here = contextvars.copy_context()
+    answer.set_running_or_notify_cancel()  # makes it uncancellable
+    context = contextvars.copy_context()
 
-    def ask() -> None:
+    def call() -> None:
         try:
-            tell = partial(answer.set_result, here.run(function))
+            deliver = partial(answer.set_result, context.run(function))
         except BaseException as error:
-            tell = partial(answer.set_exception, error)
-        asking.release()
-        tell()
+            deliver = partial(answer.set_exception, error)
+        slots.release()
+        deliver()
 
     try:
-        threading.Thread(target=ask, name="http-asked", daemon=True).start()
+        threading.Thread(target=call, name="http-call", daemon=True).start()
     except RuntimeError as error:
-        asking.release()
-        raise Full(f"there is no thread to ask in: {error}") from None
+        slots.release()
+        raise Full(f"no thread is available for the request: {error}") from None
     return await asyncio.wrap_future(answer)
 
 
-_asking = threading.BoundedSemaphore(MAX_ASKED)
+_thread_slots = threading.BoundedSemaphore(MAX_THREAD_CALLS)
 
 
 class HttpSettings(Protocol):
-    """Of a daemon: those of its HTTP port."""
+    """Settings of a daemon's HTTP port."""
 
     @property
     def http(self) -> str: ...
@@ -168,7 +171,7 @@ class HttpSettings(Protocol):
 
 
 def open_http(settings: HttpSettings) -> HttpServer | None:
-    """The server of a daemon with these settings; None where they want none. Raises ConfigError, InvalidArgument."""
+    """HTTP server for these settings; None if they disable it. Raises ConfigError, InvalidArgument."""
     access_control = TokenFileAccess(settings.http_token_file) if settings.http_token_file else LocalAccess()
     https = HttpsCertificate.of(settings.http_tls_cert, settings.http_tls_key)
     return HttpServer(settings.http, access_control=access_control, https=https) if settings.http else None

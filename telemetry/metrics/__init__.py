@@ -1,1 +1,1 @@
-"""Metrics: one list of what there is (`catalog`), plain numbers that loops own, and the text made of both on request."""
+"""Metrics: the list of all metrics, the values that daemons maintain, and the Prometheus exposition."""

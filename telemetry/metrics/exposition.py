@@ -1,4 +1,4 @@
-"""From plain numbers to what Prometheus reads: a collector of `prometheus_client`, which reads when it is asked and keeps nothing."""
+"""Prometheus exposition: a `prometheus_client` collector that reads values on request and stores nothing."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -15,7 +15,7 @@ from kvstore.telemetry.metrics.histogram import HistogramSnapshot
 from kvstore.telemetry.metrics.metric import Metric, MetricKind, Reading, Readings
 
 Read = Callable[[], Readings]
-"""Gives what there is to tell now, of each metric or of some. Called in the thread that serves the answer."""
+"""Returns current values of all metrics, or of some. Called in the thread that serves the request."""
 
 
 FAMILIES: Final[dict[MetricKind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]]] = {
@@ -26,14 +26,14 @@ FAMILIES: Final[dict[MetricKind, type[CounterMetricFamily | GaugeMetricFamily | 
 
 
 class Collected(Collector):
-    """The metrics of a list, with what `read` gives."""
+    """Collector of a list of metrics with the values from `read`."""
 
     def __init__(self, metrics: Sequence[Metric], read: Read) -> None:
         self._metrics = metrics
         self._read = read
 
     def describe(self) -> Iterator[Family]:
-        """Names only: nothing is read when it is registered."""
+        """Metric names; nothing is read at registration."""
         return (_family(metric) for metric in self._metrics)
 
     def collect(self) -> Iterator[Family]:
@@ -47,7 +47,8 @@ class Collected(Collector):
 
 
 def exposed(metrics: Sequence[Metric], read: Read, accept: str) -> tuple[bytes, str]:
-    """The text of all of them and of this process, and its content type: OpenMetrics for who accepts it, else Prometheus' own."""
+    """Exposition of the metrics and of this process, with its content type: OpenMetrics if accepted, else Prometheus
+    text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collected(metrics, read))
     ProcessCollector(registry=registry)

@@ -1,7 +1,7 @@
-"""How long things took: counts by bucket, and a log of what is not in its bucket yet.
+"""Histograms of durations: bucket counts, and a log of measurements not counted yet.
 
-Whoever measures on a hot path appends to the log and no more, from any thread; the log goes into the buckets when it is long, or when
-somebody reads. Sorted, a thousand measurements are counted in less than each would take by itself.
+A hot path only appends to the log, from any thread. The log is folded into the buckets when it is long, or when the
+histogram is read. Counting a sorted batch of a thousand costs less than counting each.
 """
 
 import threading
@@ -14,19 +14,19 @@ BOUNDS_S: Final = (
     *(1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of the buckets: from a read of shared memory, which takes 3 us, to a call's usual deadline."""
+"""Upper bounds of the buckets: from a shared-memory read, which takes 3 us, to the default deadline of a call."""
 AGE_BOUNDS_S: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 24 * 3600.0, 7 * 24 * 3600.0)
-"""Of ages of blocks."""
+"""Bounds for ages of blocks."""
 ANSWER_BOUNDS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0)
-"""Of answers of engines: from the first token of a cached prompt to the last one of a long answer."""
+"""Bounds for answers of engines: from the first token of a cached prompt to the last token of a long answer."""
 
 
 MAX_LOGGED: Final = 1000
-"""Measurements in a log that `record` writes."""
+"""Log length at which `record` folds."""
 
 
 class HistogramSnapshot(NamedTuple):
-    """A histogram as it was: how many measurements lie in each bucket (not cumulative; the last one has no bound), and their sum."""
+    """Snapshot of a histogram: counts per bucket (not cumulative; the last one is unbounded), and the sum."""
 
     bounds_s: tuple[float, ...]
     counts: tuple[int, ...]
@@ -34,7 +34,7 @@ class HistogramSnapshot(NamedTuple):
 
 
 def sum_of(parts: Iterable[HistogramSnapshot]) -> HistogramSnapshot:
-    """All of them as one; at least one, and all with the same bounds."""
+    """Sum of histograms with equal bounds; at least one."""
     first, *others = parts
     for one in others:
         assert one.bounds_s == first.bounds_s
@@ -43,7 +43,7 @@ def sum_of(parts: Iterable[HistogramSnapshot]) -> HistogramSnapshot:
 
 
 class Histogram:
-    """See the module."""
+    """Histogram of durations. `record` is thread-safe."""
 
     __slots__ = ("_bounds_ns", "_bounds_s", "_counts", "_folding", "_slowest_ns", "_sum_ns", "log")
 
@@ -55,31 +55,32 @@ class Histogram:
         self._slowest_ns = 0
         self._folding = threading.Lock()
         self.log: list[int] = []
-        """In ns. Who appends without `record` folds it now and then."""
+        """Measurements in ns. Callers that append directly must `fold` from time to time."""
 
     def record(self, elapsed_ns: int) -> None:
-        """It took so long. For hot paths."""
+        """Add a measurement. For hot paths."""
         log = self.log
         log.append(elapsed_ns)
         if len(log) >= MAX_LOGGED:
             self.fold()
 
     def observe(self, elapsed_ns: int, times: int) -> None:
-        """It took so long, and stands for `times` measurements. For one thread: of several, one now and then gets lost."""
+        """Add a measurement with weight `times`. For a single thread: concurrent calls may lose one."""
         self._counts[bisect_left(self._bounds_ns, elapsed_ns)] += times
         self._sum_ns += elapsed_ns * times
 
     def fold(self) -> None:
-        """Empty the log. While another call does, in another thread or below a signal's handler, there is nothing to do.
+        """Count the log and empty it. Returns at once if another call does so, in another thread or in an interrupted
+        frame.
 
-        The lock is taken by `with` alone, between which and its block CPython looks for no signals: what a handler raised after a call of
-        `acquire` would leave it taken, and nothing would be counted any more.
+        The lock is taken only by `with`, where CPython runs no signal handler before the block is entered. A handler
+        that raises after `acquire` would leave the lock held, and the histogram would never count again.
         """
         if self._folding.locked():
             return
         with self._folding:
             taken = self.log[:]
-            del self.log[: len(taken)]  # not what others have appended since
+            del self.log[: len(taken)]  # keeps concurrent appends
             if taken:
                 taken.sort()
                 self._sum_ns += sum(taken)
@@ -98,7 +99,7 @@ class Histogram:
         return HistogramSnapshot(self._bounds_s, tuple(self._counts), self._sum_ns / 1e9)
 
     def slowest_ns(self) -> int:
-        """Of what has been recorded since `forget_slowest`; 0: nothing."""
+        """Slowest measurement since `forget_slowest`; 0: none."""
         self.fold()
         return self._slowest_ns
 
@@ -108,11 +109,11 @@ class Histogram:
 
 
 class Histograms(dict[str, Histogram]):
-    """One for each of a few names, made when it is first asked for."""
+    """Histograms by name, created on first access."""
 
     def __missing__(self, name: str) -> Histogram:
         return self.setdefault(name, Histogram())
 
     def read(self) -> dict[tuple[str, ...], HistogramSnapshot]:
-        """By the name, as the value of a label."""
+        """Snapshots by name, as a label's value."""
         return {(name,): histogram.counts() for name, histogram in list(self.items())}

@@ -1,7 +1,7 @@
-"""Metrics: what one is, and the list of all, by the daemon that has them.
+"""Definition of metrics, and the list of all metrics by daemon.
 
-docs/metrics.md, dashboards and alerts are made of the list, and a test holds daemons to it. Beside these each daemon has those of its
-process (`process_...`, by prometheus_client).
+docs/metrics.md, dashboards and alerts are generated from the list, and tests compare daemons with it. Each daemon also
+exports its process metrics (`process_...`, by prometheus_client).
 """
 
 import enum
@@ -13,16 +13,19 @@ from kvstore.telemetry.metrics.histogram import HistogramSnapshot
 
 
 class MetricKind(enum.StrEnum):
+    """Type of a metric."""
+
     COUNTER = "counter"
-    """Only grows, until the process begins anew; its name in the text ends in `_total`."""
+    """Monotonic within a process; exported with the suffix `_total`."""
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
-    """Times in seconds, in the buckets of histogram.py."""
+    """Durations in seconds, in the buckets of histogram.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`name` is without `_total`; a unit is its last word: seconds or bytes. `labels` have few values, and none is a key's."""
+    """One metric. `name` is without `_total` and ends with its unit, seconds or bytes, if it has one. Labels have few
+    values, and no keys."""
 
     name: str
     kind: MetricKind
@@ -34,212 +37,216 @@ class Metric:
         return next((unit for unit in ("seconds", "bytes") if self.name.endswith(f"_{unit}")), "")
 
     @property
-    def shown_name(self) -> str:
-        """As a query names it; of a histogram without `_bucket`, `_sum` and `_count`."""
+    def exported_name(self) -> str:
+        """Name in queries; of a histogram without `_bucket`, `_sum` and `_count`."""
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
 Value = float | HistogramSnapshot
 Reading = float | Mapping[tuple[str, ...], Value]
-"""Of one metric: a number, or, of one with labels, a number or a histogram's counts by the labels' values."""
+"""Value of one metric: a number, or a mapping from label values to numbers or histograms."""
 Readings = Mapping[str, Reading]
-"""By the metrics' names."""
+"""Values by metric name."""
 
 
 C, G, H = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
-SPANS: Final = "Spans of traces: exported, failed (the collector did not take them), dropped (too many waited)."
+SPANS: Final = "Spans by outcome: exported, failed (refused by the collector), dropped (queue full)."
 
 NODE: Final = (
-    Metric("kvstore_node_info", G, "1, of the node with this name and version.", ("name", "version")),
+    Metric("kvstore_node_info", G, "1; name and version of the node.", ("name", "version")),
     Metric(
         "kvstore_node_certificate_valid_seconds",
         G,
-        "Until the first certificate in the file of a setting ends: tls_ca, tls_cert, http_tls_cert.",
+        "Time until the first certificate in a setting's file expires: tls_ca, tls_cert, http_tls_cert.",
         ("setting",),
     ),
-    Metric("kvstore_node_ready", G, "1 while it serves: a master knows it and its blocks, and it is not to be stopped."),
+    Metric("kvstore_node_ready", G, "1 while ready: a master knows the node and its blocks, and it is not shutting down."),
     Metric(
         "kvstore_node_request_duration_seconds",
         H,
-        "Requests of clients and nodes, from message to answer.",
+        "Duration of requests of clients and nodes, from message to reply.",
         ("operation",),
     ),
-    Metric("kvstore_node_requests_refused", C, "Requests that were answered with an error, by which.", ("reason",)),
+    Metric("kvstore_node_requests_refused", C, "Requests refused with an error, by error.", ("reason",)),
     Metric("kvstore_node_trace_spans", C, SPANS, ("outcome",)),
     Metric("kvstore_node_connections", G, "Open connections of clients and other nodes."),
-    Metric("kvstore_node_tier_capacity_bytes", G, "What the tier may hold.", ("tier",)),
-    Metric("kvstore_node_tier_used_bytes", G, "What its blocks take.", ("tier",)),
-    Metric("kvstore_node_tier_quarantined_bytes", G, "Freed, and not to be used again while a reader may still look at it.", ("tier",)),
+    Metric("kvstore_node_tier_capacity_bytes", G, "Capacity of the tier.", ("tier",)),
+    Metric("kvstore_node_tier_used_bytes", G, "Space used by blocks.", ("tier",)),
+    Metric("kvstore_node_tier_quarantined_bytes", G, "Freed space that is not reused while a reader may still read it.", ("tier",)),
     Metric("kvstore_node_tier_blocks", G, "Blocks with a copy in the tier.", ("tier",)),
-    Metric("kvstore_node_tier_healthy", G, "1, or 0 while the tier is not used because its device failed.", ("tier",)),
-    Metric("kvstore_node_tier_hits", C, "Blocks read, by the fastest tier they were in and whose they are.", ("tier", "tenant")),
+    Metric("kvstore_node_tier_healthy", G, "1; 0 while the tier is out of use because its device failed.", ("tier",)),
+    Metric("kvstore_node_tier_hits", C, "Blocks read, by the fastest tier that had them and by tenant.", ("tier", "tenant")),
     Metric(
         "kvstore_node_tier_evictions",
         C,
-        "Blocks that left the node from the tier: for room there, or in the table, or for their tenant's quota.",
+        "Blocks evicted from the node's tier, by reason: tier full, block table full, or tenant's quota.",
         ("tier", "reason"),
     ),
-    Metric("kvstore_node_tenant_bytes", G, "What a tenant takes of the tier; of those that take most of DRAM.", ("tier", "tenant")),
-    Metric("kvstore_node_tenant_quota_bytes", G, "What it may take there; of those that have a limit.", ("tier", "tenant")),
-    Metric("kvstore_node_tenant_slabs", G, "Slabs in which a tenant has slots; of those that take most of DRAM.", ("tier", "tenant")),
-    Metric("kvstore_node_tenant_quota_slabs", G, "In how many it may; of those that have a limit.", ("tier", "tenant")),
-    Metric("kvstore_node_quota_refused", C, "Connections and requests beyond their tenant's quota, by which.", ("reason",)),
+    Metric("kvstore_node_tenant_bytes", G, "Space used by a tenant, for those that use most DRAM.", ("tier", "tenant")),
+    Metric("kvstore_node_tenant_quota_bytes", G, "Quota of a tenant in the tier, for those with a limit.", ("tier", "tenant")),
+    Metric("kvstore_node_tenant_slabs", G, "Slabs with slots of a tenant, for those that use most DRAM.", ("tier", "tenant")),
+    Metric("kvstore_node_tenant_quota_slabs", G, "Slab quota of a tenant, for those with a limit.", ("tier", "tenant")),
+    Metric("kvstore_node_quota_refused", C, "Connections and requests over their tenant's quota, by quota.", ("reason",)),
     Metric("kvstore_node_tier_demotions", C, "Blocks copied from the tier to a lower one.", ("tier",)),
     Metric("kvstore_node_tier_promotions", C, "Blocks copied into the tier from a lower one.", ("tier",)),
     Metric("kvstore_node_tier_device_written_bytes", C, "Bytes written to the tier's device, headers and rounding included.", ("tier",)),
-    Metric("kvstore_node_eviction_age_seconds", H, "How long ago what was evicted had been read or put last.", ("tier",)),
-    Metric("kvstore_node_misses", C, "Blocks that were asked for here and are not here."),
-    Metric("kvstore_node_corrupt_reads", C, "Values that were not what was put, found by their checksum: they were not given out."),
-    Metric("kvstore_node_written_bytes", C, "Values taken in."),
-    Metric("kvstore_node_read_bytes", C, "Values given out by messages and leases."),
-    Metric("kvstore_node_table_bytes", G, "Memory of the block table, estimated."),
-    Metric("kvstore_node_table_limit_bytes", G, "What it may take."),
-    Metric("kvstore_node_index_bytes", G, "Shared memory of the index that clients of this host read."),
-    Metric("kvstore_node_index_clients", G, "Clients of this host that read it."),
-    Metric("kvstore_node_open_puts", G, "Puts that are being written."),
-    Metric("kvstore_node_slots_ahead", G, "Slots that are opened ahead for the next put of a client of this host."),
-    Metric("kvstore_node_slots_ahead_bytes", G, "Their bytes; they count as used, and for their tenant's quota."),
-    Metric("kvstore_node_slots_ahead_puts", C, "Values that were put into such a slot."),
-    Metric("kvstore_node_slots_ahead_returned", C, "Such slots that were taken back: they were idle, or another put had no room."),
-    Metric("kvstore_node_leases", G, "Leases on values that are being read."),
-    Metric("kvstore_node_holds", G, "Lookups whose blocks stay until they were loaded."),
-    Metric("kvstore_node_held_blocks", G, "Blocks that stay for one."),
+    Metric("kvstore_node_eviction_age_seconds", H, "Time since the last access of evicted blocks.", ("tier",)),
+    Metric("kvstore_node_misses", C, "Requested blocks that the node does not have."),
+    Metric("kvstore_node_corrupt_reads", C, "Values with a wrong checksum; none was returned."),
+    Metric("kvstore_node_written_bytes", C, "Bytes of values written by clients."),
+    Metric("kvstore_node_read_bytes", C, "Bytes of values read by messages and leases."),
+    Metric("kvstore_node_table_bytes", G, "Estimated memory of the block table."),
+    Metric("kvstore_node_table_limit_bytes", G, "Memory limit of the block table."),
+    Metric("kvstore_node_index_bytes", G, "Size of the shared-memory index for clients of this host."),
+    Metric("kvstore_node_index_clients", G, "Clients of this host attached to the index."),
+    Metric("kvstore_node_open_puts", G, "Open puts."),
+    Metric("kvstore_node_slots_ahead", G, "Slots opened ahead for the next put of a local client."),
+    Metric("kvstore_node_slots_ahead_bytes", G, "Bytes of slots ahead; they count as used, and against the tenant's quota."),
+    Metric("kvstore_node_slots_ahead_puts", C, "Values put into slots ahead."),
+    Metric("kvstore_node_slots_ahead_returned", C, "Slots ahead that were revoked, because they were idle or another put needed space."),
+    Metric("kvstore_node_leases", G, "Leases on values being read."),
+    Metric("kvstore_node_holds", G, "Active holds."),
+    Metric("kvstore_node_held_blocks", G, "Blocks under a hold."),
     Metric(
         "kvstore_node_unheld_blocks",
         C,
-        "Blocks that lookups found and could not hold: a tenth of a tier or quota is held, or they had left.",
+        "Blocks found but not held: the limit of a tenth of a tier or quota was reached, or they were evicted.",
     ),
-    Metric("kvstore_node_yielded_blocks", C, "Blocks whose hold ended early: nothing else could leave for a put, or a quota was lowered."),
-    Metric("kvstore_node_tier_held_bytes", G, "Values that stay in the tier for a lookup.", ("tier",)),
-    Metric("kvstore_node_waiting_requests", G, "Requests that wait for room."),
-    Metric("kvstore_node_undecided_blocks", G, "Blocks that the master has not decided about."),
-    Metric("kvstore_node_moving_blocks", G, "Blocks that are being copied between tiers."),
-    Metric("kvstore_node_publish_backlog_events", G, "What has happened to blocks and the master has not acknowledged."),
+    Metric("kvstore_node_yielded_blocks", C, "Blocks whose hold ended early, for a put that could evict nothing else or a lowered quota."),
+    Metric("kvstore_node_tier_held_bytes", G, "Bytes of values under a hold.", ("tier",)),
+    Metric("kvstore_node_waiting_requests", G, "Requests waiting for free space."),
+    Metric("kvstore_node_uncommitted_blocks", G, "Blocks not yet committed to the directory."),
+    Metric("kvstore_node_moving_blocks", G, "Blocks being copied between tiers."),
+    Metric("kvstore_node_publish_backlog_events", G, "Block events that the master has not acknowledged."),
     Metric("kvstore_node_copied_blocks", C, "Replicas fetched from other nodes."),
-    Metric("kvstore_node_guest_blocks", C, "Of these, blocks that other nodes have spilled, for want of room."),
+    Metric("kvstore_node_guest_blocks", C, "Of these, blocks spilled by other nodes without free space."),
     Metric("kvstore_node_copied_bytes", C, "Their bytes."),
-    Metric("kvstore_node_copies_failed", C, "Replicas that could not be fetched."),
-    Metric("kvstore_node_copies_waiting", G, "Replicas to be fetched."),
-    Metric("kvstore_node_engine_served_bytes", C, "What other hosts have read and written by the transfer engine."),
-    Metric("kvstore_node_engine_connections", G, "Their connections to it."),
-    Metric("kvstore_node_rail_delivered_bytes", C, "What this node's own transfers have moved by a rail.", ("transport", "rail")),
-    Metric("kvstore_node_rail_failed_slices", C, "Slices that failed on a rail, and were tried on another one.", ("transport", "rail")),
-    Metric("kvstore_node_rail_rests", C, "How often a path of the rail was left alone for a while since it failed.", ("transport", "rail")),
+    Metric("kvstore_node_copies_failed", C, "Failed fetches of replicas."),
+    Metric("kvstore_node_copies_waiting", G, "Replicas waiting to be fetched."),
+    Metric("kvstore_node_engine_served_bytes", C, "Bytes read and written by other hosts through the transfer engine."),
+    Metric("kvstore_node_engine_connections", G, "Connections of other hosts to the transfer engine."),
+    Metric("kvstore_node_rail_delivered_bytes", C, "Bytes moved by this node's transfers, per rail.", ("transport", "rail")),
+    Metric("kvstore_node_rail_failed_slices", C, "Slices that failed on a rail and were retried on another.", ("transport", "rail")),
+    Metric("kvstore_node_rail_rests", C, "Cooldowns of the rail's paths after a failure.", ("transport", "rail")),
 )
 MASTER: Final = (
-    Metric("kvstore_master_info", G, "1, of the master with this name and version.", ("name", "version")),
-    Metric("kvstore_master_ready", G, "1 while it owns the catalog, or is fit to take it over."),
-    Metric("kvstore_master_owner", G, "1 while it owns the catalog, or a partition of it."),
+    Metric("kvstore_master_info", G, "1; name and version of the master.", ("name", "version")),
+    Metric("kvstore_master_ready", G, "1 while ready: it owns the catalog, or can take it over."),
+    Metric("kvstore_master_owner", G, "1 while it owns the catalog or a partition."),
     Metric("kvstore_master_partitions", G, "Partitions of the key space."),
-    Metric("kvstore_master_partitions_owned", G, "Of these, what it owns."),
-    Metric("kvstore_master_epoch", G, "Epoch of the owner that it knows; 0: nobody owns the catalog."),
-    Metric("kvstore_master_takeovers", C, "How often this process became the owner."),
-    Metric("kvstore_master_request_duration_seconds", H, "Requests of clients and nodes, from message to answer.", ("operation",)),
-    Metric("kvstore_master_requests_refused", C, "Requests that were answered with an error, by which.", ("reason",)),
+    Metric("kvstore_master_partitions_owned", G, "Partitions that it owns."),
+    Metric("kvstore_master_epoch", G, "Epoch of the known owner; 0: none."),
+    Metric("kvstore_master_takeovers", C, "Times that this process became the owner."),
+    Metric(
+        "kvstore_master_request_duration_seconds", H, "Duration of requests of clients and nodes, from message to reply.", ("operation",)
+    ),
+    Metric("kvstore_master_requests_refused", C, "Requests refused with an error, by error.", ("reason",)),
     Metric("kvstore_master_trace_spans", C, SPANS, ("outcome",)),
-    Metric("kvstore_master_control_duration_seconds", H, "Calls of the control plane.", ("method",)),
+    Metric("kvstore_master_control_duration_seconds", H, "Duration of control-plane calls.", ("method",)),
     Metric("kvstore_master_connections", G, "Open connections of clients and nodes."),
-    Metric("kvstore_master_catalog_healthy", G, "1 while the catalog takes writes in time and tells what it should."),
-    Metric("kvstore_master_catalog_commit_duration_seconds", H, "Time until a group of changes was durable, its tries in vain included."),
-    Metric("kvstore_master_catalog_queue", G, "Batches of changes that wait to be written."),
-    Metric("kvstore_master_catalog_size_bytes", G, "What the catalog takes: etcd's database, or LMDB's file; 0 in memory."),
-    Metric("kvstore_master_catalog_records", G, "Blocks that have a record, as far as this master knows."),
+    Metric("kvstore_master_catalog_healthy", G, "1 while the catalog accepts writes and reads in time."),
+    Metric("kvstore_master_catalog_commit_duration_seconds", H, "Time until a group commit was durable, including failed attempts."),
+    Metric("kvstore_master_catalog_queue", G, "Batches of changes waiting to be written."),
+    Metric("kvstore_master_catalog_size_bytes", G, "Size of the catalog: etcd's database, or LMDB's file; 0 in memory."),
+    Metric("kvstore_master_catalog_records", G, "Records of blocks known to this master."),
     Metric(
         "kvstore_master_certificate_valid_seconds",
         G,
-        "Until the first certificate in the file of a setting ends: tls_ca, tls_cert, http_tls_cert.",
+        "Time until the first certificate in a setting's file expires: tls_ca, tls_cert, http_tls_cert.",
         ("setting",),
     ),
     Metric(
         "kvstore_master_token_valid_seconds",
         G,
-        "Until the first token of this kind and name in the tokens file ends, of the 20 that end first; those without an end are left out.",
+        "Time until the first token of this kind and name expires, for the 20 that expire first.",
         ("kind", "name"),
     ),
     Metric(
         "kvstore_master_audit_entries",
         C,
-        "Changes by operators and refused requests that this master recorded, by action (docs/operations.md) and result: done, refused, "
-        "failed.",
+        "Entries of the audit trail at this master, by action (docs/operations.md) and result: done, refused, failed.",
         ("action", "result"),
     ),
-    Metric("kvstore_master_nodes", G, "Nodes by their state: syncing, alive, stopped (in an orderly way), dead.", ("state",)),
-    Metric("kvstore_master_drained_nodes", G, "Nodes that are being emptied, or are."),
-    Metric("kvstore_master_blocks", G, "Blocks that can be found."),
-    Metric("kvstore_master_reservations", G, "Puts granted and not yet published."),
+    Metric("kvstore_master_nodes", G, "Nodes by state: syncing, alive, stopped (cleanly), dead.", ("state",)),
+    Metric("kvstore_master_drained_nodes", G, "Draining and drained nodes."),
+    Metric("kvstore_master_blocks", G, "Blocks in the directory."),
+    Metric("kvstore_master_reservations", G, "Reservations not yet committed."),
     Metric("kvstore_master_pinned_blocks", G, "Pinned blocks."),
-    Metric("kvstore_master_quota_refused", C, "Connections and requests beyond their tenant's quota, by which.", ("reason",)),
-    Metric("kvstore_master_keys_asked", C, "Keys in requests of clients."),
-    Metric("kvstore_master_lookup_misses", C, "Of those looked up: not there."),
-    Metric("kvstore_master_events_published", C, "Events of blocks that nodes told."),
-    Metric("kvstore_master_blocks_compared", C, "Blocks that nodes did not name after a break of their link: their digests were the same."),
-    Metric("kvstore_master_commands_failed", C, "Commands that a node did not carry out."),
-    Metric("kvstore_master_copies_ordered", C, "Replicas that nodes were told to fetch."),
-    Metric("kvstore_master_copies_entered", C, "Replicas that came to be."),
-    Metric("kvstore_master_spilled_blocks", C, "Of these, blocks that nodes without room have spilled to others."),
+    Metric("kvstore_master_quota_refused", C, "Connections and requests over their tenant's quota, by quota.", ("reason",)),
+    Metric("kvstore_master_keys_asked", C, "Keys in client requests."),
+    Metric("kvstore_master_lookup_misses", C, "Keys looked up and not found."),
+    Metric("kvstore_master_events_published", C, "Block events published by nodes."),
+    Metric("kvstore_master_blocks_compared", C, "Blocks skipped by incremental resync because their digests were equal."),
+    Metric("kvstore_master_commands_failed", C, "Commands that failed at a node."),
+    Metric("kvstore_master_copies_requested", C, "Replicas that nodes were asked to fetch."),
+    Metric("kvstore_master_copies_completed", C, "Replicas entered into the directory."),
+    Metric("kvstore_master_spilled_blocks", C, "Of these, blocks spilled by nodes without free space."),
     Metric("kvstore_master_spilled_bytes", C, "Their bytes."),
-    Metric("kvstore_master_hot_copies", C, "Of the replicas that came to be, those of blocks that are read much."),
+    Metric("kvstore_master_hot_copies", C, "Completed replicas that are hot copies."),
     Metric("kvstore_master_hot_copied_bytes", C, "Their bytes."),
-    Metric("kvstore_master_hot_blocks", G, "Blocks that are to have copies because they are read much."),
-    Metric("kvstore_master_instances", G, "Inference engines that report to the scheduler."),
-    Metric("kvstore_master_scheduled", C, "Requests of engines that were given a place."),
-    Metric("kvstore_master_schedule_rejections", C, "Requests of engines that were given none, by why.", ("reason",)),
-    Metric("kvstore_master_scheduled_transfer_blocks", C, "Blocks that the scheduler had moved to where a request goes."),
+    Metric("kvstore_master_hot_blocks", G, "Blocks with a hot-copy target."),
+    Metric("kvstore_master_instances", G, "Engine instances that report to the scheduler."),
+    Metric("kvstore_master_scheduled", C, "Requests placed by the scheduler."),
+    Metric("kvstore_master_schedule_rejections", C, "Requests rejected by the scheduler, by reason.", ("reason",)),
+    Metric("kvstore_master_scheduled_transfer_blocks", C, "Blocks transferred for scheduled requests."),
 )
 CLIENT: Final = (
     Metric(
         "kvstore_client_operation_duration_seconds",
         H,
-        "Calls of this client. Of get, get_into, put and exists of `Client` one in 61 is timed, and counts for those between.",
+        "Duration of calls. For get, get_into, put and exists of `Client`, one in 61 is timed and counts for all.",
         ("operation",),
     ),
-    Metric("kvstore_client_requests", C, "Calls, a batch being one."),
-    Metric("kvstore_client_hits", C, "Blocks that were read, by the tier they came from.", ("tier",)),
-    Metric("kvstore_client_misses", C, "Blocks that were not there."),
-    Metric("kvstore_client_puts", C, "Blocks that were stored."),
-    Metric("kvstore_client_already_present", C, "Puts that found their block stored."),
-    Metric("kvstore_client_read_bytes", C, "Values read."),
-    Metric("kvstore_client_written_bytes", C, "Values stored."),
-    Metric("kvstore_client_engine_bytes", C, "Of both, what the transfer engine moved, to or from other hosts."),
-    Metric("kvstore_client_stale_hints", C, "Reads that went to a node which no longer had the block."),
-    Metric("kvstore_client_retries", C, "Requests sent again."),
-    Metric("kvstore_client_checksum_failures", C, "Values that arrived damaged; no caller saw them."),
-    Metric("kvstore_client_held_blocks", C, "Blocks that lookups found and hold."),
-    Metric("kvstore_client_unheld_blocks", C, "Blocks that lookups found and no node would hold."),
+    Metric("kvstore_client_requests", C, "Calls, a batch counting once."),
+    Metric("kvstore_client_hits", C, "Blocks read, by tier.", ("tier",)),
+    Metric("kvstore_client_misses", C, "Blocks not found."),
+    Metric("kvstore_client_puts", C, "Blocks stored."),
+    Metric("kvstore_client_already_present", C, "Puts whose block was already stored."),
+    Metric("kvstore_client_read_bytes", C, "Bytes of values read."),
+    Metric("kvstore_client_written_bytes", C, "Bytes of values stored."),
+    Metric("kvstore_client_engine_bytes", C, "Of both, bytes moved by the transfer engine, to or from other hosts."),
+    Metric("kvstore_client_stale_hints", C, "Reads sent to a node that no longer had the block."),
+    Metric("kvstore_client_retries", C, "Requests repeated."),
+    Metric("kvstore_client_checksum_failures", C, "Values with a wrong checksum; none was returned."),
+    Metric("kvstore_client_held_blocks", C, "Blocks held by lookups."),
+    Metric("kvstore_client_unheld_blocks", C, "Blocks found by lookups and not held."),
     Metric("kvstore_client_trace_spans", C, SPANS, ("outcome",)),
 )
 ROUTER: Final = (
     Metric("kvstore_router_requests", C, "Requests of clients."),
-    Metric("kvstore_router_active_requests", G, "Of these, being served."),
-    Metric("kvstore_router_completed", C, "Answered to the end."),
+    Metric("kvstore_router_active_requests", G, "Requests in progress."),
+    Metric("kvstore_router_completed", C, "Requests answered completely."),
+    Metric("kvstore_router_request_duration_seconds", H, "Duration of accepted requests, from the first byte to the end."),
+    Metric("kvstore_router_time_to_first_token_seconds", H, "Time to the first part of streamed answers."),
+    Metric("kvstore_router_rejections", C, "Requests rejected, by reason.", ("reason",)),
+    Metric("kvstore_router_failures", C, "Requests that failed without, or by, an engine or a master."),
+    Metric("kvstore_router_client_disconnects", C, "Clients that disconnected before the end."),
+    Metric("kvstore_router_retries", C, "Requests rescheduled."),
     Metric(
-        "kvstore_router_request_duration_seconds", H, "Requests that were taken on, from their first byte to the end, whichever it was."
+        "kvstore_router_routed_by_load",
+        C,
+        "Requests routed without prefix, by the reason that the prompt was not tokenised exactly.",
+        ("reason",),
     ),
-    Metric("kvstore_router_time_to_first_token_seconds", H, "Streamed answers, from the request to their first part."),
-    Metric("kvstore_router_rejections", C, "Not taken on, by why.", ("reason",)),
-    Metric("kvstore_router_failures", C, "Failed for want of an engine or a master, or by their failure."),
-    Metric("kvstore_router_hang_ups", C, "Clients that were gone before the end."),
-    Metric("kvstore_router_retries", C, "Requests scheduled again."),
-    Metric("kvstore_router_routed_by_load", C, "Routed without their prefix, by why the prompt was not tokenised exactly.", ("reason",)),
-    Metric("kvstore_router_token_mismatches", C, "Answers whose usage.prompt_tokens was not what the engine's /tokenize gave."),
-    Metric("kvstore_router_prompt_tokens", C, "Tokens of prompts."),
-    Metric("kvstore_router_prefix_tokens", C, "Of these, not computed: as engines say, or else as was foreseen."),
-    Metric("kvstore_router_output_tokens", C, "Tokens of answers."),
+    Metric("kvstore_router_token_mismatches", C, "Answers whose usage.prompt_tokens differed from the engine's /tokenize."),
+    Metric("kvstore_router_prompt_tokens", C, "Prompt tokens."),
+    Metric("kvstore_router_prefix_tokens", C, "Prompt tokens not computed, as engines report, or as predicted."),
+    Metric("kvstore_router_output_tokens", C, "Output tokens."),
     Metric("kvstore_router_trace_spans", C, SPANS, ("outcome",)),
 )
 SIDECAR: Final = (
-    Metric("kvstore_sidecar_reporting", G, "1 while the scheduler knows the engine."),
-    Metric("kvstore_sidecar_reports", C, "Reports that the master took."),
-    Metric("kvstore_sidecar_failures", C, "Metrics of the engine that could not be had, and reports that were not taken."),
+    Metric("kvstore_sidecar_reporting", G, "1 while the engine is registered with the scheduler."),
+    Metric("kvstore_sidecar_reports", C, "Reports accepted by the master."),
+    Metric("kvstore_sidecar_failures", C, "Failed reads of the engine's metrics, and failed reports."),
     Metric("kvstore_sidecar_trace_spans", C, SPANS, ("outcome",)),
 )
 PUBLISHER: Final = (
     Metric("kvstore_publisher_nodes", G, "Nodes whose events are published."),
     Metric("kvstore_publisher_batches", C, "Batches published."),
-    Metric("kvstore_publisher_stored_blocks", C, "Blocks of which it was published that a node has them."),
-    Metric("kvstore_publisher_removed_blocks", C, "Blocks of which it was published that a node has them no more."),
-    Metric("kvstore_publisher_lost_blocks", C, "Blocks whose events a node had overwritten before it was asked for them."),
-    Metric("kvstore_publisher_interruptions", C, "Nodes that were not heard for a while; AllBlocksCleared was published."),
-    Metric("kvstore_publisher_registered", G, "Engines' publishers that other routers have registered by /register."),
+    Metric("kvstore_publisher_stored_blocks", C, "Blocks published as stored."),
+    Metric("kvstore_publisher_removed_blocks", C, "Blocks published as removed."),
+    Metric("kvstore_publisher_lost_blocks", C, "Blocks whose events a node overwrote before they were fetched."),
+    Metric("kvstore_publisher_interruptions", C, "Interruptions of a node's events, each published as AllBlocksCleared."),
+    Metric("kvstore_publisher_registered", G, "Engine publishers registered by routers through /register."),
 )
 METRICS: Final = NODE + MASTER + CLIENT + ROUTER + SIDECAR + PUBLISHER

@@ -1,6 +1,7 @@
-"""Requests of a server's peers: how long each kind took, why some were refused, the slowest of the last minutes by tenant and operation.
+"""Request metrics of a server: durations by kind, refusals by reason, and the slowest requests of the last minutes.
 
-A daemon compares each request's duration with `floor_ns` and calls `add` for slow ones only, so others cost one comparison.
+A daemon compares each duration with `floor_ns` and calls `add` only for slow requests, so that others cost one
+comparison.
 """
 
 import re
@@ -20,30 +21,30 @@ from kvstore.telemetry.metrics.histogram import Histogram, HistogramSnapshot
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 MIN_SLOW_NS: Final = 1_000_000
-"""Faster requests are never slow."""
+"""Minimum duration of a slow request."""
 MAX_KEPT: Final = 32
-"""Requests of one window, each of another tenant or operation."""
+"""Slow requests kept per window, each of another tenant or operation."""
 WINDOW_NS: Final = 60_000_000_000
 MAX_WINDOWS: Final = 10
 
 
 def in_words(name: str) -> str:
-    """`MatchPrefix` as `match_prefix`: a label's value."""
+    """A label value in snake case: `MatchPrefix` as `match_prefix`."""
     return _CAPITAL.sub("_", name).lower()
 
 
 OPERATIONS: Final = {number: in_words(message.__name__) for number, message in MESSAGES.items() if number not in NO_REQUESTS}
-"""The requests of all daemons, by the type of their messages."""
+"""Operation names of all daemons' requests, by message type."""
 
 
-TURN_S: Final = 1.0
-"""How often whoever owns a `RequestMetrics` turns it."""
-KEPT_TURNS: Final = 60
-"""The slowest request of each kind is that of as many turns: of the last minute."""
+ROTATE_S: Final = 1.0
+"""Interval at which the owner of a `RequestMetrics` calls `rotate`."""
+KEPT_ROTATIONS: Final = 60
+"""Rotations over which the slowest request of each kind is kept: a minute."""
 
 
 class RequestMetrics:
-    """An `rpc.observing.Observer`. The loop is the only writer."""
+    """An `rpc.tracing.Observer`. Written only by the daemon's loop."""
 
     def __init__(self, *, wall_s: Callable[[], float] = time.time) -> None:
         self._wall_s = wall_s
@@ -52,50 +53,51 @@ class RequestMetrics:
         self._histograms: dict[int, Histogram] = {}
         self.answered: Final = _Recorders(self._histograms)
         self._refused: dict[str, int] = {}
-        self._turns: deque[dict[int, int]] = deque(maxlen=KEPT_TURNS - 1)
-        """What was slowest in each turn that is over, in ns."""
+        self._rotations: deque[dict[int, int]] = deque(maxlen=KEPT_ROTATIONS - 1)
+        """Slowest request of each past rotation, in ns by message type."""
 
     def slow(self, peer: ObservedPeer, kind: int, elapsed_ns: int) -> None:
-        """Keep it, of the tenant that the peer's context names."""
+        """Keep a slow request, with the tenant of the peer's context."""
         if kind in OPERATIONS:
             tenant = getattr(peer.context, "tenant", "")
             self.slowest.add(SlowRequest(tenant, OPERATIONS[kind], elapsed_ns, self._wall_s(), peer.peer()))
             self.slow_ns = self.slowest.floor_ns
 
-    def turn(self) -> None:
-        """What was slowest KEPT_TURNS ago is forgotten. In between the loop's logs grow: by 36 bytes a request."""
+    def rotate(self) -> None:
+        """Start a new rotation and drop the oldest. Between rotations the logs grow by 36 bytes per request."""
         self.slowest.run_due(time.monotonic_ns())
         self.slow_ns = self.slowest.floor_ns
-        self._turns.append({kind: histogram.slowest_ns() for kind, histogram in self._histograms.items()})
+        self._rotations.append({kind: histogram.slowest_ns() for kind, histogram in self._histograms.items()})
         for histogram in self._histograms.values():
             histogram.forget_slowest()
 
-    def told(self) -> dict[str, int]:
-        """For the status: of each operation `request_NAME_count`, `request_NAME_us` (of all together) and `request_NAME_slowest_us`."""
+    def counters(self) -> dict[str, int]:
+        """Counters for the status: per operation `request_NAME_count`, `request_NAME_us` (total) and
+        `request_NAME_slowest_us`."""
         found: dict[str, int] = {}
         for kind, histogram in self._histograms.items():
             name, counts = f"request_{OPERATIONS[kind]}", histogram.counts()
             found[f"{name}_count"] = sum(counts.counts)
             found[f"{name}_us"] = round(counts.sum_s * 1e6)
-            found[f"{name}_slowest_us"] = max(histogram.slowest_ns(), *(turn.get(kind, 0) for turn in self._turns), 0) // 1000
+            found[f"{name}_slowest_us"] = max(histogram.slowest_ns(), *(window.get(kind, 0) for window in self._rotations), 0) // 1000
         return found
 
     def refused(self, error: KVStoreError) -> None:
-        """That was the answer."""
+        """Count an error reply."""
         name = in_words(type(error).__name__)
         self._refused[name] = self._refused.get(name, 0) + 1
 
     def durations(self) -> dict[tuple[str, ...], HistogramSnapshot]:
-        """By operation."""
+        """Histograms by operation."""
         return {(OPERATIONS[kind],): histogram.counts() for kind, histogram in list(self._histograms.items())}
 
     def refusals(self) -> dict[tuple[str, ...], float]:
-        """By reason: the error's name."""
+        """Counts by error name."""
         return {(name,): count for name, count in list(self._refused.items())}
 
 
 class _Recorders(dict[int, Callable[[int], None]]):
-    """By the type of a request's message: what takes how long it took. All that it does is to append to a log."""
+    """By message type, the function that records a duration: an append to a log, nothing else."""
 
     def __init__(self, histograms: dict[int, Histogram]) -> None:
         super().__init__()
@@ -103,19 +105,19 @@ class _Recorders(dict[int, Callable[[int], None]]):
 
     def __missing__(self, kind: int) -> Callable[[int], None]:
         if kind not in OPERATIONS:
-            return _nobody_asks
+            return _ignore
         histogram = self._histograms[kind] = Histogram()
         recorder = self[kind] = histogram.log.append
         return recorder
 
 
-def _nobody_asks(_elapsed_ns: int) -> None:
-    """It is no request."""
+def _ignore(_elapsed_ns: int) -> None:
+    """For messages that are not requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowRequest:
-    """`time_s` is Unix time of the answer."""
+    """One slow request. `time_s` is the Unix time of the reply."""
 
     tenant: str
     operation: str
@@ -125,18 +127,19 @@ class SlowRequest:
 
 
 class SlowRequests:
-    """Of each tenant and operation the slowest in each window of a minute, for ten windows. Not thread-safe."""
+    """Slowest request of each tenant and operation, in each of the last ten one-minute windows. Not thread-safe."""
 
     def __init__(self) -> None:
         self._windows: deque[dict[tuple[str, str], SlowRequest]] = deque([{}], maxlen=MAX_WINDOWS)
         self._ends_ns = 0
         self.floor_ns = MIN_SLOW_NS
-        """Only requests that took at least so long are to be added."""
+        """Minimum duration of requests to add."""
         self.version = 1
-        """Rises with each change of `slowest`."""
+        """Incremented with each change of `slowest`."""
 
     def add(self, slow: SlowRequest) -> None:
-        """Keep the request if it is the slowest of its tenant and operation, and one of the MAX_KEPT slowest, in this window."""
+        """Keep the request if it is the slowest of its tenant and operation, and among the MAX_KEPT slowest, in this
+        window."""
         window, key = self._windows[-1], (slow.tenant, slow.operation)
         known = window.get(key)
         if known is not None and known.duration_ns >= slow.duration_ns:
@@ -152,7 +155,7 @@ class SlowRequests:
         self.version += 1
 
     def run_due(self, now_ns: int) -> None:
-        """Begin another window when this one is over."""
+        """Begin another window if the current one is over."""
         if now_ns < self._ends_ns:
             return
         self._ends_ns = now_ns + WINDOW_NS
@@ -163,12 +166,12 @@ class SlowRequests:
             self._windows.append({})
 
     def slowest(self) -> list[SlowRequest]:
-        """Of all windows, the slowest first, MAX_SLOW at most."""
+        """Requests of all windows, slowest first, at most MAX_SLOW."""
         return sorted((slow for window in self._windows for slow in window.values()), key=lambda one: -one.duration_ns)[:MAX_SLOW]
 
 
 def slow_messages(slowest: SlowRequests, at: str = "") -> list[pb.SlowRequest]:
-    """The slowest first. `at` names the daemon; "" where the receiver knows it."""
+    """As messages, slowest first. `at` names the daemon; "" if the receiver knows it."""
     return [
         pb.SlowRequest(
             tenant=one.tenant, operation=one.operation, duration_us=one.duration_ns // 1000, time_s=one.time_s, at=at, peer=one.peer

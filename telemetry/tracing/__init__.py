@@ -1,1 +1,1 @@
-"""Traces: which part of one slow call took how long, over client, node and master. OpenTelemetry, loaded where it is wanted."""
+"""OpenTelemetry traces of calls across client, node and master; imported only if configured."""

@@ -1,6 +1,6 @@
-"""Settings of traces, the same for every program that has them ([tracing] in the TOML file, KVSTORE_TRACING_*), and what opens them.
+"""Settings of tracing, shared by all programs ([tracing] in the TOML file, KVSTORE_TRACING_*).
 
-Nothing of OpenTelemetry is loaded where no endpoint is named.
+OpenTelemetry is imported only if an endpoint is configured.
 """
 
 from dataclasses import dataclass
@@ -20,32 +20,32 @@ SECTION: Final = "tracing"
 
 @dataclass(frozen=True, slots=True)
 class TracingSettings:
-    """Where spans go, and how many there are at most. See docs/tracing.md."""
+    """Endpoint and sampling of spans. See docs/tracing.md."""
 
     endpoint: str = setting(
         "",
-        "URL where a collector of OpenTelemetry traces takes OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: nothing "
-        "is traced.",
+        "URL of an OpenTelemetry collector for traces by OTLP over HTTP, such as `http://127.0.0.1:4318/v1/traces`; empty: no traces.",
     )
     sample_ratio: float = setting(
         0.01,
-        "Share of a client's calls that are traced. A call within a span of the program's own is traced where that one is, and else not. "
-        "Likewise of a router's requests, unless their header `traceparent` says whether they are, and of a sidecar's reports. "
-        "Masters and nodes trace what is asked for these, and nothing besides.",
+        "Share of a client's calls that are traced. A call within a span of the program is traced if that span is sampled. "
+        "The same share applies to a router's requests without a `traceparent` header, and to a sidecar's reports. "
+        "Masters and nodes trace only requests of traced calls.",
         minimum=0,
         maximum=1,
     )
     flush_interval_s: float = constant(1.0)
-    """Longest time that a span waits before it is sent: a trace is complete a second after its call."""
+    """Longest wait of a span before it is sent: a trace is complete a second after its call."""
 
 
 def open_tracing(settings: TracingSettings | None, *, role: str, instance: str) -> "Tracing | None":
-    """None where no endpoint is named. Raises ConfigError: it is no URL of HTTP, or the extra `tracing` is not installed."""
+    """Open tracing; None without an endpoint. Raises ConfigError for a malformed URL, or without the extra
+    `tracing`."""
     if settings is None or not settings.endpoint:
         return None
     url = urlsplit(settings.endpoint)
     if url.scheme not in ("http", "https") or not url.netloc:
-        raise ConfigError(f"[tracing] endpoint is {settings.endpoint!r}: write a URL, such as http://127.0.0.1:4318/v1/traces")
+        raise ConfigError(f"[tracing] endpoint is {settings.endpoint!r}: it must be a URL, such as http://127.0.0.1:4318/v1/traces")
     try:
         from kvstore.telemetry.tracing.spans import Tracing
     except ImportError as error:
@@ -53,6 +53,6 @@ def open_tracing(settings: TracingSettings | None, *, role: str, instance: str) 
     return Tracing(settings, role=role, instance=instance)
 
 
-def spans_told(tracing: "Tracing | None") -> Reading:
-    """For the metrics: spans by what came of them; nothing where nothing is traced."""
+def span_counts(tracing: "Tracing | None") -> Reading:
+    """Spans by outcome, for the metrics; {} without tracing."""
     return {(outcome,): count for outcome, count in tracing.queue.counts().items()} if tracing is not None else {}

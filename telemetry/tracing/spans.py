@@ -1,7 +1,7 @@
-"""OpenTelemetry's spans as the rest of kvstore makes them: of a daemon's requests, and of a client's calls.
+"""OpenTelemetry spans of a daemon's requests and of a client's calls.
 
-Imported only where traces are wanted: see config.py. Spans that are over wait in a bounded queue, and a thread sends them in batches: a
-slow collector neither stops a caller nor takes memory. What becomes of each span is counted.
+Imported only if tracing is configured: see config.py. Finished spans wait in a bounded queue, and a thread exports them
+in batches. A slow collector thus neither blocks callers nor consumes memory. Every span's outcome is counted.
 """
 
 import logging
@@ -30,11 +30,11 @@ from kvstore.telemetry.metrics.requests import OPERATIONS
 from kvstore.telemetry.tracing.config import TracingSettings
 
 QUEUE_SPANS: Final = 2048
-"""Spans that wait to be sent, at most: some MB. Those beyond are dropped, and counted."""
+"""Capacity of the queue, some MB; further spans are dropped and counted."""
 BATCH_SPANS: Final = 512
-"""Spans that are sent at once, at most. As many that wait are sent before their interval ends."""
+"""Largest batch; a full batch is sent before its interval ends."""
 TIMEOUT_S: Final = 2.0
-"""Time for the collector to take a batch, retries included. The end of a program waits as long for what is left."""
+"""Time for the collector to accept a batch, including retries, and for the remaining spans at shutdown."""
 EXPORTED: Final = "exported"
 FAILED: Final = "failed"
 DROPPED: Final = "dropped"
@@ -43,11 +43,12 @@ log = logging.getLogger("kvstore.telemetry")
 
 SCOPE: Final = "kvstore"
 NEVER: Final = 1 << 62
-"""Calls until the next one that is sampled, where none is."""
+"""Countdown to the next sampled call at a ratio of 0."""
 
 
 class SpanQueue(SpanProcessor):
-    """Owns the exporter. Threads may share it. Its thread begins with the first span: who has none pays for none."""
+    """Queue of finished spans, and the thread that exports them; owns the exporter. Thread-safe. The thread starts with
+    the first span."""
 
     def __init__(self, exporter: SpanExporter, flush_interval_s: float) -> None:
         self._exporter = exporter
@@ -56,7 +57,7 @@ class SpanQueue(SpanProcessor):
         self._waiting: deque[ReadableSpan] = deque()
         self._counts = {EXPORTED: 0, FAILED: 0, DROPPED: 0}
         self._due = threading.Event()
-        """There is a batch, or it is the end."""
+        """Set when a batch is full, or at shutdown."""
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
@@ -72,7 +73,7 @@ class SpanQueue(SpanProcessor):
                 thread = threading.Thread(target=self._run, name="tracing", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # there is none to be had; the next span tries again
+                except RuntimeError:  # no thread available: the next span tries again
                     self._counts[DROPPED] += 1
                     return
                 self._thread = thread
@@ -81,13 +82,13 @@ class SpanQueue(SpanProcessor):
                 self._due.set()
 
     def counts(self) -> dict[str, int]:
-        """Spans so far, by what came of them: EXPORTED, FAILED (the collector did not take them), DROPPED (there was no room)."""
+        """Spans so far by outcome: EXPORTED, FAILED (refused by the collector), DROPPED (queue full)."""
         with self._lock:
             return dict(self._counts)
 
     def shutdown(self) -> None:
-        """Send what waits, for TIMEOUT_S, and a try that has begun then for as long again; what is left is dropped. A second call is a
-        no-op."""
+        """Export the remaining spans for up to TIMEOUT_S, and an attempt in progress for as long again; drop the rest.
+        A second call is a no-op."""
         with self._lock:
             if self._is_closing:
                 return
@@ -95,7 +96,7 @@ class SpanQueue(SpanProcessor):
             self._due.set()
         if self._thread is not None:
             self._thread.join(TIMEOUT_S)
-        self._exporter.shutdown()  # ends the pause before another try
+        self._exporter.shutdown()  # cancels the pause before a retry
         if self._thread is not None:
             self._thread.join(TIMEOUT_S)
         with self._lock:
@@ -103,11 +104,11 @@ class SpanQueue(SpanProcessor):
             self._waiting.clear()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Nobody waits for the collector: it is sent in its time."""
+        """No-op: callers do not wait for the collector."""
         return True
 
     def _run(self) -> None:
-        attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # where the program traces HTTP requests, these are none of its own
+        attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # keeps exports out of the program's own traces
         while not self._is_closing:
             self._due.wait(self._flush_interval_s)
             self._due.clear()
@@ -115,12 +116,12 @@ class SpanQueue(SpanProcessor):
         self._send()
 
     def _send(self) -> None:
-        """All that waits, unless the collector does not take it."""
+        """Export what is queued, until the collector refuses a batch."""
         while batch := self._next():
             try:
                 is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
             except Exception:
-                log.exception("spans could not be sent")
+                log.exception("export of spans failed")
                 is_taken = False
             with self._lock:
                 self._counts[EXPORTED if is_taken else FAILED] += len(batch)
@@ -133,7 +134,7 @@ class SpanQueue(SpanProcessor):
 
 
 class RecordedSpan:
-    """An `rpc.tracing.Span`."""
+    """An `rpc.tracing.Span`, with child spans."""
 
     __slots__ = ("_parts", "_span", "_tracer")
 
@@ -169,7 +170,7 @@ class RecordedSpan:
 
 
 class RecordedCall:
-    """A client's call that is sampled: what it asks for meanwhile, and what the program does within it, are parts of its span."""
+    """Span of a sampled client call: its requests, and the program's spans within it, are children."""
 
     def __init__(self, span: trace.Span) -> None:
         self.span = span
@@ -192,10 +193,10 @@ class RecordedCall:
 
 
 class Tracing:
-    """All spans of one daemon, or of one client, and the way to the collector. Threads may share it."""
+    """Tracer of one daemon or client, with its connection to the collector. Thread-safe."""
 
     def __init__(self, settings: TracingSettings, *, role: str, instance: str) -> None:
-        """`role`: "node", "master", "client", "router" or "sidecar"; `instance`: which of them."""
+        """`role`: "node", "master", "client", "router" or "sidecar"; `instance`: its name."""
         self._role = role
         self._ratio = settings.sample_ratio
         self._until_next = self._draw()
@@ -206,20 +207,23 @@ class Tracing:
         self._tracer = provider.get_tracer(SCOPE, VERSION)
 
     def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> RecordedSpan:
-        """Of a request to this daemon: see `rpc.tracing.Tracer`."""
+        """Begin the span of a request to this daemon: see `rpc.tracing.Tracer`."""
         return self.begin_named(OPERATIONS.get(kind, "unknown"), parent, links)
 
     def begin_named(self, name: str, parent: TraceParent | None, links: Sequence[TraceParent] = ()) -> RecordedSpan:
-        """Of a request of that name. Without a parent it begins a trace."""
+        """Begin the span of a request of that name; without a parent, a new trace."""
         within = trace.set_span_in_context(NonRecordingSpan(_there(parent))) if parent is not None else None
         linked = [Link(_there(link)) for link in links]
         span = self._tracer.start_span(f"kvstore.{self._role}.{name}", within, kind=SpanKind.SERVER, links=linked)
         return RecordedSpan(self._tracer, span)
 
     def samples(self) -> bool:
-        """Whether the call that begins is traced: as the program's own span is, where one is under way, else by chance. One look at the
-        context and a countdown: chance is asked once a sampled call, for how many are not."""
-        if context.get_current():  # empty as a rule; to look for a span in it takes three times as long
+        """Return whether the call that begins is traced: as the program's current span, if any, else by chance.
+
+        Costs one context lookup and a countdown: the random draw happens once per sampled call, for the number of calls
+        to skip.
+        """
+        if context.get_current():  # usually empty; getting a span from it takes three times as long
             there = trace.get_current_span().get_span_context()
             if there.is_valid:
                 return there.trace_flags.sampled
@@ -230,12 +234,12 @@ class Tracing:
         return True
 
     def here(self) -> context.Context:
-        """What this thread or task is within, to be taken along to another one."""
+        """Current trace context, to carry to another thread or task."""
         return context.get_current()
 
     @contextmanager
     def within(self, there: context.Context) -> Iterator[None]:
-        """What is called inside is within what `here` gave there, and nothing else."""
+        """Run the block in a context from `here`."""
         token = context.attach(there)
         try:
             yield
@@ -243,20 +247,20 @@ class Tracing:
             context.detach(token)
 
     def begin_call(self, name: str) -> RecordedCall:
-        """Of a call that is sampled; a context manager."""
+        """Begin the span of a sampled call; a context manager."""
         return RecordedCall(self._tracer.start_span(f"kvstore.{name}", kind=SpanKind.CLIENT))
 
     def close(self) -> None:
-        """Send what waits, for TIMEOUT_S at most. A second close is a no-op."""
+        """Export the remaining spans, for TIMEOUT_S at most. A second close is a no-op."""
         self.queue.shutdown()
 
     def _draw(self) -> int:
-        """Calls that are not sampled before one that is."""
+        """Number of calls to skip before the next sampled one."""
         if self._ratio >= 1:
             return 0
         return int(math.log(1.0 - random.random()) / math.log1p(-self._ratio)) if self._ratio > 0 else NEVER
 
 
 def _there(parent: TraceParent) -> SpanContext:
-    """Another process's span."""
+    """Context of a span in another process."""
     return SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))

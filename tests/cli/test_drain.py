@@ -64,7 +64,7 @@ def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
     with stub_controls(pb.StatusReply(role="following")) as (control,), stub_masters(1) as (master,):
         master.control = control.place
         code, output = run(master.address, "n1", "--deadline-s", "0.5")
-        assert (code, output) == (2, "kvstore: error: another master owns partition 0 by now, or nobody yet: try again\n")
+        assert (code, output) == (2, "kvstore: error: this master does not own partition 0 any more: retry, to find its new owner\n")
         code, output = run(master.address, "n1", "--wait-s", "0.1")
         assert (code, output) == (2, "kvstore: error: n1 is not drained after 0.1 s; the drain goes on\n")
 

@@ -1,7 +1,7 @@
-"""What both clients must do, against real daemons: a class of tests that test_sync.py and test_aio.py inherit.
+"""Behaviour of both clients against real daemons: a test class that test_sync.py and test_aio.py inherit.
 
-Tests of values run three times: on the node's host, where values go through shared memory; as if elsewhere, where they go along with
-messages or, large ones, by the transfer engine; and as if elsewhere with all but the smallest going by the engine.
+Tests of values run three times: on the node's host through shared memory; as a remote client with messages, and the
+transfer engine for large values; and as a remote client with the engine for all but the smallest values.
 """
 
 import itertools
@@ -192,9 +192,7 @@ class ClientBehaviour:
             assert (a[0], b[0], c[0]) == (ord("0"), ord("1"), ord("2"))
 
     @EVERYWHERE
-    def test_a_view_past_its_lease_ends_with_an_error_on_the_nodes_host(
-        self, running: Cluster, make_client: MakeClient, where: str
-    ) -> None:
+    def test_local_view_past_its_lease_raises(self, running: Cluster, make_client: MakeClient, where: str) -> None:
         with make_client(running.address, settings=ClientSettings(view_lease_s=0.001, use_index=False)) as client:
             [key] = fresh_keys(1)
             client.put(key, b"x" * 100_000)
@@ -286,7 +284,11 @@ class ClientBehaviour:
         assert client.get_batch(keys) == [b"value", None, None, None, None, b"value"]
         assert client.remove_matching(pattern=f"matching {serial} *", force=True) == 2
         assert client.exists_batch(keys) == [False] * 6
-        for arguments, wrong in (({}, "say of which"), ({"pattern": "x" * 1025}, "1024 bytes"), ({"namespace": 5}, "namespace")):
+        for arguments, wrong in (
+            ({}, "needs a namespace or a pattern"),
+            ({"pattern": "x" * 1025}, "1024 bytes"),
+            ({"namespace": 5}, "namespace"),
+        ):
             with pytest.raises(InvalidArgument, match=wrong):
                 client.remove_matching(**arguments)
 
@@ -370,7 +372,7 @@ class ClientBehaviour:
         with make_client("127.0.0.1:1", deadline_s=5.0) as client, pytest.raises(Unavailable, match="no master can be reached"):
             client.get(b"k")
 
-    def test_the_second_master_is_taken_when_the_first_does_not_answer(self, running: Cluster, make_client: MakeClient) -> None:
+    def test_second_master_is_used_if_the_first_is_down(self, running: Cluster, make_client: MakeClient) -> None:
         with make_client(["127.0.0.1:1", running.address]) as client:
             assert client.get(b"nowhere") is None
 

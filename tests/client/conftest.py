@@ -36,7 +36,8 @@ def oracle(node: OracleNode) -> Oracle:
 
 @pytest.fixture
 def far() -> OracleNode:
-    """Node 2, on another host, with a transfer engine. To be closed by whoever makes its Oracle: `make_oracle` does."""
+    """Node 2, on another host, with a transfer engine. Whatever test creates its Oracle must close it; `make_oracle`
+    does."""
     return OracleNode(2, local=False, has_engine=True)
 
 

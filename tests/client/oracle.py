@@ -139,21 +139,21 @@ class Oracle:
         self.nodes = {node.node_id: node for node in nodes}
         self.unreachable: set[str] = set()
         self.partitions = 1
-        """As masters tell it."""
+        """Number reported by the masters."""
         self.owners: dict[str, str] = {}
-        """Masters that stand by, by address, and whom each names as the owner of the catalog."""
+        """Owner of the catalog that each standby master names, by address."""
         self.hanging: set[str] = set()
-        """Addresses of masters that answer nothing which was sent."""
+        """Addresses of unresponsive masters."""
         self.awaited: list[float] = []
-        """Seconds that each answer of a hanging master was awaited for."""
+        """Seconds that each reply of a hanging master was awaited."""
         self.on_await: Callable[[int], object] = lambda waited: None
-        """Told how often that was, after each time."""
+        """Called with the number of waits after each."""
         self.refusals: dict[str, KVStoreError] = {}
-        """What is raised instead of a connection, by address."""
-        self.strangers: dict[str, str] = {}
-        """Names of those that answer in the place of the daemon, by address or path."""
+        """Error in place of a connection, by address."""
+        self.impostors: dict[str, str] = {}
+        """Names of other daemons that took an address or path over."""
         self.makes_hot_copies = False
-        """Whether the master has what is read much copied to further nodes."""
+        """The master makes hot copies."""
         self.script: dict[type, deque[Scripted]] = defaultdict(deque)
         self.log: list[Message] = []
         self.loans: list[ConnectionLease[OracleChannel]] = []
@@ -164,17 +164,17 @@ class Oracle:
         self.lease = 0
         self.lease_until_ns = 1 << 62
         self.ticket = b""
-        """What nodes take, where that is something; `issued` is what the master gives out, for so long."""
+        """Ticket that nodes accept, if set; the master issues `issued`, valid for `ticket_ms`."""
         self.issued = b""
         self.ticket_ms = 0
         self.hellos: list[Hello | None] = []
-        """Of each connection that was opened."""
+        """Hello of each opened connection."""
         self.aside: list[Operation[None]] = []
         self.idle: dict[Address, list[OracleChannel]] = defaultdict(list)
         self.engines = OracleEngines()
         self.moves: list[effects.TransferEffect] = []
         self.together: list[int] = []
-        """How many operations were to be carried out at once, each time."""
+        """Number of operations of each GatherEffect."""
         self.resources = ClientResources(ClientSettings(master=MASTER, **settings), CLIENT_TRANSFER, is_here=is_here, spread=spread)
 
     def deadline(self) -> Deadline:
@@ -194,7 +194,7 @@ class Oracle:
         return effects.drive(operation, self._do)
 
     def all_given_back(self) -> bool:
-        return all(loan._release is None for loan in self.loans)
+        return all(connection._release is None for connection in self.loans)
 
     def _do(self, effect: Any) -> Any:
         match effect:
@@ -257,11 +257,11 @@ class Oracle:
             if self.ticket and self.node_at(address) is not None and (hello is None or hello.ticket != self.ticket):
                 raise InvalidTicket("this ticket has ended")
             welcome = self._welcome(address)
-            welcome = replace(welcome, name=self.strangers.get(address.unix or str(address), welcome.name))
+            welcome = replace(welcome, name=self.impostors.get(address.unix or str(address), welcome.name))
             channel = OracleChannel(address, welcome, makes_hot_copies=self.makes_hot_copies)
-        loan = ConnectionLease(channel, lambda channel: None, reused=reused)
-        self.loans.append(loan)
-        return loan
+        connection = ConnectionLease(channel, lambda channel: None, reused=reused)
+        self.loans.append(connection)
+        return connection
 
     def node_at(self, address: Address) -> OracleNode | None:
         return next((node for node in self.nodes.values() if address in (parse_address(node.tcp), Address(unix=node.unix))), None)
@@ -296,7 +296,7 @@ class Oracle:
         return self.answer(channel, message, payload)
 
     def answer(self, channel: OracleChannel, message: Any, payload: Sequence[bytes] = ()) -> Message:
-        """What a healthy cluster says."""
+        """Reply of a healthy cluster."""
         node = self.node_at(channel.address)
         match message:
             case Nodes():

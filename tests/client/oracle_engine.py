@@ -1,6 +1,7 @@
-"""The transfer engines of the oracle's nodes: what they describe, and copies made in the nodes' memory as a working engine would.
+"""Transfer engines of the oracle's nodes: their descriptions, and copies in the nodes' memory as a working engine makes
+them.
 
-A path that a node has described anew, a process that is gone and a put that is over fail as they do for real: Unreachable, StaleHandle.
+A changed path, a dead process and an ended put fail as they do in reality: Unreachable, StaleHandle.
 """
 
 import os
@@ -22,7 +23,7 @@ CLIENT_TRANSFER = TransferSettings(transports="shm,tcp", rails="lo")
 
 
 class Served(Protocol):
-    """What is needed of a node."""
+    """The part of a node that an engine uses."""
 
     node_id: int
     epoch: int
@@ -44,7 +45,7 @@ class _Place:
 
 
 def describe(node: Served) -> bytes:
-    """As the node's engine would; nobody listens there."""
+    """Description as the node's engine would give it, with an unused port."""
     agent = AgentInfo("tcp", Rail(node.rail), b"kvagent1 tcp tcp1 127.0.0.1:9")
     return pack_engine(EngineInfo(f"engine-{node.node_id}-{node.epoch}", "there", (agent,), {}))
 
@@ -85,7 +86,7 @@ class OracleEngines:
         place = self._places[region.remote.region_id]
         node = nodes.get(place.node.node_id)
         if node is None or region.peer.info != unpack_engine(describe(node)) or not region.peer.is_connected:
-            raise Unreachable(f"nobody is at {region.peer.name} by this way")
+            raise Unreachable(f"{region.peer.name} is not reachable by this path")
         if place.epoch != node.epoch or (place.put_id and place.put_id not in node.puts):
             raise StaleHandle("the region is closed")
         if writing and not place.put_id:

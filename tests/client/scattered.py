@@ -1,5 +1,8 @@
-"""What both clients do with values that lie in several buffers, with results a key, ranges and replacement, against real daemons: a class
-of tests that test_sync.py and test_aio.py inherit, and which runs on the node's host and as if elsewhere (behaviour.py)."""
+"""Both clients with scattered values, results per key, ranges and replacement, against real daemons.
+
+A test class that test_sync.py and test_aio.py inherit; it runs on the node's host and as a remote client
+(behaviour.py).
+"""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -102,7 +105,7 @@ class ScatteredBehaviour:
         assert client.put_batch_from([], []) == []
         assert [type(result) for result in client.put_batch_from([b""], [b"1"])] == [InvalidArgument]
 
-    def test_a_value_too_large_for_every_tier_is_the_result_of_its_key_alone(self, client: Any) -> None:
+    def test_value_too_large_for_every_tier_fails_alone(self, client: Any) -> None:
         a, b, c = fresh_keys(3)
         huge = np.zeros(300 << 20, np.uint8)
         before, too_large, after = client.put_batch_from([a, b, c], [b"1" * 2000, huge, b"3" * 2000], deadline_s=20.0)
@@ -204,9 +207,7 @@ class ScatteredBehaviour:
                 client.replace([key], bad)
         assert client.get(key) == b"old"
 
-    def test_a_reader_of_what_is_replaced_sees_the_old_the_new_or_nothing(
-        self, client: Any, running: Cluster, make_client: MakeClient
-    ) -> None:
+    def test_reader_during_replace_sees_old_new_or_miss(self, client: Any, running: Cluster, make_client: MakeClient) -> None:
         [key] = fresh_keys(1)
         values = [bytes([round]) * (200_000 + round) for round in range(30)]
         is_over = False

@@ -1,8 +1,8 @@
-"""A client under signals whose handler raises: `python -m tests.client.struck_client ADDRESS SIGNALS [elsewhere]`, the latter as if it were
-on another host than the nodes.
+"""A client under signals whose handler raises: `python -m tests.client.struck_client ADDRESS SIGNALS [elsewhere]`, the
+latter as a remote client.
 
-After each call that was struck, another client puts a block: where the interrupted call's slots were, if they were given back. Prints the
-number of signals, how often a byte was wrong, and the connections lent; keeps its clients until it is told to end.
+After each interrupted call another client puts a block, into the interrupted call's slots if they were freed. Prints
+the number of signals, of wrong bytes, and of leased connections; keeps its clients until it is stopped.
 """
 
 import json
@@ -25,9 +25,9 @@ from tests.signals import Striker
 VALUE_BYTES = 1 << 20
 HALF = VALUE_BYTES // 2
 PART_BYTES = 128 << 10
-"""Of what goes by the engine: several parts are under way in each call."""
+"""Part size of engine transfers: several parts are in flight in each call."""
 RANDOM = np.random.default_rng(0).bytes(8 << 20)
-"""Each value is a part of it: to make them anew, each of its own seed, took most of the time."""
+"""Each value is a part of it: generating each from its own seed took most of the time."""
 BATCH = 6
 OTHERS = 8
 """Blocks of the other client that are there at a time."""

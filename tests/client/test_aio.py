@@ -107,7 +107,7 @@ def test_a_call_cancelled_at_any_step_leaves_the_client_usable(running: Cluster,
             put.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await put
-            with contextlib.suppress(DeadlineExceeded):  # what the cancelled put had reserved is given back beside this one
+            with contextlib.suppress(DeadlineExceeded):  # the cancelled put's reservations are cancelled concurrently
                 await client.put(key, b"y" * 1_000_000, deadline_s=0.05)
             assert await client.get(key) in (None, b"x" * 1_000_000, b"y" * 1_000_000)
             assert await client.put(fresh_keys(1)[0], b"z" * 100_000)
@@ -115,7 +115,7 @@ def test_a_call_cancelled_at_any_step_leaves_the_client_usable(running: Cluster,
     asyncio.run(main())
 
 
-def test_what_an_owner_that_hangs_was_asked_is_answered_by_the_one_elected_in_its_place() -> None:
+def test_request_to_a_hanging_owner_moves_to_the_new_one() -> None:
     settings = ClientSettings(owner_patience_s=0.5, use_index=False)
 
     async def ask(*masters: str) -> None:

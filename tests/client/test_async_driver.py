@@ -49,12 +49,12 @@ def test_what_is_done_aside_ends_with_the_client(operations: Operations) -> None
             yield SleepEffect(seconds)
 
         await driver._do(SpawnEffect(aside(0.0)))
-        [short] = driver._aside
+        [short] = driver._background
         await short
         await asyncio.sleep(0)
-        assert not driver._aside
+        assert not driver._background
         await driver._do(SpawnEffect(aside(3600.0)))
-        [long] = driver._aside
+        [long] = driver._background
         await driver.close()
         await asyncio.wait([long], timeout=60)
         assert long.cancelled()

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvstore.client.async_driver import INLINE_WORK_BYTES, carry_out, run_together
+from kvstore.client.async_driver import INLINE_WORK_BYTES, carry_out, run_gathered
 from kvstore.client.core.effects import RunInThreadEffect
 from kvstore.protocol.errors import DeadlineExceeded
 
@@ -44,7 +44,7 @@ def test_large_work_is_done_at_once_where_no_thread_can_be_had() -> None:
     asyncio.run(main())
 
 
-def test_of_several_at_once_all_end_with_the_first_error_or_when_cancelled() -> None:
+def test_run_gathered_ends_all_on_error_or_cancel() -> None:
     """However often it is cancelled while they end."""
     ended: list[str] = []
 
@@ -63,11 +63,11 @@ def test_of_several_at_once_all_end_with_the_first_error_or_when_cancelled() -> 
         return result
 
     async def main() -> None:
-        assert await run_together([gives(1), gives(2)]) == [1, 2]
+        assert await run_gathered([gives(1), gives(2)]) == [1, 2]
         with pytest.raises(DeadlineExceeded):
-            await run_together([waits("one"), fails()])
+            await run_gathered([waits("one"), fails()])
         assert ended == ["one"]
-        both = asyncio.ensure_future(run_together([waits("two"), waits("three")]))
+        both = asyncio.ensure_future(run_gathered([waits("two"), waits("three")]))
         for _ in range(3):  # until they wait
             await asyncio.sleep(0)
         for _ in range(3):

@@ -34,7 +34,7 @@ def test_each_value_comes_from_its_strongest_source(monkeypatch: pytest.MonkeyPa
     assert alone.is_loaded
 
 
-def test_settings_that_are_complete_leave_nothing_to_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_settings_use_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_CLIENT_TENANT", "environment")
     assert resolved(ClientSettings(is_loaded=True)).tenant == ""
     assert resolved(ClientSettings(is_loaded=True), tenant="argument").tenant == "argument"

@@ -35,13 +35,13 @@ def test_keys_are_listed_with_size_and_namespace(settings: ClientSettings) -> No
         assert len(list(control.keys(limit=2))) == 2
 
 
-def test_a_node_is_not_left_out_of_a_partition_that_changes_hands() -> None:
+def test_change_node_covers_a_partition_in_failover() -> None:
     follower = pb.StatusReply(role="following")
     with stub_controls(pb.StatusReply(role="owner"), follower) as (first, second):
         settings = ClientSettings(deadline_s=60.0)
         with Control(first.place, settings, second.place, are_owners=True) as control:
             for ask in (control.status, lambda: control.drain("n0")):
-                with pytest.raises(Unavailable, match="another master owns partition 1 by now, or nobody yet: try again"):
+                with pytest.raises(Unavailable, match="this master does not own partition 1 any more: retry"):
                     ask()
             assert not first.drained
             follower.role = "owner"
@@ -63,11 +63,11 @@ def test_the_status_of_a_cluster_waits_for_the_next_owner() -> None:
             master.control = now.place
             assert found.result(60).blocks == 3
         master.control = before.place
-        with pytest.raises(Unavailable, match="another master owns partition 0 by now"):
+        with pytest.raises(Unavailable, match="this master does not own partition 0 any more"):
             cluster_status(dataclasses.replace(settings, deadline_s=0.5, owner_retry_s=0.6))
 
 
-def test_a_master_that_stands_by_leads_to_the_owner_and_several_are_waited_for(settings: ClientSettings) -> None:
+def test_find_control_follows_and_awaits_the_owner(settings: ClientSettings) -> None:
     with stub_masters(2) as (follower, other):
         follower.owner, other.owner, other.refusal = settings.master, "", Unavailable("no master owns the catalog now")
         of_follower = dataclasses.replace(settings, master=follower.address)

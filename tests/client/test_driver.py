@@ -50,15 +50,15 @@ def test_what_nobody_waits_for_is_done_in_a_thread_of_its_own(driver: Driver) ->
     assert here not in threads
 
 
-def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleanup_runs_in_one_thread(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     reservations = driver._reservations
     may_end, tried = threading.Event(), threading.Semaphore(0)
 
-    def give_up_unused() -> Operation[None]:
+    def cancel_all_unused() -> Operation[None]:
         yield RunInThreadEffect(tried.release, 1)
         yield RunInThreadEffect(lambda: may_end.wait(60), 1)
 
-    monkeypatch.setattr(reservations, "give_up_unused", give_up_unused)
+    monkeypatch.setattr(reservations, "cancel_all_unused", cancel_all_unused)
     reservations.unused.append(OverPut())
     with monkeypatch.context() as patch:
         no_more_threads(patch)
@@ -69,27 +69,25 @@ def test_what_cannot_be_given_back_yet_has_one_thread_however_many_calls_end(dri
     assert tried.acquire(timeout=60)
     assert not tried.acquire(blocking=False)
     may_end.set()
-    assert driver._tidying is not None
-    assert driver._tidying.acquire(timeout=60)
-    driver._tidying.release()
+    assert driver._cleanup is not None
+    assert driver._cleanup.acquire(timeout=60)
+    driver._cleanup.release()
     driver.run(work(1))
     assert tried.acquire(timeout=60), "the next call has it tried again"
     reservations.unused.clear()
 
 
-def test_what_strikes_while_that_thread_is_started_comes_out_and_the_next_call_tries_again(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_cleanup_start_is_retried(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = threading.Semaphore(0)
 
-    def give_up_unused() -> Operation[None]:
+    def cancel_all_unused() -> Operation[None]:
         yield RunInThreadEffect(driver._reservations.unused.clear, 1)
         yield RunInThreadEffect(tried.release, 1)
 
     def strike(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver._reservations, "give_up_unused", give_up_unused)
+    monkeypatch.setattr(driver._reservations, "cancel_all_unused", cancel_all_unused)
     driver._reservations.unused.append(OverPut())
     with monkeypatch.context() as patch:
         patch.setattr("_thread.start_new_thread", strike)

@@ -50,7 +50,7 @@ def test_a_forked_child_is_told_by_name_and_the_parent_goes_on(running: Cluster,
             assert client.get_batch(KEYS) == VALUES
 
 
-def test_a_child_holds_none_of_its_parents_connections_and_may_close_and_make_its_own(running: Cluster) -> None:
+def test_child_holds_no_parent_connection(running: Cluster) -> None:
     before = sockets()
     with Client(running.address) as client:
         client.put_batch(KEYS, VALUES, ack="cluster")

@@ -60,7 +60,7 @@ def test_each_node_is_asked_to_hold_its_own_of_what_was_found(lookups: Lookups) 
     assert lookups.oracle.all_given_back()
 
 
-def test_a_block_that_its_node_does_not_have_any_more_is_not_found(lookups: Lookups) -> None:
+def test_block_lost_at_its_node_is_not_found(lookups: Lookups) -> None:
     store(lookups, [b"a", b"b", b"c"], 1)
     lookups.oracle.script[HoldBlocks].append(Flags(bytes((HOLD_GRANTED, HOLD_MISS, HOLD_REFUSED))))
     assert lookups.exist(b"a", b"b", b"c") == [True, False, True]

@@ -1,4 +1,4 @@
-"""Holds as a client knows them: plain values, and where each is to be released; bounded, whatever is never released."""
+"""Holds of a client: plain values, their targets, and the bound on those that are never released."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ NODE: Any = object()
 """Stands for a LocalNode: the table only keeps it."""
 
 
-def test_holds_that_are_over_make_room_and_those_that_are_not_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_table_purges_expired_holds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holds, "MAX_HOLDS", 3)
     table = HoldTable()
     long = new_hold(100)

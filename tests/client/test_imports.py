@@ -1,4 +1,5 @@
-"""What a program pays for that only reads and writes: engines pin versions of gRPC, protobuf and torch, and none of them is loaded."""
+"""Imports of a program that only reads and writes: engines pin versions of gRPC, protobuf and torch, and none of them
+is loaded."""
 
 import subprocess
 import sys
@@ -20,7 +21,7 @@ LAZY = (
         "kvstore.telemetry.tracing",
     ),
 )
-"""What a blocking client loads once a call needs it: of another host, of TLS, of traces."""
+"""Modules that a blocking client imports on first use: for remote nodes, TLS and traces."""
 PROGRAM = """
 import importlib, sys
 module, attribute = sys.argv[1].split(":")
@@ -73,7 +74,7 @@ def test_puts_and_gets_on_one_host_load_nothing_of_other_hosts() -> None:
 
 
 def test_what_is_lazy_has_modules_of_these_names() -> None:
-    """A name that a rename has left behind would be absent whatever is imported."""
+    """A name that a rename left behind would never be imported, and pass the other tests."""
     assert loaded("kvstore.client.aio:asyncio", LAZY[:1]) == ["asyncio"]
     assert loaded("kvstore.transfer.engine:TransferEngine", LAZY[-5:-2]) == list(LAZY[-5:-2])
     assert [name for name in LAZY if find_spec(name) is None] == []

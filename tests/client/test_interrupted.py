@@ -1,5 +1,5 @@
-"""What is left of calls that were interrupted by signals or cancelled: nothing. Leases, puts and reservations that are not given back
-would last an hour here."""
+"""Calls interrupted by signals or cancelled leave nothing behind. Leases, puts and reservations that leak would last an
+hour here."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def until_all_is_free(control: Control) -> None:
 
 
 @pytest.mark.parametrize(("where", "signals"), [("here", SIGNALS), ("elsewhere", SIGNALS // 3)])
-def test_signals_that_raise_at_any_moment_cost_no_byte_no_slot_and_no_connection(tmp_path: Path, where: str, signals: int) -> None:
+def test_raising_signals_leak_nothing(tmp_path: Path, where: str, signals: int) -> None:
     with cluster(tmp_path, "--reserve-ttl-s", "3600") as started:
         started.start_node("--dram", "128MiB", *LONG)
         with LineChild("tests.client.struck_client", started.address, str(signals), where) as child, started.control() as control:
@@ -89,7 +89,7 @@ def until_all_is_reserved(control: Control) -> None:
     eventually(lambda: control.status().reserved == len(KEYS), "the master has granted the put")
 
 
-def test_a_put_that_is_cancelled_after_it_was_granted_gives_back_what_it_had_reserved(tmp_path: Path) -> None:
+def test_cancelled_put_cancels_its_reservations(tmp_path: Path) -> None:
     async def main(address: str, control: Control) -> None:
         async with AsyncClient(address, deadline_s=3600) as client:
             put = asyncio.create_task(client.put_batch(KEYS, VALUES, ack="cluster"))
@@ -103,7 +103,7 @@ def test_a_put_that_is_cancelled_after_it_was_granted_gives_back_what_it_had_res
         asyncio.run(main(started.address, control))
 
 
-def test_a_put_that_is_interrupted_after_it_was_granted_gives_back_what_it_had_reserved(tmp_path: Path) -> None:
+def test_interrupted_put_cancels_its_reservations(tmp_path: Path) -> None:
     def strike(number: int, frame: object) -> None:
         raise Struck
 

@@ -10,13 +10,13 @@ from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleNode
 
 def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bool | KVStoreError]:
     """Checks that no connection stays lent."""
-    operation = put_each(oracle.resources, keys, values, namespace="ns", parents=None, is_early=False, deadline=oracle.deadline())
+    operation = put_each(oracle.resources, keys, values, namespace="ns", parents=None, acks_at_node=False, deadline=oracle.deadline())
     results: list[bool | KVStoreError] = oracle.run(operation)
     assert oracle.all_given_back()
     return results
 
 
-def test_what_was_stored_before_the_error_is_told_from_what_was_not(node: OracleNode) -> None:
+def test_put_each_reports_keys_stored_before_the_error(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.store(b"there", BIG, 1)
     full = Full("no room")
@@ -24,7 +24,7 @@ def test_what_was_stored_before_the_error_is_told_from_what_was_not(node: Oracle
     assert put(oracle, [b"small", b"there", b"large", b"small"], [b"1", OTHER, BIG, b"3"]) == [True, False, full, False]
 
 
-def test_one_value_that_a_node_refuses_does_not_stand_in_the_way_of_the_others(node: OracleNode) -> None:
+def test_put_each_isolates_a_refused_value(node: OracleNode) -> None:
     oracle = Oracle(node)
     refused = InvalidArgument("larger than this node's DRAM")
     oracle.script[OpenSlots] += [refused, refused]

@@ -15,7 +15,7 @@ def channel_to(oracle: Oracle, node: OracleNode) -> OracleChannel:
     return OracleChannel(Address(unix=node.unix), oracle._welcome(Address(unix=node.unix)))
 
 
-def test_a_slab_that_is_gone_is_a_stale_handle_and_the_others_stay_mapped(oracle: Oracle, node: OracleNode) -> None:
+def test_freed_slab_is_a_stale_handle(oracle: Oracle, node: OracleNode) -> None:
     with pytest.raises(StaleHandle):
         oracle.run(oracle.resources.mapping.map_slabs(channel_to(oracle, node), 1, [9, 1], oracle.deadline(), writable=False))
     assert len(oracle.resources.mapping.slabs) == 1
@@ -38,7 +38,7 @@ def test_a_slab_that_is_being_mapped_is_waited_for(oracle: Oracle, node: OracleN
     assert len(oracle.log) == 1
 
 
-def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracle, node: OracleNode) -> None:
+def test_announced_slab_is_mapped_by_its_user(oracle: Oracle, node: OracleNode) -> None:
     channel, mapping = channel_to(oracle, node), oracle.resources.mapping
     oracle.run(mapping.map_ahead(channel, 1, [1, 2], oracle.deadline()))
     assert len(oracle.run(mapping.map_slabs(channel, 1, [2], oracle.deadline(), writable=True))) == 1
@@ -48,7 +48,7 @@ def test_a_slab_that_no_thread_has_begun_is_mapped_by_who_needs_it(oracle: Oracl
     assert len(oracle.log) == 1, "the node was asked for both once"
 
 
-def test_without_a_thread_nothing_is_mapped_ahead_and_whoever_needs_a_slab_maps_it(oracle: Oracle, node: OracleNode) -> None:
+def test_slabs_are_mapped_on_use_without_a_thread(oracle: Oracle, node: OracleNode) -> None:
     channel, mapping = channel_to(oracle, node), oracle.resources.mapping
     fds = os.listdir("/proc/self/fd")
     oracle.script[effects.SpawnEffect].append(RuntimeError("can't start new thread"))

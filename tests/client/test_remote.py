@@ -71,9 +71,7 @@ def read(remote: RemoteMemory, engine: TransferEngine, of: KnownNode) -> bytes:
 MakeEngine = Callable[..., TransferEngine]
 
 
-def test_where_the_system_does_not_tell_its_interfaces_no_node_can_be_reached(
-    remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_interfaces_raise_unreachable(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -82,7 +80,7 @@ def test_where_the_system_does_not_tell_its_interfaces_no_node_can_be_reached(
         _ = remote.engine
 
 
-def test_links_that_come_up_after_the_start_are_used_once_looked_for(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_finds_new_links(remote: RemoteMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not remote.refresh(), "no engine yet"
     remote._settings = TransferSettings(transports="tcp")
     whole = Discovery.configured(remote._settings).read_topology()
@@ -99,7 +97,7 @@ def test_links_that_come_up_after_the_start_are_used_once_looked_for(remote: Rem
 
 
 def test_nodes_that_swap_their_ids_are_both_read(remote: RemoteMemory, make_engine: MakeEngine) -> None:
-    """A master without a lasting catalog gives ids anew."""
+    """A master without a durable catalog reassigns ids."""
     one, two = make_engine("one"), make_engine("two")
     for first, second in ((1, 2), (2, 1)):
         remote.peer(node(one, first))

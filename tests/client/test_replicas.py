@@ -30,7 +30,7 @@ def test_whoever_waits_asks_for_the_rest_until_all_are_there(oracle: Oracle) -> 
     assert oracle.slept_s == pytest.approx(0.001 + 0.002 + 0.004)
 
 
-@pytest.mark.parametrize(("flag", "why"), [(REPLICAS_NO_NODES, "no 2 nodes that take blocks"), (REPLICAS_NO_BLOCK, "evicted")])
+@pytest.mark.parametrize(("flag", "why"), [(REPLICAS_NO_NODES, "fewer than 2 nodes accept blocks"), (REPLICAS_NO_BLOCK, "evicted")])
 def test_what_cannot_come_is_not_waited_for(oracle: Oracle, flag: int, why: str) -> None:
     with pytest.raises(Unavailable, match=why):
         run(oracle, [REPLICAS_REACHED, flag], waits=True)

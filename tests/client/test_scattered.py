@@ -1,5 +1,5 @@
-"""Values cut at random come out of the store as they went in, whatever they are read into: through shared memory, over TCP by messages and
-by the transfer engine, and from NVMe."""
+"""Values split at random are read as they were put, into any buffers: through shared memory, by messages over TCP, by
+the transfer engine, and from NVMe."""
 
 import itertools
 import os

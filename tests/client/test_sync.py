@@ -31,7 +31,7 @@ class TestClientScattered(ScatteredBehaviour):
     pass
 
 
-def test_blocks_of_a_killed_node_are_misses_and_a_new_process_serves_anew(tmp_path: Path) -> None:
+def test_killed_node_misses_until_restarted(tmp_path: Path) -> None:
     with cluster(tmp_path) as started:
         node = started.start_node("--dram", "32MiB")
         with Client(started.address) as client:
@@ -46,7 +46,7 @@ def test_blocks_of_a_killed_node_are_misses_and_a_new_process_serves_anew(tmp_pa
             assert client.get(b"big") is None
 
 
-def test_a_node_that_hangs_ends_a_call_with_its_deadline_and_is_used_again_when_it_goes_on(tmp_path: Path) -> None:
+def test_hanging_node_exceeds_the_deadline_then_recovers(tmp_path: Path) -> None:
     with cluster(tmp_path) as started:
         node = started.start_node("--dram", "32MiB")
         with Client(started.address) as client:
@@ -59,7 +59,7 @@ def test_a_node_that_hangs_ends_a_call_with_its_deadline_and_is_used_again_when_
             assert client.get(b"k") == b"v" * 100_000
 
 
-def test_a_master_killed_and_started_again_is_found_at_its_address(tmp_path: Path) -> None:
+def test_restarted_master_is_found(tmp_path: Path) -> None:
     with cluster(tmp_path) as started:
         started.start_node("--dram", "32MiB")
         with Client(started.address) as client:
@@ -103,7 +103,7 @@ def test_memory_of_slabs_that_the_node_has_given_up_is_not_held(tmp_path: Path) 
             assert mapped_bytes() - before <= 2 * (8 << 20)
 
 
-def test_what_an_owner_that_hangs_was_asked_is_answered_by_the_one_elected_in_its_place() -> None:
+def test_request_to_a_hanging_owner_moves_to_the_new_one() -> None:
     settings = ClientSettings(owner_patience_s=0.5, use_index=False)
     with one_hangs_and_the_other_is_elected() as (hanging, elected):
         with Client([hanging.address, elected.address], deadline_s=60, settings=settings) as client:

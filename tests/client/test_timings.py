@@ -25,7 +25,7 @@ class Calls:
 
     @timed
     def slow(self, *, fails: bool = False) -> str:
-        """What it does."""
+        """Return, or raise."""
         if fails:
             raise ValueError("refused")
         return "done"
@@ -38,7 +38,7 @@ class Calls:
         return {name: sum(counts.counts) for name, counts in self._timings.durations.read().items()}
 
 
-def test_of_quick_calls_the_first_and_every_so_many_are_timed_for_all() -> None:
+def test_quick_calls_are_sampled() -> None:
     calls = Calls()
     assert [calls.quick() for _ in range(3)] == [1, 2, 3]
     assert calls.counts() == {("quick",): 1}
@@ -48,11 +48,11 @@ def test_of_quick_calls_the_first_and_every_so_many_are_timed_for_all() -> None:
     assert calls.counts() == {("quick",): 1 + 10 * PERIOD}
 
 
-def test_other_calls_are_timed_each_failures_too_and_keep_their_names() -> None:
+def test_other_calls_are_all_timed() -> None:
     calls = Calls()
     assert calls.slow() == "done"
     with pytest.raises(ValueError, match="refused"):
         calls.slow(fails=True)
-    assert (calls.slow.__name__, calls.slow.__doc__) == ("slow", "What it does.")
+    assert (calls.slow.__name__, calls.slow.__doc__) == ("slow", "Return, or raise.")
     assert asyncio.run(calls.slow_async()) == "done"
     assert calls.counts() == {("slow",): 3, ("slow_async",): 1}

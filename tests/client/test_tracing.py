@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.cli.tools.cluster import ClusterPlan
 from kvstore.client import AsyncClient, Client
-from kvstore.client.tracing import CALLS, way_of
+from kvstore.client.tracing import CALLS, transport_of
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import SampledCall
 from kvstore.telemetry.tracing.config import TracingSettings
@@ -33,11 +33,11 @@ def all_to(collector: Collector) -> TracingSettings:
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_client_that_traces_nothing_has_its_methods_as_they_are(kind: type[Client | AsyncClient]) -> None:
+def test_client_without_tracing_is_unwrapped(kind: type[Client | AsyncClient]) -> None:
     assert not set(CALLS) & set(vars(kind("127.0.0.1:1")))
 
 
-def test_the_environment_names_the_collector_where_the_program_does_not(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_settings_come_from_the_environment(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_TRACING_ENDPOINT", collector.endpoint)
     assert set(CALLS) <= set(vars(Client("127.0.0.1:1")))
     assert not set(CALLS) & set(vars(Client("127.0.0.1:1", tracing=TracingSettings())))
@@ -67,8 +67,8 @@ def test_a_forked_child_waits_for_no_lock_that_its_parent_held(collector: Collec
 
 def test_the_way_of_values() -> None:
     call = SampledCall(TraceParent(1, 1))
-    assert way_of(call) == "shared memory"
+    assert transport_of(call) == "shared memory"
     call.requests = 1
-    assert way_of(call) == "frame"
+    assert transport_of(call) == "frame"
     call.is_moved_by_engine = True
-    assert way_of(call) == "engine"
+    assert transport_of(call) == "engine"

@@ -169,7 +169,10 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
     found, source, _clock = console
     before = len(source.done)
     told = {"node": "node-1"}
-    assert refused(found, "/api/actions/drain", told, Origin="http://evil.example") == (403, "this is not for pages of other sites")
+    assert refused(found, "/api/actions/drain", told, Origin="http://evil.example") == (
+        403,
+        "requests from pages of other sites are refused",
+    )
     assert refused(found, "/api/actions/drain", told, **{"Content-Type": "text/plain"})[0] == 415
     assert refused(found, "/api/state", Host="evil.example")[0] == 401
     for body, charset in ((b"{", "utf-8"), (b"{}", "none"), (b"[" * 5_000, "utf-8"), (b"\xff", "utf-8")):

@@ -74,7 +74,7 @@ def test_every_query_is_promql_over_metrics_that_there_are(tmp_path: Path) -> No
     file = tmp_path / "queries.yml"
     file.write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
     promtool("check", "rules", str(file))
-    known = {metric.shown_name for metric in METRICS}
+    known = {metric.exported_name for metric in METRICS}
     known |= {f"{metric.name}_{part}" for metric in METRICS if metric.kind is MetricKind.HISTOGRAM for part in ("bucket", "sum", "count")}
     known |= {"kvstore_", "kvstore"}  # of a pattern, and of the jobs' names
     for query in expressions():
@@ -138,7 +138,7 @@ def test_alerts_fire_on_what_a_cluster_in_trouble_says(cluster: LocalCluster, tm
     router = Process("kvstore.router.daemon", "--listen", "127.0.0.1:0", "--model", "m", "--master", cluster.address, log=tmp_path / "log")
     before = scrape(targets | {"router-1": router.ready["http"]}) | {RAIL: 0, CERTIFICATE: 90 * DAY_S, TOKEN: 90 * DAY_S}
     router.stop()
-    assert "kvstore_node_rail_rests_total" in {metric.shown_name for metric in METRICS}
+    assert "kvstore_node_rail_rests_total" in {metric.exported_name for metric in METRICS}
     after, rises = before | {CERTIFICATE: 5 * DAY_S, TOKEN: -1}, {RAIL: 1.0}
     for series in after:
         if series.startswith(

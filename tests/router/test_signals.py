@@ -68,7 +68,7 @@ def test_what_is_told_is_what_is_listed() -> None:
     found = readings(counters, {("exported",): 4})
     assert found.keys() == {metric.name for metric in ROUTER}
     assert found["kvstore_router_routed_by_load"] == {("salt",): 4}
-    assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
+    assert (found["kvstore_router_client_disconnects"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
     told = found["kvstore_router_request_duration_seconds"]
     assert isinstance(told, Mapping)
     assert told[()] == counters.durations.counts()

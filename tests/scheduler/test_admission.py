@@ -37,7 +37,7 @@ def test_all_are_admitted_whatever_the_load() -> None:
     assert admission("all").on_decode(load(decoding=99), SLO) is None
 
 
-def test_late_rejection_sees_the_decode_load_only_after_the_prefill() -> None:
+def test_late_rejection_checks_decode_after_prefill() -> None:
     assert arriving("late", load(decoding=99)) is None
     assert admission("late").on_decode(load(decoding=3), SLO) == DECODE_LOAD
     assert admission("late").on_decode(load(decoding=2), SLO) is None
@@ -115,7 +115,7 @@ def course(name: str, seed: int) -> Course:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_rejecting_by_the_load_of_now_makes_both_pools_swing_and_prediction_steadies_them(seed: int) -> None:
+def test_prediction_avoids_load_oscillation(seed: int) -> None:
     early, predicted = course("early", seed), course("predicted", seed)
     assert correlation(early.prefilling, early.decoding) < -0.2  # out of phase
     assert pstdev(predicted.accepted_per_s) < pstdev(early.accepted_per_s) / 3
@@ -124,7 +124,7 @@ def test_rejecting_by_the_load_of_now_makes_both_pools_swing_and_prediction_stea
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_prediction_prefills_less_for_nothing_and_decodes_no_less(seed: int) -> None:
+def test_prediction_wastes_fewer_prefills(seed: int) -> None:
     late, early, predicted = (course(name, seed) for name in ("late", "early", "predicted"))
     assert predicted.rejected_after_prefill < early.rejected_after_prefill / 2 < late.rejected_after_prefill / 2
     assert predicted.finished >= 0.99 * max(late.finished, early.finished)
@@ -132,6 +132,6 @@ def test_prediction_prefills_less_for_nothing_and_decodes_no_less(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_published_prediction_admits_in_bursts_where_ours_does_not(seed: int) -> None:
+def test_uniform_prediction_admits_in_bursts(seed: int) -> None:
     uniform, predicted = course("predicted_uniform", seed), course("predicted", seed)
     assert pstdev(uniform.accepted_per_s) > 2 * pstdev(predicted.accepted_per_s)

@@ -49,13 +49,13 @@ def test_random_takes_every_instance_about_as_often() -> None:
     assert min(counts) > 70
 
 
-def test_round_robin_takes_one_after_the_other_and_follows_a_pool_that_shrinks() -> None:
+def test_round_robin_follows_a_shrinking_pool() -> None:
     by = dispatcher("round_robin")
     assert [chosen(by, [4, 0, 0], prefill(0, 9, 0)) for _ in range(5)] == [0, 1, 2, 0, 1]
     assert [chosen(by, [0, 0], prefill(0, 0)) for _ in range(2)] == [0, 1]
 
 
-def test_load_balancing_takes_the_shortest_queue_whatever_is_cached() -> None:
+def test_load_balancing_ignores_caches() -> None:
     assert chosen(dispatcher("load_balancing"), [4, 0, 0], prefill(1.1, 1, 1)) == 1
 
 
@@ -83,7 +83,7 @@ def test_a_baseline_uses_what_is_there_and_fetches_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_where_decode_instances_are_full_a_baseline_takes_one_that_decodes_its_own_and_has_room(name: str) -> None:
+def test_baseline_uses_a_combined_instance_if_decode_is_full(name: str) -> None:
     pool = prefill(0, 0, 9)
     pool[1].decodes_at, pool[2].decodes_at = 1, 2
     decode = [DecodeInstance("d0", capacity_tokens=40)]
@@ -97,7 +97,7 @@ def test_where_decode_instances_are_full_a_baseline_takes_one_that_decodes_its_o
 
 @pytest.mark.parametrize("name", DISPATCHERS)
 @pytest.mark.parametrize("own", [DecodeInstance("both", capacity_tokens=40, is_own=True), DecodeInstance("both", batch=9, is_own=True)])
-def test_one_that_decodes_its_own_and_is_full_or_too_slow_is_passed_over_for_a_pair_that_is_not(name: str, own: DecodeInstance) -> None:
+def test_baseline_skips_a_full_or_slow_combined_instance(name: str, own: DecodeInstance) -> None:
     pool = prefill(0, 0, 9)
     pool[0].decodes_at, pool[1].decodes_at = 0, 1
     decode = [own, own, DecodeInstance("d")]

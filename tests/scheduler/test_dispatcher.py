@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.scheduler.dispatcher import Decoding, broken_slo, decodings, select_decoding_instance
+from kvstore.scheduler.dispatcher import Decoding, check_slo, decode_choices, select_decoding_instance
 from kvstore.scheduler.request import DecodeInstance, PrefillInstance, Reason, Rejection, ScheduleRequest, Slo
 
 REQUEST = ScheduleRequest((), input_tokens=100, block_tokens=16, output_tokens=20)
@@ -41,44 +41,44 @@ def test_without_room_anywhere_the_answer_says_how_much_there_is() -> None:
 
 
 @pytest.mark.parametrize("whose", [0, 1])
-def test_where_there_is_no_room_or_tokens_come_too_slowly_is_passed_over_as_long_as_another_is_better(whose: int) -> None:
+def test_decode_choices_skip_full_and_slow_instances(whose: int) -> None:
     pool = [PrefillInstance("p"), PrefillInstance("both", decodes_at=1)]
     decode = [DecodeInstance("d", capacity_tokens=1000), DecodeInstance("both", capacity_tokens=1000, is_own=True)]
     here, other = decode[whose], Decoding(1 - whose, 1.1)
     quick = replace(REQUEST, slo=Slo(tbt_s=2))
-    assert dict(decodings(quick, pool, decode, Counting())) == {0: Decoding(0, 1.1), 1: Decoding(1, 1.1)}
+    assert dict(decode_choices(quick, pool, decode, Counting())) == {0: Decoding(0, 1.1), 1: Decoding(1, 1.1)}
     here.batch = 1
-    assert dict(decodings(REQUEST, pool, decode, Counting())) == {1 - whose: other, whose: Decoding(whose, 2.1)}
-    assert dict(decodings(quick, pool, decode, Counting())) == {1 - whose: other}
+    assert dict(decode_choices(REQUEST, pool, decode, Counting())) == {1 - whose: other, whose: Decoding(whose, 2.1)}
+    assert dict(decode_choices(quick, pool, decode, Counting())) == {1 - whose: other}
     here.batch, here.context_tokens = 0, 881
-    assert dict(decodings(REQUEST, pool, decode, Counting())) == {1 - whose: other}
-    assert dict(decodings(replace(REQUEST, slo=Slo(tbt_s=1)), pool, decode, Counting())) == {1 - whose: other}, (
+    assert dict(decode_choices(REQUEST, pool, decode, Counting())) == {1 - whose: other}
+    assert dict(decode_choices(replace(REQUEST, slo=Slo(tbt_s=1)), pool, decode, Counting())) == {1 - whose: other}, (
         "too slow, but there is room"
     )
 
 
-def test_where_tokens_come_too_slowly_everywhere_all_with_room_are_left() -> None:
+def test_decode_choices_keep_slow_instances_if_all_are() -> None:
     pool = [PrefillInstance("p"), PrefillInstance("both", decodes_at=1), PrefillInstance("full", decodes_at=2)]
     decode = [DecodeInstance("d"), DecodeInstance("both", 1, is_own=True), DecodeInstance("full", capacity_tokens=0, is_own=True)]
-    found = decodings(replace(REQUEST, slo=Slo(tbt_s=0.5)), pool, decode, Counting(0))
+    found = decode_choices(replace(REQUEST, slo=Slo(tbt_s=0.5)), pool, decode, Counting(0))
     assert dict(found) == {0: Decoding(0, 1.0), 1: Decoding(1, 2.0)}
 
 
 @pytest.mark.parametrize("own", [[100, 90], [90, 100]])
-def test_without_room_after_any_the_answer_is_the_largest_there_is(own: list[int]) -> None:
+def test_decode_choices_report_the_largest_free_space(own: list[int]) -> None:
     pool = [PrefillInstance("p"), *(PrefillInstance(f"both{n}", decodes_at=n + 1) for n in range(2))]
     decode = [DecodeInstance("d", capacity_tokens=80), *(DecodeInstance(f"both{n}", 0, 0, own[n], is_own=True) for n in range(2))]
     full = Rejection(Reason.CAPACITY, 120, 100)
-    assert dict(decodings(REQUEST, pool, decode, Counting())) == {0: full, 1: full, 2: full}
+    assert dict(decode_choices(REQUEST, pool, decode, Counting())) == {0: full, 1: full, 2: full}
     decode[0] = DecodeInstance("unused", is_own=True)
-    assert dict(decodings(REQUEST, pool, decode, Counting())) == {0: full, 1: full, 2: full}, "the first has nowhere to be decoded"
+    assert dict(decode_choices(REQUEST, pool, decode, Counting())) == {0: full, 1: full, 2: full}, "the first has nowhere to be decoded"
     decode[0] = DecodeInstance("d", capacity_tokens=110)
-    assert decodings(REQUEST, pool, decode, Counting())[2] == Rejection(Reason.CAPACITY, 120, 110)
+    assert decode_choices(REQUEST, pool, decode, Counting())[2] == Rejection(Reason.CAPACITY, 120, 110)
 
 
 def test_a_placement_that_breaks_an_slo_says_which() -> None:
-    assert broken_slo(Slo(2, 1), ttft_s=2.5, tbt_s=1.5) == Rejection(Reason.TTFT, 2.5, 2)
-    assert broken_slo(Slo(2, 1), ttft_s=2, tbt_s=1.5) == Rejection(Reason.TBT, 1.5, 1)
+    assert check_slo(Slo(2, 1), ttft_s=2.5, tbt_s=1.5) == Rejection(Reason.TTFT, 2.5, 2)
+    assert check_slo(Slo(2, 1), ttft_s=2, tbt_s=1.5) == Rejection(Reason.TBT, 1.5, 1)
 
 
 def test_what_decodes_its_own_prompts_takes_no_others() -> None:
@@ -89,5 +89,5 @@ def test_what_decodes_its_own_prompts_takes_no_others() -> None:
 
 def test_what_is_prefilled_where_it_is_decoded_stays_there() -> None:
     decode = [DecodeInstance("b"), DecodeInstance("both", 3, capacity_tokens=120, is_own=True)]
-    found = decodings(REQUEST, [PrefillInstance("both", decodes_at=1), PrefillInstance("p")], decode, Counting(0))
+    found = decode_choices(REQUEST, [PrefillInstance("both", decodes_at=1), PrefillInstance("p")], decode, Counting(0))
     assert dict(found) == {0: Decoding(1, 4.0), 1: Decoding(0, 1.0)}

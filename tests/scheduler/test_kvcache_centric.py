@@ -97,7 +97,7 @@ def test_who_decodes_its_own_prompts_and_is_full_is_passed_over() -> None:
     assert dispatcher.dispatch(request(), [4, 0], pool, decode) == Rejection(Reason.CAPACITY, 42, 41), "the most there is"
 
 
-def test_where_decode_instances_are_full_or_slow_who_decodes_its_own_gets_it_though_it_is_later() -> None:
+def test_combined_instance_wins_if_decode_is_full_or_slow() -> None:
     pool = prefill(0, 9)
     pool[1].decodes_at = 1
     decode = [DecodeInstance("d0", batch=1, capacity_tokens=42), DecodeInstance("p1", is_own=True)]
@@ -122,7 +122,7 @@ def test_without_instances_there_is_nowhere_to_go() -> None:
     assert dispatcher.dispatch(request(), [0], prefill(0), []) == Rejection(Reason.NO_INSTANCE)
 
 
-def test_a_pool_whose_queues_never_end_is_rejected_even_without_slo() -> None:
+def test_infinite_queues_are_rejected_without_slo() -> None:
     assert KVCacheCentric(estimators()).dispatch(request(), [0], prefill(inf), DECODE) == Rejection(Reason.TTFT, inf, inf)
 
 
@@ -154,7 +154,7 @@ def test_what_is_computed_sooner_than_fetched_is_computed() -> None:
         pool[1].send_bytes_per_s = 1000.0
 
 
-def test_what_comes_while_the_request_waits_for_its_turn_takes_no_time() -> None:
+def test_transfer_during_queueing_is_free() -> None:
     pool = prefill(10, 99, send_bytes_per_s=50.0)
     found = decided(KVCacheCentric(estimators()), request(), [0, 4], pool)
     assert (found.prefill, found.prefix_blocks, found.transfer_from) == (0, 4, 1), "8 s of transfer, and 3.9 s to compute the same"
@@ -183,7 +183,7 @@ def test_a_slow_way_keeps_a_prefix_from_travelling_by_it() -> None:
 
 
 class Blocks(BandwidthTransfer):
-    """Is told blocks of 100 bytes, as the master's is, and counts how often it is asked."""
+    """Estimator for blocks of 100 bytes that counts its calls."""
 
     asked = 0
 
@@ -193,7 +193,7 @@ class Blocks(BandwidthTransfer):
         return super().transfer_s(size_bytes * 100, backlog_bytes=backlog_bytes, bytes_per_s=bytes_per_s, measured_bytes_per_s=measured)
 
 
-def test_who_sends_is_found_without_an_estimate_for_each_measured_rate() -> None:
+def test_sender_needs_one_estimate_per_holder() -> None:
     holders, receivers, blocks = 30, 30, Blocks()
     pool = prefill(*[99] * holders, *[0] * receivers)
     for number, instance in enumerate(pool):
@@ -219,7 +219,7 @@ def test_who_sends_is_found_without_an_estimate_for_each_measured_rate() -> None
     places=st.lists(st.sampled_from([None, 0, 1, 2]), min_size=6, max_size=6),
     measured=st.lists(st.dictionaries(st.integers(0, 3), st.sampled_from([20.0, 100.0, 5000.0])), min_size=6, max_size=6),
 )
-def test_any_decision_is_that_of_the_algorithm_written_line_by_line(
+def test_decisions_match_the_naive_algorithm(
     caches: list[set[int]],
     queues_s: list[float],
     backlogs_bytes: list[int],

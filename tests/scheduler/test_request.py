@@ -1,4 +1,4 @@
-"""SLOs that nobody can keep are refused; a prompt's last token is always computed."""
+"""Impossible SLOs are refused; a prompt's last token is always computed."""
 
 import pytest
 

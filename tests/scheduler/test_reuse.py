@@ -16,7 +16,7 @@ def test_break_even_is_the_prefixs_bytes_over_its_operations() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "gigabytes_per_s"), [("A800-80G", 6), ("H800", 19)])
-def test_what_a_prefix_of_8192_tokens_takes_on_eight_gpus_is_what_the_paper_says(gpu: str, gigabytes_per_s: float) -> None:
+def test_break_even_matches_the_paper(gpu: str, gigabytes_per_s: float) -> None:
     assert break_even(8192, LLAMA) * 8 * find_gpu(gpu).flops_per_s / 1e9 == pytest.approx(gigabytes_per_s, rel=0.03)
 
 

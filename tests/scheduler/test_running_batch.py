@@ -1,4 +1,4 @@
-"""Promises of running_batch.py: many steps at once come to what they come to one by one, whoever leaves meanwhile."""
+"""scheduler/running_batch.py: many steps at once equal the same steps one by one, with members leaving in between."""
 
 from typing import Any
 

@@ -293,7 +293,7 @@ class Machine:
             (operations, "is_local_socket", self.is_here),
             (resources, "local_socket_problem", lambda unix, told: "" if self.is_here(unix, told) else NOT_LOCAL),
             (driver, "begin_thread", lambda run: world.here.spawn(run, "background")),
-            (driver, "run_together", self.run_together),
+            (driver, "run_gathered", self.run_gathered),
         ]
         hosts = Names(socket, gethostname=lambda: world.here.host.name)
         table += [(module, "socket", hosts) for module in (node, master)]
@@ -349,7 +349,7 @@ class Machine:
         listener = self.network.listeners.get(f"{host}:{unix}")
         return listener is not None and told == f"{host}/{listener.fileno()}"
 
-    def run_together(self, operations: Sequence[Operation[Any]], do: Callable[[Any], Any]) -> list[Any]:
+    def run_gathered(self, operations: Sequence[Operation[Any]], do: Callable[[Any], Any]) -> list[Any]:
         """kvstore.client.driver.run_together, a thread each."""
         process, results, errors = self.world.here, [None] * len(operations), []
 
@@ -408,5 +408,5 @@ def clocks_of(client: Any, process: Process) -> None:
     client._driver.pool._clock_ns = process.monotonic_ns
     client._fast._clock_ns = process.monotonic_ns
     client._operations.local.clock_ns = process.monotonic_ns
-    client._operations.resources.early_puts._clock_ns = process.monotonic_ns
+    client._operations.resources.uncommitted_puts._clock_ns = process.monotonic_ns
     client._operations.resources.daemons._clock_ns = process.monotonic_ns

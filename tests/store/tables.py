@@ -133,7 +133,7 @@ class LocalClient:
         found = self.find(name)
         if found is None:
             return None
-        hazard = self.desk.look(self.index, found)
+        hazard = self.desk.acquire_hazard(self.index, found)
         assert hazard is not None
         return self.memory(found), hazard
 

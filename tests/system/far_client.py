@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from kvstore.client.config import ClientSettings
-from kvstore.client.connections.engine_copies import REST_S
+from kvstore.client.connections.engine_copies import COOLDOWN_S
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
@@ -88,7 +88,7 @@ def main() -> None:
             try:
                 if asked["what"] == "rest":
                     remote = client._operations.resources.engine_copies.remote
-                    remote._clock_ns = lambda: time.monotonic_ns() + int(REST_S * 1e9)
+                    remote._clock_ns = lambda: time.monotonic_ns() + int(COOLDOWN_S * 1e9)
                     done = True
                 elif asked["what"] == "put":
                     done = client.put_batch(keys, values)

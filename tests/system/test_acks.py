@@ -132,7 +132,7 @@ def test_put_goes_with_its_node_and_flush_says_so_once(running: System, side: Si
         running.kill_node()
         back(running)
         running.start_node()
-        with pytest.raises(Unavailable, match="n0: gone, or started anew, and with it what was put there and was not known"):
+        with pytest.raises(Unavailable, match="uncommitted blocks are lost, because these nodes died or restarted: n0"):
             client.flush(deadline_s=DEADLINE_S)
         client.flush(deadline_s=DEADLINE_S)
         assert client.get_batch(KEYS) == [None] * len(KEYS)

@@ -67,7 +67,7 @@ def read_until(readers: list[Client], is_so: Callable[[], bool], what: str) -> N
 def test_what_other_hosts_read_much_is_read_at_two_nodes_and_the_copy_leaves_first_when_they_do_not_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "FAR_HINT_NS", ASKED_AGAIN_NS)
+    monkeypatch.setattr(finding, "REMOTE_HINT_TTL_NS", ASKED_AGAIN_NS)
     with System(tmp_path) as system:
         system.node_module = "tests.system.quick_node"
         system.start_master(0, "--hot-copies", "1", "--hot-reads-per-s", str(READS_PER_S))

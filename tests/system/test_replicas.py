@@ -51,7 +51,7 @@ def test_what_was_there_gets_replicas_too_and_a_master_that_restarts_makes_what_
         dead = sorted(NAMES - places(client)[1])[0]
         system.kill_node(dead)
         assert client.put_batch(KEYS, VALUES, replicas=3, ack="cluster") == [False] * len(KEYS)
-        with pytest.raises(Unavailable, match="there are no 3 nodes that take blocks"):
+        with pytest.raises(Unavailable, match="fewer than 3 nodes accept blocks"):
             client.put_batch(KEYS, VALUES, replicas=3, ack="replicas")
         until(lambda: all(len(nodes) == 2 for nodes in places(client)), "as many as there can be")
         system.masters[0].kill()

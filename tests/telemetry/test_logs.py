@@ -70,7 +70,7 @@ def test_an_event_has_its_name_and_fields() -> None:
     assert named("node_died", node="a", node_id=1) == {"event": "node_died", "fields": {"node": "a", "node_id": 1}}
     with pytest.raises(AssertionError):
         named("no such event")
-    with pytest.raises(AssertionError, match="take the place of what each line has"):
+    with pytest.raises(AssertionError, match="collides with one of every line"):
         named("log_level", of="kvstore", level="debug")
 
 

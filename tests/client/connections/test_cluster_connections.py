@@ -19,7 +19,7 @@ from tests.client.oracle import Oracle, OracleChannel, OracleNode, is_here
 
 
 def ask(oracle: Oracle) -> None:
-    oracle.run(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
+    oracle.run(oracle.resources.daemons.call_master(Exists([b"k"]), Flags, oracle.deadline()))
 
 
 def knowing(oracle: Oracle, masters: str, **settings: Any) -> ClusterConnections:
@@ -29,14 +29,14 @@ def knowing(oracle: Oracle, masters: str, **settings: Any) -> ClusterConnections
 
 def taken(oracle: Oracle) -> list[str]:
     """The masters connected to, in order."""
-    return [str(loan.channel.address) for loan in oracle.loans]
+    return [str(connection.channel.address) for connection in oracle.loans]
 
 
 def no_nodes(channel: OracleChannel, message: Message) -> Message:
     raise Unavailable("no node is registered")
 
 
-def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Oracle) -> None:
+def test_master_failure_switches_to_the_next(oracle: Oracle) -> None:
     knowing(oracle, "a:1, b:1,c:1")
     oracle.unreachable |= {"a:1", "b:1"}
     for _ in range(2):
@@ -48,7 +48,7 @@ def test_the_next_master_is_asked_when_one_does_not_answer_and_kept(oracle: Orac
     assert oracle.slept_s == 0.0
 
 
-def test_a_master_of_which_there_is_only_one_is_unavailable_at_once(oracle: Oracle) -> None:
+def test_single_master_down_fails_at_once(oracle: Oracle) -> None:
     knowing(oracle, "a:1")
     oracle.unreachable.add("a:1")
     with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1$"):
@@ -56,9 +56,7 @@ def test_a_master_of_which_there_is_only_one_is_unavailable_at_once(oracle: Orac
     assert oracle.slept_s == 0.0
 
 
-def test_masters_of_which_none_answers_are_asked_again_until_the_deadline_and_named(
-    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masters_down_are_retried_until_the_deadline(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.unreachable |= {"a:1", "b:1"}
     monkeypatch.setattr(time, "monotonic_ns", lambda: int(oracle.slept_s * 1e9))
@@ -67,7 +65,7 @@ def test_masters_of_which_none_answers_are_asked_again_until_the_deadline_and_na
     assert 4.0 < oracle.slept_s <= 5.0
 
 
-def test_a_master_that_stands_by_is_asked_for_nothing_and_leads_to_the_owner(oracle: Oracle) -> None:
+def test_standby_master_leads_to_the_owner(oracle: Oracle) -> None:
     knowing(oracle, "a:1")
     oracle.owners["a:1"] = "b:1"
     for _ in range(2):
@@ -87,21 +85,21 @@ def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle,
     assert not oracle.sent(Exists)
 
 
-def test_while_nobody_owns_the_catalog_the_masters_are_asked_again(oracle: Oracle) -> None:
+def test_masters_are_retried_while_there_is_no_owner(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.unreachable |= {"a:1", "b:1"}
-    asking = iter(oracle.resources.daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline()))
-    effect = next(asking)
+    search = iter(oracle.resources.daemons.call_master(Exists([b"k"]), Flags, oracle.deadline()))
+    effect = next(search)
     while not isinstance(effect, SleepEffect):
-        effect = asking.throw(Unavailable("no master owns the catalog now"))
+        effect = search.throw(Unavailable("no master owns the catalog now"))
     assert effect.seconds == 0.25
     oracle.unreachable.clear()
-    oracle.run(resumed(asking))
+    oracle.run(resumed(search))
     assert len(oracle.sent(Exists)) == 1
 
 
 def resumed(operation: Operation[Any]) -> Operation[Any]:
-    """What is left of an operation that was driven as far as a Sleep."""
+    """The rest of an operation that was driven up to a Sleep."""
     try:
         effect = next(operation)
         while True:
@@ -110,7 +108,7 @@ def resumed(operation: Operation[Any]) -> Operation[Any]:
         return end.value
 
 
-def test_an_owner_that_hangs_keeps_what_was_asked_until_another_one_owns_the_catalog(oracle: Oracle) -> None:
+def test_hanging_owner_is_awaited_until_a_failover(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1,c:1", owner_patience_s=0.5)
     oracle.hanging.add("a:1")
     oracle.owners["b:1"] = "a:1"
@@ -143,7 +141,7 @@ def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     assert oracle.loans[0].channel.is_open
 
 
-def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Oracle) -> None:
+def test_idle_connection_is_no_evidence_of_ownership(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.unreachable.add("a:1")
     ask(oracle)
@@ -158,40 +156,40 @@ def test_an_idle_connection_says_nothing_of_who_owns_the_catalog_now(oracle: Ora
     assert taken(oracle)[-1] == "b:1", "asked anew, in vain"
 
 
-def test_a_master_that_is_no_owner_any_more_when_it_answers_is_left(oracle: Oracle) -> None:
+def test_deposed_master_is_left(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
-    oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+    oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
     assert taken(oracle)[-1] == "b:1"
     knowing(oracle, "a:1")
     oracle.script[Remove].append(StaleEpoch("another master owns the catalog"))
     with pytest.raises(StaleEpoch):
-        oracle.run(oracle.resources.daemons.ask_master(Remove([b"k"], 0), Flags, oracle.deadline()))
+        oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
 
 
-def test_room_is_asked_for_again_while_an_owner_that_has_just_taken_over_knows_no_node(oracle: Oracle) -> None:
+def test_reserve_is_retried_while_a_new_owner_has_no_nodes(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.owners["b:1"] = "a:1"
-    daemons.nodes.heard_from(6)
+    daemons.nodes.note_master_epoch(6)
     daemons.nodes.replace(NodeTable([9], ["n9"], [""], [""], ["h:1"], [0], [b""]))
     oracle.script[Reserve] += [no_nodes] * 2
     reserve = Reserve([b"k"], [1], 0, 0)
     oracle.nodes[1] = OracleNode(1, local=False)
-    oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline()))
+    oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline()))
     assert oracle.slept_s == 0.25 + 0.5
-    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    daemons.nodes.replace(oracle.run(daemons.call_master(Nodes(), NodeTable, oracle.deadline())))
     oracle.script[Reserve].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered$"):
-        oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline()))
+        oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline()))
 
 
-def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_how_many_there_are(oracle: Oracle) -> None:
+def test_each_partition_finds_its_own_owner(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1")
     oracle.partitions = 2
     assert oracle.run(daemons.partitions(oracle.deadline())) == 2
     oracle.unreachable.add("a:1")
-    oracle.run(daemons.ask_master(Exists([b"k"]), Flags, oracle.deadline(), partition=1))
-    met = [(str(loan.channel.address), loan.channel.address.partition) for loan in oracle.loans]
+    oracle.run(daemons.call_master(Exists([b"k"]), Flags, oracle.deadline(), partition=1))
+    met = [(str(connection.channel.address), connection.channel.address.partition) for connection in oracle.loans]
     assert list(dict.fromkeys(met)) == [("a:1", 0), ("b:1", 1)]
     oracle.unreachable.clear()
     assert oracle.run(daemons.partitions(oracle.deadline())) == 2
@@ -199,50 +197,48 @@ def test_each_partitions_owner_is_looked_for_by_itself_once_a_master_has_told_ho
     assert str(oracle.loans[-1].channel.address) == "a:1", "the owner of partition 0 is who it was"
 
 
-def test_a_partitions_owner_that_has_just_taken_over_and_knows_no_nodes_is_asked_for_room_again(oracle: Oracle) -> None:
+def test_reserve_is_retried_at_a_new_partition_owner(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.partitions = 2
     oracle.run(daemons.partitions(oracle.deadline()))
     oracle.nodes[1] = OracleNode(1, local=False)
-    daemons.nodes.replace(oracle.run(daemons.ask_master(Nodes(), NodeTable, oracle.deadline())))
+    daemons.nodes.replace(oracle.run(daemons.call_master(Nodes(), NodeTable, oracle.deadline())))
     oracle.owners["b:1"] = "a:1"
     oracle.script[Reserve] += [no_nodes] * 2
     reserve = Reserve([b"k"], [1], 0, 0)
-    oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline(), partition=1))
+    oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline(), partition=1))
     assert oracle.slept_s == 0.25 + 0.5
     oracle.script[Reserve].append(no_nodes)
     with pytest.raises(Unavailable, match=r"^no node is registered$"):
-        oracle.run(daemons.ask_master(reserve, ReserveReply, oracle.deadline(), partition=1))
+        oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline(), partition=1))
 
 
 def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
     oracle.store(b"a", b"value", 1)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
-    oracle.strangers[node.unix] = "next door"
+    oracle.impostors[node.unix] = "next door"
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
     for _ in range(2):  # it names its socket file itself, and gets one more chance there
-        loan, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
+        connection, _ = oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
         assert [str(other.channel.address) for other in oracle.loans[-2:]] == [f"unix:{node.unix}", node.tcp]
         assert not oracle.loans[-2].channel.is_open
-        assert loan.channel.is_open
+        assert connection.channel.is_open
     assert not known.route.is_local
 
 
-def test_a_node_that_answers_though_its_socket_did_not_is_told_of(
-    oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_node_without_unix_socket_is_diagnosed(oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture) -> None:
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
     oracle.unreachable |= {f"unix:{node.unix}", node.tcp}
     with pytest.raises(Unreachable):
         oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert oracle.resources.daemons.unshared.reasons() == {}, "it does not answer at all"
+    assert oracle.resources.daemons.shm_diagnostics.reasons() == {}, "it does not answer at all"
     oracle.unreachable.remove(node.tcp)
     for _ in range(3):  # it names its socket file itself, and gets one more chance there
         oracle.run(oracle.resources.daemons.begin(known.route, Exists([b"a"]), Flags, oracle.deadline()))
-    assert oracle.resources.daemons.unshared.reasons() == {"n1": f"cannot connect to unix:{node.unix}"}
+    assert oracle.resources.daemons.shm_diagnostics.reasons() == {"n1": f"cannot connect to unix:{node.unix}"}
     assert len(caplog.records) == 1
     assert f"node 'n1' of this host is not reached through shared memory: cannot connect to unix:{node.unix}" in caplog.text
 
@@ -278,7 +274,7 @@ def test_a_node_is_shown_its_ticket_and_never_the_token(guarded: Oracle) -> None
     assert hello.name.startswith("client-")
 
 
-def test_tickets_are_asked_for_anew_in_the_background_once_their_time_is_half_over(oracle: Oracle, node: OracleNode) -> None:
+def test_tickets_are_renewed_at_half_their_life(oracle: Oracle, node: OracleNode) -> None:
     now_ns = 0
     daemons = oracle.resources.daemons
     daemons._clock_ns = lambda: now_ns

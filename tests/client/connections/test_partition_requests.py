@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from kvstore.client.connections.cluster_connections import ClusterConnections
-from kvstore.client.connections.partition_requests import by_partition, places
+from kvstore.client.connections.partition_requests import by_partition, split_by_partition
 from kvstore.client.core.effects import Effect, GatherEffect, Operation, drive
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.partitions import partition_of
@@ -62,4 +62,4 @@ def test_the_first_error_is_raised() -> None:
     counted = Counted(3)
     with pytest.raises(Unavailable):
         counted.run(by_partition(counted.daemons, KEYS, Deadline(60), ask))
-    assert counted.run(places(counted.daemons, KEYS[:1], Deadline(60))) == {partition_of(KEYS[0], 3): [0]}
+    assert counted.run(split_by_partition(counted.daemons, KEYS[:1], Deadline(60))) == {partition_of(KEYS[0], 3): [0]}

@@ -19,7 +19,7 @@ def ends(registry: Registry, *copies: Copy) -> list[object]:
     return [end.offset_bytes if isinstance(end, Span) else "plain" for copy in registry.named(copies) for end in copy[:2]]
 
 
-def test_what_lies_within_is_named_by_the_region_and_what_does_not_stays_as_it_is() -> None:
+def test_named_replaces_ends_in_registered_memory() -> None:
     registry, array = Registry(), np.zeros((10, 10), np.float32)
     assert registry.named(copies := [(array.reshape(-1).view(np.uint8).data, OTHER, 100)]) is copies
     registry.add(array, "cpu:0")

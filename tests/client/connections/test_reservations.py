@@ -1,4 +1,4 @@
-"""What is not used goes back to the master of a scripted cluster."""
+"""Unused reservations are cancelled at the master of a scripted cluster."""
 
 from dataclasses import dataclass
 
@@ -18,20 +18,20 @@ class OverPut:
 def test_what_puts_that_are_over_did_not_use_is_given_back(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused += [OverPut(b"a"), OverPut(b"b")]
-    oracle.run(reservations.give_up_unused())
+    oracle.run(reservations.cancel_all_unused())
     assert [message.keys for message in oracle.sent(CancelReservations)] == [[b"a"], [b"b"]]
     assert not reservations.unused
 
 
-def test_reservations_that_the_master_cannot_be_told_of_are_left_to_expire(oracle: Oracle) -> None:
+def test_unsent_cancellations_are_left_to_expire(oracle: Oracle) -> None:
     reservations = oracle.resources.reservations
     reservations.unused.append(OverPut(b"a"))
     oracle.script[CancelReservations].append(Unavailable("gone"))
-    oracle.run(reservations.give_up_unused())
+    oracle.run(reservations.cancel_all_unused())
     assert not reservations.unused
 
 
-def test_a_put_that_fails_gives_back_its_own_and_leaves_those_of_others_to_the_background(oracle: Oracle) -> None:
+def test_failed_put_cancels_its_own_reservations(oracle: Oracle) -> None:
     """Each takes its time where the master is silent: of several threads whose puts ended together the last was late by all of theirs."""
     reservations, mine, others = oracle.resources.reservations, OverPut(b"a"), OverPut(b"b")
     reservations.unused += [others, mine]

@@ -1,4 +1,4 @@
-"""What the calls of a client share, as its settings make it."""
+"""Shared resources of a client, as its settings define them."""
 
 import os
 import re

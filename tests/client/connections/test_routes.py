@@ -1,4 +1,4 @@
-"""Which address is used, and when."""
+"""Choice of addresses of masters and nodes."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def table(*rows: tuple[int, str, str, str, str], revision: int = 0, transfer: by
     return NodeTable(ids, names, hosts, unix, tcp, [revision] * len(rows), [transfer] * len(rows))  # type: ignore[arg-type]
 
 
-def test_a_daemon_of_this_host_is_reached_through_its_socket_file() -> None:
+def test_local_daemon_is_reached_by_unix_socket() -> None:
     route = DaemonRoute(TCP, is_here, NODE)
     assert (route.address(), route.is_local) == (TCP, False)
     route.welcomed(welcome(1))
@@ -43,7 +43,7 @@ def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str)
     assert route.address() == TCP
 
 
-def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
+def test_is_meant_accepts_only_the_named_node() -> None:
     route = DaemonRoute(TCP, is_here, NODE)
     for address in (TCP, UNIX):
         assert route.is_meant(address, welcome(1))
@@ -52,7 +52,7 @@ def test_only_the_node_that_was_told_of_is_meant_at_whichever_address() -> None:
         assert not route.is_meant(address, welcome(1, server=SERVER_MASTER))
 
 
-def test_a_master_is_whichever_answers_at_its_address_and_its_socket_file_must_be_the_same_ones() -> None:
+def test_master_route_requires_one_daemon_behind_both_addresses() -> None:
     route = DaemonRoute(TCP, is_here)
     assert not route.is_meant(TCP, welcome(1))
     for name in ("first", "its successor"):
@@ -76,7 +76,7 @@ def test_a_node_that_has_not_moved_keeps_what_was_learned() -> None:
     assert (nodes.get(1), nodes.local_id) == (None, 0)
 
 
-def test_the_next_process_of_a_node_at_the_same_place_is_another_node() -> None:
+def test_restarted_node_is_another_node() -> None:
     nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1")))
     first = nodes.get(1)
@@ -87,7 +87,7 @@ def test_the_next_process_of_a_node_at_the_same_place_is_another_node() -> None:
     assert not second.route.is_local
 
 
-def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known() -> None:
+def test_node_with_changed_links_keeps_its_route() -> None:
     nodes = KnownNodes(is_here, 0, UNSHARED)
     nodes.replace(table((1, "n1", "here", "/run/1", "a:1"), revision=3, transfer=b"two rails"))
     first = nodes.get(1)
@@ -101,7 +101,7 @@ def test_a_node_whose_links_changed_is_told_anew_and_the_way_to_it_stays_known()
     assert not second.route.is_local
 
 
-def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same() -> None:
+def test_hello_has_the_newest_ticket() -> None:
     nodes = KnownNodes(is_here, 0, UNSHARED, Hello(ROLE_CLIENT, "red", name="me"))
     first = table((1, "n", "there", "", "there:1"))
     first.tickets, first.ticket_ms = [b"one"], 1000
@@ -116,6 +116,6 @@ def test_what_a_node_is_told_has_its_newest_ticket_and_the_node_stays_the_same()
     nodes.replace(first)
     assert nodes.get(1) is known
     assert known.route.hello == Hello(ROLE_CLIENT, "red", name="me", ticket=b"two")
-    assert nodes.are_by(known.route)
+    assert nodes.has_route(known.route)
     nodes.replace(table((1, "n", "there", "", "there:2")))
-    assert not nodes.are_by(known.route)
+    assert not nodes.has_route(known.route)

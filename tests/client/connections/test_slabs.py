@@ -29,7 +29,7 @@ def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
 
 
-def test_slabs_that_are_gone_at_their_node_are_unmapped_once_nobody_uses_them() -> None:
+def test_freed_slabs_are_unmapped_when_unused() -> None:
     cache, fd = SlabCache(), memfd()
     name = os.readlink(f"/proc/self/fd/{fd}")
     cache.map_now([(key(1, writable=True), fd, SIZE), (key(2), memfd(), SIZE), (key(3, epoch=2, node=2), memfd(), SIZE)])
@@ -57,14 +57,14 @@ def test_when_one_cannot_be_mapped_no_descriptor_is_left() -> None:
     assert not any(map(is_open, [*fds, bad]))
 
 
-def test_what_was_announced_to_a_client_that_is_closed_leaves_no_descriptor() -> None:
+def test_closed_client_leaks_no_descriptor() -> None:
     cache, fd = SlabCache(), memfd()
     cache.announce([(key(1, writable=True), fd, SIZE)])
     cache.close()
     assert not is_open(fd)
 
 
-def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_mapping_wakes_its_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(fd: int, *_: object, **__: object) -> None:
         os.close(fd)
         raise MemoryError
@@ -73,7 +73,7 @@ def test_nobody_waits_for_what_a_thread_without_memory_was_to_map(monkeypatch: p
     cache, fds = SlabCache(), [memfd(), memfd()]
     found = [(key(slab, writable=True), fd, SIZE) for slab, fd in enumerate(fds)]
     cache.announce(found)
-    waiting = cache.coming([announced for announced, _, _ in found])
+    waiting = cache.pending([announced for announced, _, _ in found])
     with pytest.raises(MemoryError):
         cache.map_announced()
     assert [one.is_set() for one in waiting] == [True, True]

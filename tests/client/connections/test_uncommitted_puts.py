@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.connections.routes import KnownNode
-from kvstore.client.connections.uncommitted_puts import REST_NS
+from kvstore.client.connections.uncommitted_puts import COOLDOWN_NS
 from kvstore.client.core.buffers import as_sources
 from kvstore.client.metadata_requests import MetadataOperations
 from kvstore.client.reads.batch_read import BatchGet
@@ -21,9 +21,9 @@ from tests.client.oracle import Oracle, OracleNode
 SMALL, LARGE = b"1", b"x" * 100_000
 
 
-def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = True) -> bool:
+def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, acks_at_node: bool = True) -> bool:
     writing = BatchPut(
-        oracle.resources, [key], as_sources([value]), namespace="", parents=None, is_early=is_early, deadline=oracle.deadline()
+        oracle.resources, [key], as_sources([value]), namespace="", parents=None, acks_at_node=acks_at_node, deadline=oracle.deadline()
     )
     stored: list[bool] = oracle.run(writing.run())
     assert oracle.all_given_back()
@@ -32,7 +32,7 @@ def put(oracle: Oracle, key: bytes, value: bytes = SMALL, *, is_early: bool = Tr
 
 def flush(oracle: Oracle) -> None:
     try:
-        oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        oracle.run(oracle.resources.uncommitted_puts.flush(oracle.deadline()))
     finally:
         assert oracle.all_given_back()
 
@@ -49,13 +49,13 @@ def known(oracle: Oracle) -> KnownNode:
 
 
 def restart(oracle: Oracle, node: OracleNode) -> None:
-    """Another process, at the same place; whoever was connected is not any more."""
+    """Restart the node at its address, closing its connections."""
     node.epoch += 1
     for idle in oracle.idle.values():
         idle.clear()
 
 
-def test_values_of_every_size_go_to_this_hosts_node_unreserved_and_are_read_from_there(oracle: Oracle) -> None:
+def test_local_puts_are_unreserved_and_readable(oracle: Oracle) -> None:
     assert put(oracle, b"a")
     assert put(oracle, b"b", LARGE)
     assert oracle.sent(Reserve) == []
@@ -75,7 +75,7 @@ def test_flush_asks_the_nodes_that_took_puts_once(oracle: Oracle) -> None:
     flush(oracle)
     flush(oracle)
     assert len(oracle.sent(WaitCommitted)) == 1
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 @pytest.mark.parametrize(("value", "message"), [(SMALL, Put), (LARGE, CommitPuts)])
@@ -83,42 +83,42 @@ def test_a_put_that_a_flush_passes_is_flushed_by_the_next(oracle: Oracle, value:
     """The node answers the flush of another thread before it has the block."""
 
     def passed(channel: Any, sent: Any) -> Any:
-        oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        oracle.run(oracle.resources.uncommitted_puts.flush(oracle.deadline()))
         return Flags(b"\1")
 
     oracle.script[message].append(passed)
     put(oracle, b"a", value)
-    assert len(oracle.resources.early_puts) == 1
+    assert len(oracle.resources.uncommitted_puts) == 1
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
-def test_a_node_that_another_master_has_named_since_is_flushed_by_its_new_ticket(oracle: Oracle) -> None:
+def test_flush_uses_the_ticket_of_a_new_master(oracle: Oracle) -> None:
     nodes = oracle.resources.daemons.nodes
     oracle.ticket = oracle.issued = b"first"
     put(oracle, b"a")
     oracle.ticket = oracle.issued = b"second"
     for idle in oracle.idle.values():
         idle.clear()
-    nodes.heard_from(1 << 60)
+    nodes.note_master_epoch(1 << 60)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
-def test_a_put_that_is_over_before_the_flush_that_passed_it_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
+def test_put_during_a_flush_is_flushed_by_the_next(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
-    oracle.resources.early_puts.begin(known(oracle))
+    oracle.resources.uncommitted_puts.begin(known(oracle))
 
     def meanwhile(channel: Any, sent: Any) -> Any:
-        oracle.resources.early_puts.answered(known(oracle), node.epoch)
+        oracle.resources.uncommitted_puts.answered(known(oracle), node.epoch)
         return oracle.answer(channel, sent)
 
     oracle.script[WaitCommitted].append(meanwhile)
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 1
+    assert len(oracle.resources.uncommitted_puts) == 1
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -> None:
@@ -127,24 +127,24 @@ def test_a_node_that_is_gone_is_told_of_once(oracle: Oracle, node: OracleNode) -
     oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
     restart(oracle, node)
     oracle.nodes.clear()
-    with pytest.raises(Unavailable, match="n1: gone, or started anew, and with it what was put there"):
+    with pytest.raises(Unavailable, match="uncommitted blocks are lost, because these nodes died or restarted: n1"):
         flush(oracle)
     flush(oracle)
 
 
-def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Oracle, node: OracleNode) -> None:
+def test_lost_node_is_reported_by_all_running_flushes(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
 
     def meanwhile(channel: Any, message: Any) -> Any:
         oracle.unreachable |= {node.unix, f"unix:{node.unix}", node.tcp}
         restart(oracle, node)
         oracle.nodes.clear()
-        with pytest.raises(Unavailable, match="n1: gone"):
-            oracle.run(oracle.resources.early_puts.flush(oracle.deadline()))
+        with pytest.raises(Unavailable, match=r"uncommitted blocks are lost.*: n1"):
+            oracle.run(oracle.resources.uncommitted_puts.flush(oracle.deadline()))
         raise Unavailable("the connection broke")
 
     oracle.script[WaitCommitted].append(meanwhile)
-    with pytest.raises(Unavailable, match="n1: gone"):
+    with pytest.raises(Unavailable, match=r"uncommitted blocks are lost.*: n1"):
         flush(oracle)
     flush(oracle)
 
@@ -152,7 +152,7 @@ def test_a_node_that_is_gone_is_told_of_by_all_flushes_that_had_begun(oracle: Or
 def cut_off(oracle: Oracle, node: OracleNode) -> None:
     """It lives, as the master says, and cannot be reached."""
     oracle.idle.clear()
-    there = {str(channel.address) for channel in (loan.channel for loan in oracle.loans)} | {node.tcp}
+    there = {str(channel.address) for channel in (connection.channel for connection in oracle.loans)} | {node.tcp}
     oracle.unreachable |= there - {"master:1"}
 
 
@@ -161,22 +161,22 @@ def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, 
     cut_off(oracle, node)
     with pytest.raises(Unavailable, match="cannot connect"):
         flush(oracle)
-    assert len(oracle.resources.early_puts) == 1
+    assert len(oracle.resources.uncommitted_puts) == 1
     oracle.unreachable.clear()
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 @pytest.mark.parametrize("put_after", [False, True])
-def test_what_another_process_of_the_node_took_is_lost_though_it_answers(oracle: Oracle, node: OracleNode, put_after: bool) -> None:
+def test_restarted_node_has_lost_its_uncommitted_puts(oracle: Oracle, node: OracleNode, put_after: bool) -> None:
     put(oracle, b"a")
     restart(oracle, node)
     if put_after:
         put(oracle, b"b")
-    with pytest.raises(Unavailable, match="n1: gone, or started anew"):
+    with pytest.raises(Unavailable, match=r"uncommitted blocks are lost.*: n1"):
         flush(oracle)
     flush(oracle)
-    assert len(oracle.resources.early_puts) == 0
+    assert len(oracle.resources.uncommitted_puts) == 0
 
 
 def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
@@ -190,7 +190,7 @@ def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
     assert kinds == [Put, WaitCommitted, Pin, Put, WaitCommitted, Remove, Remove]
 
 
-def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracle: Oracle, node: OracleNode) -> None:
+def test_remove_fails_if_a_live_node_is_unreachable(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     cut_off(oracle, node)
     with pytest.raises(Unavailable, match="cannot connect"):
@@ -203,7 +203,7 @@ def test_a_remove_does_not_pass_by_a_node_that_lives_and_cannot_be_reached(oracl
     assert oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
 
 
-def test_a_remove_goes_on_without_a_node_that_is_gone_and_the_next_flush_tells_of_it(oracle: Oracle, node: OracleNode) -> None:
+def test_remove_ignores_a_lost_node_and_flush_reports_it(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     restart(oracle, node)
     assert oracle.run(MetadataOperations(oracle.resources).remove([b"a"], oracle.deadline(), force=False)) == 1
@@ -234,11 +234,11 @@ class Hanging:
         try:
             flush(self.oracle)
         except Unavailable as error:
-            return "n1: gone" in str(error)
+            return "uncommitted blocks are lost" in str(error)
         return False
 
 
-def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back(oracle: Oracle, node: OracleNode) -> None:
+def test_remove_covers_puts_of_a_rediscovered_node(oracle: Oracle, node: OracleNode) -> None:
     hanging = Hanging(oracle, node)
     assert hanging.has_told_loss()
     hanging.comes_back()
@@ -251,20 +251,20 @@ def test_a_remove_meets_what_was_put_at_a_node_that_was_given_up_once_it_is_back
 
 
 @pytest.mark.parametrize("ask", ["exists", "match_prefix", "locate"])
-def test_questions_wait_for_the_puts_before_them_but_not_for_long(oracle: Oracle, ask: str) -> None:
+def test_lookups_wait_briefly_for_uncommitted_puts(oracle: Oracle, ask: str) -> None:
     question = getattr(MetadataOperations(oracle.resources), ask)
     put(oracle, b"a")
     oracle.script[WaitCommitted].append(DeadlineExceeded("not yet"))
     for _ in range(2):
         assert oracle.run(question([b"a"], oracle.deadline()))
     assert len(oracle.sent(WaitCommitted)) == 1, "a master that decides nothing is not waited for by each"
-    early = oracle.resources.early_puts
-    early._clock_ns = lambda: early._rest_until_ns + REST_NS
+    uncommitted = oracle.resources.uncommitted_puts
+    uncommitted._clock_ns = lambda: uncommitted._cooldown_until_ns + COOLDOWN_NS
     assert oracle.run(question([b"a"], oracle.deadline()))
     assert len(oracle.sent(WaitCommitted)) == 2
 
 
-def test_a_get_of_what_this_client_put_and_has_no_hint_of_finds_it_once_the_master_knows(node: OracleNode) -> None:
+def test_get_without_hint_waits_for_the_commit(node: OracleNode) -> None:
     oracle = Oracle(node, max_hints=0)
     put(oracle, b"a")
     replicas, oracle.replicas = oracle.replicas, {}

@@ -1,4 +1,4 @@
-"""What arguments are refused, one check at a time; test_operations.py shows that every call makes its checks."""
+"""Refused arguments, check by check; test_operations.py shows that every call makes its checks."""
 
 from collections import deque
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is accepted as a value or destination, and what its bytes are."""
+"""Values and destinations that are accepted, and their bytes."""
 
 import sys
 from typing import Any
@@ -35,7 +35,7 @@ def kind(value: object) -> str:
     ],
     ids=kind,
 )
-def test_what_is_no_contiguous_buffer_of_at_least_a_byte_is_refused(value: Any) -> None:
+def test_as_source_refuses_non_buffers(value: Any) -> None:
     with pytest.raises(InvalidArgument):
         as_source(value)
 
@@ -70,10 +70,10 @@ if torch.cuda.is_available():
 
     @pytest.mark.gpu
     def test_cuda_tensors_are_parts_beside_memory_of_the_host() -> None:
-        tensors, room = [torch.zeros(4, dtype=torch.uint8, device="cuda") for _ in range(2)], bytearray(2)
-        destination = as_destination([tensors[0], room, tensors[1]])
+        tensors, buffer = [torch.zeros(4, dtype=torch.uint8, device="cuda") for _ in range(2)], bytearray(2)
+        destination = as_destination([tensors[0], buffer, tensors[1]])
         for part, value in zip(destination.parts, (b"abcd", b"ef", b"ghij"), strict=True):
             part[:] = value
         assert destination.finish is not None
         destination.finish()
-        assert b"".join(as_parts([tensors[0], room, tensors[1]])) == b"abcdefghij"
+        assert b"".join(as_parts([tensors[0], buffer, tensors[1]])) == b"abcdefghij"

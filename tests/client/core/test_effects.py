@@ -7,7 +7,7 @@ import pytest
 from kvstore.client.core.effects import Effect, SleepEffect, drive
 
 
-def test_an_operation_is_closed_though_the_driver_is_interrupted_before_it_can_throw() -> None:
+def test_drive_closes_an_interrupted_operation() -> None:
     """A signal handler may raise between any two instructions, also where the operation waits for nothing."""
     closed: list[bool] = []
 

@@ -61,7 +61,7 @@ def tied(master: str, node_id: int) -> Client:
     return client
 
 
-def test_requests_follow_the_blocks_that_clients_put_and_the_blocks_follow_the_requests(tmp_path: Path) -> None:
+def test_schedule_follows_blocks_and_moves_them(tmp_path: Path) -> None:
     first, second = [b"x%d" % number for number in range(8)], [b"y%d" % number for number in range(5)]
     (tmp_path / "config.toml").write_text("[master]\ninstance_ttl_s = 600\n")  # each reports once
     with (
@@ -161,7 +161,7 @@ def test_another_master_is_found_when_the_first_is_gone(tmp_path: Path) -> None:
         client.close()
 
 
-def test_a_scheduler_that_hangs_is_left_once_another_master_owns_the_catalog(tmp_path: Path) -> None:
+def test_hanging_scheduler_is_left_after_a_failover(tmp_path: Path) -> None:
     with (
         running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as hanging,
         master_in_thread(tmp_path / "next") as elected,
@@ -179,7 +179,7 @@ def test_a_scheduler_that_hangs_is_left_once_another_master_owns_the_catalog(tmp
                 assert [each.report.name for each in client.instances().instances] == ["d"]
 
 
-def test_of_several_masters_one_whose_scheduler_answers_is_waited_for(tmp_path: Path) -> None:
+def test_scheduler_is_awaited_among_several_masters(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as elected, stub_masters(2) as masters:
         for master in masters:
             master.owner, master.control = "", f"127.0.0.1:{free_ports(1)[0]}"
@@ -203,17 +203,17 @@ def test_no_master_is_unavailable_and_so_is_one_that_stays_away(tmp_path: Path) 
         client.instances()
 
 
-def test_one_that_serves_no_more_is_no_scheduler_and_the_next_one_is_asked(client: SchedulerClient) -> None:
+def test_check_skips_a_scheduler_that_does_not_serve(client: SchedulerClient) -> None:
     client.check()
     server, health = grpc.server(ThreadPoolExecutor(1)), MasterHealth()
     health.set("kvstore.v1.Scheduler", is_serving=False)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     channel = grpc.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
     server.start()
-    former, client._link = client._link, _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
+    former, client._connection = client._connection, _SchedulerConnection(channel, SchedulerStub(channel))  # type: ignore[no-untyped-call]
     client.check()
-    assert client._link is not None
-    assert client._link.channel is not channel
+    assert client._connection is not None
+    assert client._connection.channel is not channel
     assert former is not None
     former.channel.close()
     server.stop(0).wait(TIMEOUT_S)

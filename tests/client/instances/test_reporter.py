@@ -36,21 +36,21 @@ def connected(places: Places, *others: str, deadline_s: float = 10.0) -> Schedul
     return SchedulerClient(ClientSettings(master=",".join((places.listen, *others)), deadline_s=deadline_s))
 
 
-def shown(client: SchedulerClient) -> dict[str, pb.InstanceStatus]:
+def credentials(client: SchedulerClient) -> dict[str, pb.InstanceStatus]:
     try:
         return {each.report.name: each for each in client.instances().instances}
     except KVStoreError:
         return {}
 
 
-def test_an_instance_is_there_inside_and_gone_afterwards_with_its_state_each_time(tmp_path: Path) -> None:
+def test_reporter_registers_and_removes_the_instance(tmp_path: Path) -> None:
     queue_s = [1.0]
     with master_in_thread(tmp_path, report_interval_s=0.01) as places, connected(places) as client:
         with Reporter(client, lambda: dataclasses.replace(PREFILL, queue_s=queue_s[0])) as reporter:
-            until(lambda: "p" in shown(client))
+            until(lambda: "p" in credentials(client))
             queue_s[0] = 2.0
-            until(lambda: shown(client)["p"].report.queue_s == 2.0)
-        assert shown(client) == {}
+            until(lambda: credentials(client)["p"].report.queue_s == 2.0)
+        assert credentials(client) == {}
         reporter.close()
 
 
@@ -68,16 +68,16 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     ):
         client.report(DECODE)
         with Reporter(client, lambda: dataclasses.replace(PREFILL, seen_request_ids=[99])) as reporter:
-            until(lambda: "p" in shown(client))
+            until(lambda: "p" in credentials(client))
             placed = client.schedule([], block_tokens=1, input_tokens=1000)
             assert isinstance(placed, RequestPlacement)
-            assert shown(client)["p"].unseen_requests == 1
+            assert credentials(client)["p"].unseen_requests == 1
             reporter.saw(placed.request_id)
             reporter.prefilled(input_tokens=10, prefix_tokens=5, duration_s=0.5)
             reporter.decoded(batch=2, context_tokens=30, duration_s=0.25)
             with pytest.raises(InvalidArgument):
                 reporter.prefilled(input_tokens=10, prefix_tokens=50, duration_s=0.5)
-            until(lambda: shown(client)["p"].unseen_requests == 0)
+            until(lambda: credentials(client)["p"].unseen_requests == 0)
             count = len(told)
             until(lambda: len(told) > count + 1)
     assert [number for report in told for number in report.seen_request_ids] == [placed.request_id]
@@ -85,9 +85,7 @@ def test_what_was_seen_and_measured_is_told_once(tmp_path: Path) -> None:
     assert [sample for report in told for sample in report.decode_samples] == [DecodeSample(2, 30, 0.25)]
 
 
-def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reporter_resends_events_after_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "RETRY_INTERVAL_S", 0.01)
     monkeypatch.setattr(module, "MAX_SAMPLES", 32)
     failures = threading.Semaphore(0)
@@ -112,16 +110,16 @@ def test_a_master_that_was_away_is_joined_again_and_told_what_it_missed(
             for _ in range(3):
                 assert failures.acquire(timeout=TIMEOUT_S)
             with master_in_thread(tmp_path / "one", **places):
-                until(lambda: "p" in shown(client))
+                until(lambda: "p" in credentials(client))
                 assert client.instances().estimators.startswith("prefill: fitted to 32 samples")
             with master_in_thread(tmp_path / "two", **places):
-                until(lambda: "p" in shown(client))
-    told = ["again" if message == "instance p reports again" else message[:24] for message in caplog.messages]
-    assert set(told) == {"instance p cannot report", "again"}
+                until(lambda: "p" in credentials(client))
+    told = ["again" if message == "instance p reports again" else message[:27] for message in caplog.messages]
+    assert set(told) == {"the report of instance p fa", "again"}
     assert all(one != other for one, other in pairwise(caplog.messages)), "said once each time, and anew where the reason is another"
 
 
-def test_a_report_that_hangs_does_not_keep_close_beyond_the_deadline(tmp_path: Path) -> None:
+def test_close_is_bounded_while_a_report_hangs(tmp_path: Path) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def state() -> InstanceReport:
@@ -142,13 +140,13 @@ def test_a_report_that_hangs_does_not_keep_close_beyond_the_deadline(tmp_path: P
 def test_one_that_nobody_has_any_more_makes_no_further_report(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, report_interval_s=0.01) as places, connected(places) as client:
         reporter = Reporter(client, lambda: PREFILL)
-        until(lambda: "p" in shown(client))
+        until(lambda: "p" in credentials(client))
         thread = reporter._thread
         del reporter
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
 
 
-def test_a_start_that_signal_handlers_interrupt_leaves_no_thread_behind() -> None:
+def test_interrupted_start_leaves_no_thread() -> None:
     with LineChild("tests.client.instances.struck_reporter", "200") as child:
         assert child.answer()["struck"] > 0

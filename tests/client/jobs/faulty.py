@@ -26,7 +26,7 @@ class Barrier:
 
     def __init__(self) -> None:
         self.is_reached = threading.Semaphore(0)
-        """Released once by each call that comes to it."""
+        """Released once by each call that reaches it."""
         self._is_open = threading.Event()
 
     def __call__(self, deadline_s: float) -> None:

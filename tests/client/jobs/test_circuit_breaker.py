@@ -41,7 +41,7 @@ def test_one_probe_begins_once_it_is_due(clock: Clock) -> None:
     assert breaker.begin_probe()
     assert not breaker.begin_probe()
     assert not breaker.admits()
-    assert breaker.stats().state is CircuitState.PROBING
+    assert breaker.stats().state is CircuitState.HALF_OPEN
 
 
 def test_how_calls_of_an_earlier_epoch_ended_says_nothing(clock: Clock) -> None:

@@ -62,11 +62,11 @@ def test_values_are_stored_and_loaded_in_parts_of_a_batch(client: FaultyClient, 
 
 def test_when_the_store_cannot_be_reached_the_rest_is_not_tried(client: FaultyClient, calls: Calls, clock: Clock) -> None:
     keys, _ = stored(client, 6)
-    away = Unavailable("away")
-    client.faults += [lambda deadline_s: None, raises(away)]
+    store_unavailable = Unavailable("unreachable")
+    client.faults += [lambda deadline_s: None, raises(store_unavailable)]
     load = job(clock, JobKind.LOAD, keys, [bytearray(40) for _ in keys])
     assert calls.carry_out(load) is JobOutcome.UNREACHABLE
-    assert load.results == [40, 40, away, away, away, away]
+    assert load.results == [40, 40, store_unavailable, store_unavailable, store_unavailable, store_unavailable]
     assert len(client.calls) == 2
 
 
@@ -91,7 +91,7 @@ def test_a_call_has_what_is_left_of_the_deadline(client: FaultyClient, calls: Ca
 
 
 @pytest.mark.parametrize(("waited_s", "outcome"), [(4, JobOutcome.UNREACHABLE), (6, JobOutcome.UNKNOWN)])
-def test_a_deadline_that_the_queue_ate_up_says_nothing_of_the_store(
+def test_deadline_spent_in_the_queue_is_no_evidence(
     client: FaultyClient, calls: Calls, clock: Clock, waited_s: float, outcome: JobOutcome
 ) -> None:
     client.faults.append(raises(DeadlineExceeded("late")))
@@ -106,7 +106,7 @@ def test_a_probe_asks_again_without_the_callers_memory(client: FaultyClient, cal
     keys, _ = stored(client, 6)
     buffers = [bytearray(40) for _ in keys]
     failing = job(clock, kind, keys, buffers if kind is JobKind.LOAD else ())
-    client.faults += [lambda deadline_s: None] * (kind is JobKind.LOAD) + [raises(Unavailable("away"))]
+    client.faults += [lambda deadline_s: None] * (kind is JobKind.LOAD) + [raises(Unavailable("unreachable"))]
     assert calls.carry_out(failing) is JobOutcome.UNREACHABLE
     written = [bytes(buffer) for buffer in buffers]
     calls.probe(failing)(30)

@@ -6,7 +6,7 @@ from kvstore.client.jobs.job import JobKind, Result
 from kvstore.protocol.errors import Unavailable
 from tests.client.jobs.made import job
 
-NOT_RUNNING = Unavailable("away")
+NOT_RUNNING = Unavailable("unreachable")
 
 
 @pytest.mark.parametrize(

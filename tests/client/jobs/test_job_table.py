@@ -21,30 +21,30 @@ class Scene:
     def __init__(self, settings: JobSettings = SETTINGS) -> None:
         self.clock = Clock()
         self.said: list[object] = []
-        self.board = JobTable(settings, self.clock, self, lambda job: lambda deadline_s: job)
+        self.table = JobTable(settings, self.clock, self, lambda job: lambda deadline_s: job)
 
-    def work(self, side: JobSide) -> None:
-        self.said.append("writes" if side is self.board.writes else "reads")
+    def wake_worker(self, side: JobSide) -> None:
+        self.said.append("writes" if side is self.table.writes else "reads")
 
-    def clerk(self, due_ns: int) -> None:
+    def wake_reaper(self, due_ns: int) -> None:
         self.said.append(due_ns)
 
-    def ended(self) -> None:
+    def job_ended(self) -> None:
         self.said.append("ended")
 
     def submit(self, made: Job, *here: bool) -> Job:
-        self.board.submit(made, [*here] or [False])
+        self.table.submit(made, [*here] or [False])
         return made
 
     def run(self, side: JobSide, outcome: JobOutcome) -> Job:
         """Carry out the next job of a side."""
-        taken = side.lane.take()
+        taken = side.queue.take()
         assert isinstance(taken, Job)
         if outcome is JobOutcome.UNREACHABLE:
-            taken.fail(0, len(taken.keys), Unavailable("away"))
+            taken.fail(0, len(taken.keys), Unavailable("unreachable"))
         else:
             taken.answer(0, [True] * len(taken.keys), ())
-        self.board.carried_out(side, taken, side.breaker.epoch, outcome)
+        self.table.finish(side, taken, side.breaker.epoch, outcome)
         return taken
 
 
@@ -60,12 +60,12 @@ def at() -> Scene:
 def test_a_job_waits_is_carried_out_and_is_told_of(at: Scene) -> None:
     made = at.submit(job(deadline_ns=77))
     assert at.said == ["writes", 77]
-    assert at.board.live == {"request": {made}}
-    assert (at.board.stats().waiting, at.board.next_deadline_ns()) == (1, 77)
-    assert at.run(at.board.writes, JobOutcome.ANSWERED) is made
-    assert (made.is_over, at.board.live, at.board.next_deadline_ns()) == (True, {}, NEVER_NS)
+    assert at.table.live == {"request": {made}}
+    assert (at.table.stats().waiting, at.table.next_deadline_ns()) == (1, 77)
+    assert at.run(at.table.writes, JobOutcome.ANSWERED) is made
+    assert (made.is_over, at.table.live, at.table.next_deadline_ns()) == (True, {}, NEVER_NS)
     assert at.said[2:] == ["ended"]
-    assert (at.board.take_finished(), at.board.take_finished()) == ([made], [])
+    assert (at.table.take_finished(), at.table.take_finished()) == ([made], [])
 
 
 def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> None:
@@ -73,28 +73,28 @@ def test_jobs_end_at_their_deadline_and_when_they_are_cancelled(at: Scene) -> No
         job(JobKind.LOOKUP, deadline_ns=at.clock() + due, request=name) for due, name in ((1, "l"), (9, "w"), (9, "r"))
     )
     at.submit(running)
-    assert at.board.reads.lane.take() is running
+    assert at.table.reads.queue.take() is running
     at.submit(late), at.submit(waiting)
-    assert not at.board.end_overdue()
+    assert not at.table.end_overdue()
     at.clock.now_ns += 2
-    assert at.board.end_overdue()
+    assert at.table.end_overdue()
     assert isinstance(late.error, DeadlineExceeded)
-    assert at.board.cancel("w") == [waiting]
+    assert at.table.cancel("w") == [waiting]
     assert isinstance(waiting.error, Cancelled)
-    at.board.cancel_all()
+    at.table.cancel_all()
     assert (running.is_cancelled, running.is_over) == (True, False)
 
 
 def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> None:
     at.submit(job(JobKind.LOAD))
     waiting = at.submit(job(JobKind.LOOKUP))
-    failed = at.run(at.board.reads, JobOutcome.UNREACHABLE)
+    failed = at.run(at.table.reads, JobOutcome.UNREACHABLE)
     assert isinstance(waiting.error, Unavailable)
     assert at.said[-2:] == ["reads", "ended"]
-    side = at.board.reads
+    side = at.table.reads
     assert (side.breaker.state, side.until_probe_s(at.clock())) == (CircuitState.OPEN, 10.0)
     assert not side.begin_probe(False)
-    assert at.board.may_be_here(waiting)
+    assert at.table.needs_local_check(waiting)
     assert isinstance(at.submit(job(JobKind.LOOKUP), True, False, True).results[1], Unavailable)
     here = at.submit(job(JobKind.LOAD), True, True, True)
     assert not here.is_over, "all of it is on this host"
@@ -110,9 +110,9 @@ def test_the_first_failure_ends_what_waits_and_asks_for_a_probe(at: Scene) -> No
     assert side.until_probe_s(at.clock()) is None
     assert side.probe is not None
     assert side.probe(1.0) is failed
-    at.board.probed(side, side.breaker.epoch, Unavailable("still"))
+    at.table.finish_probe(side, side.breaker.epoch, Unavailable("still"))
     assert state(side) is CircuitState.OPEN
     at.clock.advance(10)
     assert side.begin_probe(False)
-    at.board.probed(side, side.breaker.epoch, 3)
+    at.table.finish_probe(side, side.breaker.epoch, 3)
     assert state(side) is CircuitState.CLOSED

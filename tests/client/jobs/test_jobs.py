@@ -33,7 +33,7 @@ NOT_SOON = 600.0
 SETTINGS = JobSettings(
     read_workers=1, queue_bytes=Size(1000), lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60, probe_interval_s=NOT_SOON
 )
-NOT_RUNNING = Unavailable("away")
+NOT_RUNNING = Unavailable("unreachable")
 
 
 def fresh_keys(count: int) -> list[bytes]:
@@ -79,19 +79,19 @@ def test_what_is_stored_can_be_looked_up_and_loaded(jobs: Jobs) -> None:
     assert kinds[JobKind.LOOKUP] == kinds[JobKind.PREFIX] == KindStats(jobs=2, keys=8, succeeded=6, missed=2)
 
 
-def test_a_load_now_is_over_on_return_and_behind_the_same_breaker(jobs: Jobs, client: FaultyClient) -> None:
-    [there, away] = keys = fresh_keys(2)
+def test_load_now_is_over_on_return(jobs: Jobs, client: FaultyClient) -> None:
+    [there, store_unavailable] = keys = fresh_keys(2)
     over(jobs.store([there], [b"a" * 10]))
     buffers = [bytearray(10) for _ in keys]
     assert jobs.load_now(keys, buffers).results == [10, None]
     assert bytes(buffers[0]) == b"a" * 10
     eventually(lambda: client.exists_here([there]) == [True], "the block to be shown")
     client.faults.append(raises(NOT_RUNNING))
-    assert jobs.load_now([away], buffers[1:]).results == [NOT_RUNNING]
+    assert jobs.load_now([store_unavailable], buffers[1:]).results == [NOT_RUNNING]
     found, refused = jobs.load_now(keys, buffers).results
     assert found == 10
     assert isinstance(refused, Unavailable)
-    assert isinstance(jobs.load_now([away], buffers[1:]).error, Unavailable)
+    assert isinstance(jobs.load_now([store_unavailable], buffers[1:]).error, Unavailable)
     assert jobs.stats().reads.opened == 1
     assert isinstance(jobs.load_now(keys, buffers[:1]).error, InvalidArgument)
     assert jobs.stats().kinds[JobKind.LOAD].jobs == 5
@@ -110,7 +110,7 @@ def test_a_lookup_may_hold_what_it_finds(jobs: Jobs, client: FaultyClient) -> No
     jobs.release(new_hold(1))
 
 
-def test_each_end_is_told_once_by_on_done_in_another_thread_or_by_finished(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
+def test_each_end_is_delivered_once(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
     told: queue.SimpleQueue[tuple[Job, int]] = queue.SimpleQueue()
     first = jobs.lookup(fresh_keys(1), on_done=lambda job: told.put((job, threading.get_ident())))
     second = jobs.lookup(fresh_keys(1), request="second")
@@ -127,7 +127,7 @@ def test_each_end_is_told_once_by_on_done_in_another_thread_or_by_finished(jobs:
     assert told.empty()
 
 
-def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
+def test_store_refuses_keys_over_the_queue_limit(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
     running = jobs.store(fresh_keys(1), [b"x" * 600])
     assert barrier.is_reached.acquire(timeout=60)
     keys = fresh_keys(3)
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused_and_counted_and_the_rest_stored(jobs: Jobs
     assert jobs.stats().held_bytes == 0
 
 
-def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs: Jobs, barrier: Barrier) -> None:
+def test_waiting_job_ends_at_its_deadline_with_stuck_workers(jobs: Jobs, barrier: Barrier) -> None:
     stuck = jobs.lookup(fresh_keys(1))
     later = jobs.lookup(fresh_keys(1), deadline_s=50)
     told: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -164,7 +164,7 @@ def test_a_job_that_waits_ends_at_its_deadline_though_all_workers_are_stuck(jobs
     assert jobs.stats().reads.failures == 0
 
 
-def test_a_store_is_not_away_that_is_silent_for_what_others_left_of_a_budget(jobs: Jobs, client: FaultyClient) -> None:
+def test_timeout_of_a_leftover_budget_keeps_the_breaker_closed(jobs: Jobs, client: FaultyClient) -> None:
     client.faults += [raises(DeadlineExceeded("late"))] * 4
     keys = fresh_keys(1)
     assert jobs.match_prefix(keys, deadline_s=20, budget_s=60) == 0
@@ -234,9 +234,7 @@ def test_after_close_all_is_answered_with_closed_and_told(client: FaultyClient) 
     assert client.calls == []
 
 
-def test_jobs_are_carried_out_where_the_system_has_no_thread_to_give_any_more(
-    jobs: Jobs, client: FaultyClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_run_without_new_threads(jobs: Jobs, client: FaultyClient, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = fresh_keys(1)
     client.put_batch(keys, [b"value"])
     buffer = bytearray(5)
@@ -248,9 +246,7 @@ def test_jobs_are_carried_out_where_the_system_has_no_thread_to_give_any_more(
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])
-def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
-    client: FaultyClient, monkeypatch: pytest.MonkeyPatch, given: int
-) -> None:
+def test_missing_threads_raise_and_none_is_left(client: FaultyClient, monkeypatch: pytest.MonkeyPatch, given: int) -> None:
     before = set(threading.enumerate())
     no_more_threads(monkeypatch, after=given)
     with pytest.raises(ConfigError, match=r"cannot start 3 threads \(kvstore-jobs\): can't start new thread"):
@@ -258,7 +254,7 @@ def test_threads_that_the_system_does_not_give_are_told_and_none_is_left(
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("kvstore-jobs")]
 
 
-@pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late")])
+@pytest.mark.parametrize("error", [Unavailable("unreachable"), DeadlineExceeded("late")])
 def test_once_the_store_cannot_be_reached_nobody_waits_for_it(jobs: Jobs, client: FaultyClient, barrier: Barrier, error: Exception) -> None:
     client.faults.append(raises(error))
     keys = fresh_keys(2)
@@ -297,7 +293,7 @@ def test_the_store_is_found_again_by_a_probe_in_the_background(client: FaultyCli
         assert [name for name, _ in client.calls] == ["match"] * 5
 
 
-def test_stores_are_dropped_while_the_store_is_away_and_one_finds_it_again(client: FaultyClient) -> None:
+def test_stores_are_skipped_until_one_probes_the_store(client: FaultyClient) -> None:
     clock_ns = [10**12]
     with Jobs(client, SETTINGS, clock_ns=lambda: clock_ns[0]) as jobs:
         client.faults += [raises(NOT_RUNNING), raises(NOT_RUNNING)]

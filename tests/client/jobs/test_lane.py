@@ -7,17 +7,17 @@ from tests.client.jobs.made import job
 
 
 def test_bytes_are_counted_right_whatever_happens() -> None:
-    chance, lane, running = random.Random(1), JobQueue(max_jobs=8, max_bytes=500), []
+    chance, queue, running = random.Random(1), JobQueue(max_jobs=8, max_bytes=500), []
     for _ in range(2000):
         step = chance.randrange(4)
         if step == 0:
-            lane.add(job(sizes=[chance.randrange(100) for _ in range(chance.randrange(5))]))
-        elif step == 1 and (taken := lane.take()) is not None:
+            queue.add(job(sizes=[chance.randrange(100) for _ in range(chance.randrange(5))]))
+        elif step == 1 and (taken := queue.take()) is not None:
             running.append(taken)
         elif step == 2 and running:
-            lane.ended(running.pop(chance.randrange(len(running))))
-        elif step == 3 and lane.waiting:
-            lane.remove(chance.choice(list(lane.waiting)))
-        lane.check_integrity()
-        assert lane.held_bytes <= 500
-        assert len(lane.waiting) <= 8
+            queue.ended(running.pop(chance.randrange(len(running))))
+        elif step == 3 and queue.waiting:
+            queue.remove(chance.choice(list(queue.waiting)))
+        queue.check_integrity()
+        assert queue.held_bytes <= 500
+        assert len(queue.waiting) <= 8

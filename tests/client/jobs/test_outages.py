@@ -1,4 +1,4 @@
-"""What an engine sees of jobs while daemons die, stand still and come back: misses, at once, and never a wrong byte."""
+"""Jobs during outages of daemons: misses at once, and never a wrong byte."""
 
 import signal
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def load(jobs: Jobs, deadline_s: float | None = None) -> tuple[Job, list[bytearr
 
 
 def is_right(job: Job, buffers: list[bytearray]) -> bool:
-    """What it says that it has loaded is what was put."""
+    """Return whether every value that the job reports as loaded is the one that was put."""
     loaded = zip(job.succeeded, buffers, VALUES, strict=True)
     return all(buffer == value for has_succeeded, buffer, value in loaded if has_succeeded)
 
@@ -55,7 +55,7 @@ def until_closed(jobs: Jobs, side: str) -> BreakerStats:
             jobs.store([b"trial"], [b"x"], deadline_s=SHORT_S)
 
 
-def test_a_node_that_stands_still_costs_one_deadline_and_is_found_again(running: Cluster) -> None:
+def test_stopped_node_costs_one_deadline(running: Cluster) -> None:
     with Client(running.address, settings=ASKS_THE_NODE) as client, Jobs(client, SETTINGS) as jobs:
         assert over(jobs.store(KEYS, VALUES, ack="cluster")).succeeded == [True] * len(KEYS)
         running.nodes[0].send(signal.SIGSTOP)
@@ -74,7 +74,7 @@ def test_a_node_that_stands_still_costs_one_deadline_and_is_found_again(running:
         assert is_right(found, buffers)
 
 
-def test_stores_to_a_node_that_stands_still_are_dropped_and_it_is_found_again(running: Cluster) -> None:
+def test_stores_to_a_stopped_node_are_skipped(running: Cluster) -> None:
     with Client(running.address) as client, Jobs(client, SETTINGS) as jobs:
         assert over(jobs.store(KEYS, VALUES, ack="cluster")).succeeded == [True] * len(KEYS)
         running.nodes[0].send(signal.SIGSTOP)
@@ -89,7 +89,7 @@ def test_stores_to_a_node_that_stands_still_are_dropped_and_it_is_found_again(ru
         assert is_right(found, buffers)
 
 
-def test_while_the_master_is_away_what_lies_on_this_host_is_found_and_all_else_a_miss_at_once(running: Cluster) -> None:
+def test_local_blocks_are_found_without_a_master(running: Cluster) -> None:
     with Client(running.address) as client, Jobs(client, SETTINGS) as jobs:
         assert over(jobs.store(KEYS, VALUES, ack="cluster")).succeeded == [True] * len(KEYS)
         first, _ = load(jobs)
@@ -119,7 +119,7 @@ def test_while_the_master_is_away_what_lies_on_this_host_is_found_and_all_else_a
             pass
 
 
-def test_a_node_killed_in_the_middle_costs_misses_and_no_wrong_byte(running: Cluster) -> None:
+def test_killed_node_causes_misses_only(running: Cluster) -> None:
     with Client(running.address, settings=ASKS_THE_NODE) as client, Jobs(client, SETTINGS) as jobs:
         assert over(jobs.store(KEYS, VALUES, ack="cluster")).succeeded == [True] * len(KEYS)
         loads = [load(jobs) for _ in range(20)]

@@ -1,4 +1,5 @@
-"""Many threads that submit, cancel, fetch and wait at random: each job is told once, has a result for each key, and is accounted for."""
+"""Threads that submit, cancel, fetch and wait at random: each job is delivered once, with a result per key, and
+counted."""
 
 import dataclasses
 import random
@@ -61,7 +62,7 @@ class User:
             elif what == 4 and self.submitted:
                 assert self._random.choice(self.submitted).wait(60)
             elif self._random.randrange(10) == 0:
-                self._client.faults.append(raises(Unavailable("away")))
+                self._client.faults.append(raises(Unavailable("unreachable")))
 
 
 def test_each_job_is_told_once_and_all_is_accounted_for(client: FaultyClient) -> None:

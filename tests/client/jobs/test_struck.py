@@ -8,7 +8,7 @@ from tests.line_child import LineChild
 SIGNALS = 300
 
 
-def test_once_cancel_or_close_has_returned_nothing_uses_the_callers_memory(tmp_path: Path) -> None:
+def test_cancel_and_close_release_the_buffers(tmp_path: Path) -> None:
     with cluster(tmp_path) as started:
         started.start_node("--dram", "128MiB")
         with LineChild("tests.client.jobs.struck_jobs", started.address, str(SIGNALS)) as child:

@@ -1,4 +1,4 @@
-"""Jobs are parts of what they were submitted within, whichever thread or task carries them out."""
+"""Jobs are children of the span in which they were submitted, on any thread or task."""
 
 from collections.abc import Iterator
 

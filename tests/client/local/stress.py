@@ -79,8 +79,8 @@ def write(store: Store, shared: Words) -> None:
 
 def read(client: LocalClient, seconds: float) -> Counts:
     good = refused = viewed = wrong = turn = 0
-    room = np.zeros(WORDS, np.uint64)
-    memory = room.view(np.uint8).data
+    buffer = np.zeros(WORDS, np.uint64)
+    memory = buffer.view(np.uint8).data
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         turn += 1
@@ -94,7 +94,7 @@ def read(client: LocalClient, seconds: float) -> Counts:
         memory[:] = client.memory(found)
         if not still(client.index, found):
             refused += 1
-        elif is_value(room, key):
+        elif is_value(buffer, key):
             good += 1
         else:
             wrong += 1
@@ -102,8 +102,8 @@ def read(client: LocalClient, seconds: float) -> Counts:
 
 
 def view_is_right(client: LocalClient, found: Found, key: int) -> bool:
-    """Whether a view, if one is to be had, shows the key's value, and goes on showing it."""
-    hazard = client.desk.look(client.index, found)
+    """Return whether a view, if one can be opened, shows the key's value until it is closed."""
+    hazard = client.desk.acquire_hazard(client.index, found)
     if hazard is None:
         return True
     try:
@@ -111,7 +111,7 @@ def view_is_right(client: LocalClient, found: Found, key: int) -> bool:
         first = int(words[0])
         return all(is_value(words, key) and int(words[0]) == first for _ in range(3))
     finally:
-        client.desk.look_away(hazard)
+        client.desk.release_hazard(hazard)
 
 
 def is_value(words: Words, key: int) -> bool:

@@ -1,4 +1,5 @@
-"""Promises of local/fast_puts.py, against a running cluster: one message a put, and whatever is not plain is put as ever."""
+"""client/local/fast_puts.py against a running cluster: one message per put, and the ordinary path for all other
+cases."""
 
 import os
 import signal
@@ -49,13 +50,13 @@ def test_a_plain_put_needs_nothing_of_the_generators(client: Client) -> None:
     assert [location.size_bytes for location in client.locate([key])[0]] == [5]
 
 
-def test_that_the_node_had_it_is_noted_under_the_lock_unless_the_cluster_knows_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_present_block_is_noted_as_uncommitted(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     are_locked: list[bool] = []
 
-    def noted(early: UncommittedPuts, name: str, value: Any) -> None:
+    def noted(uncommitted: UncommittedPuts, name: str, value: Any) -> None:
         if name == "has_unhinted":
-            are_locked.append(early._lock.locked())
-        object.__setattr__(early, name, value)
+            are_locked.append(uncommitted._lock.locked())
+        object.__setattr__(uncommitted, name, value)
 
     key = os.urandom(16)
     client.put(key, b"value")
@@ -85,8 +86,8 @@ def test_threads_put_at_once_and_every_block_is_there(client: Client) -> None:
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
 def test_what_a_handler_raises_comes_out_and_the_next_put_works(client: Client) -> None:
-    """A signal in the midst of the answer's wait: that connection is given up, for its answer would be taken for the next one's. One that
-    nobody had in hand yet goes with the interrupted call."""
+    """A signal during the wait for a reply closes that connection, because its reply would be taken for the next one's.
+    A connection that was not handed out yet is dropped with the interrupted call."""
     seen = 0
 
     def strike(_number: int, _frame: object) -> None:
@@ -143,7 +144,7 @@ def far(running: Cluster) -> Iterator[Client]:
 
 def test_put_to_another_host_needs_nothing_of_the_generators(running: Cluster, far: Client) -> None:
     key, value = os.urandom(16), os.urandom(4096)
-    far._operations.local.at_hand = 1 << 62, ()  # nodes of this host are not to be looked for meanwhile
+    far._operations.local.cached_fresh = 1 << 62, ()  # nodes of this host are not to be looked for meanwhile
     requests = Requests(far)
     assert far.put(key, value, namespace="ns", parent=os.urandom(16)) is True
     assert far.put(key, b"o" * 4096) is False

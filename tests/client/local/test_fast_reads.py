@@ -22,7 +22,7 @@ from kvstore.client.connections.resources import ClientResources
 from kvstore.client.local.fast_reads import SMALL_BYTES, FastReads
 from kvstore.client.local.nodes import LocalNodes
 from kvstore.client.local.reads import LocalReads
-from kvstore.client.reads.replica_lookup import FAR_HINT_NS
+from kvstore.client.reads.replica_lookup import REMOTE_HINT_TTL_NS
 from kvstore.protocol.errors import Full
 from kvstore.protocol.frames import HEADER_BYTES, unpack_header
 from kvstore.protocol.master_messages import NodeTable
@@ -75,13 +75,13 @@ class Scene:
         stack.callback(self.pool.close)
         self.resources.hints.learn([(b"key", HINT)])
         self.local = LocalNodes(self.resources.daemons, self.resources.mapping)
-        near = LocalReads(self.resources.copier, verify_bytes=0, verifies_all=False)
-        self.reads = FastReads(self.resources, self.local, near, self.pool, lambda: NOW_NS)
+        local_reads = LocalReads(self.resources.copier, verify_bytes=0, verifies_all=False)
+        self.reads = FastReads(self.resources, self.local, local_reads, self.pool, lambda: NOW_NS)
 
-    def tell_nodes(self, *, near: bool = False) -> None:
-        """What the master says of the far node, and whether there is one on this host."""
+    def tell_nodes(self, *, has_local: bool = False) -> None:
+        """Set the master's node table: the remote node, and optionally a local one."""
         table = NodeTable([FAR], ["far"], [""], [""], [self.tcp], [0], [b""])
-        if near:
+        if has_local:
             table = NodeTable([FAR, NEAR], ["far", "near"], ["", "host"], ["", "/here"], [self.tcp, "10.0.0.8:1"], [0, 0], [b"", b""])
         self.resources.daemons.nodes.replace(table)
 
@@ -148,8 +148,8 @@ def a_node_nobody_knows(scene: Scene) -> None:
 
 
 def an_old_hint_and_a_node_here(scene: Scene) -> None:
-    scene.tell_nodes(near=True)
-    scene.resources.hints.learn([(b"key", HINT._replace(asked_ns=NOW_NS - FAR_HINT_NS))])
+    scene.tell_nodes(has_local=True)
+    scene.resources.hints.learn([(b"key", HINT._replace(asked_ns=NOW_NS - REMOTE_HINT_TTL_NS))])
 
 
 def a_node_of_this_host(scene: Scene) -> None:
@@ -159,8 +159,8 @@ def a_node_of_this_host(scene: Scene) -> None:
 
 
 def another_daemon(scene: Scene) -> None:
-    with scene.pool.take(scene.address, Deadline(LONG_S)) as loan:
-        loan.discard()
+    with scene.pool.take(scene.address, Deadline(LONG_S)) as connection:
+        connection.discard()
     scene.name = "stranger"
     scene.connect()
 

@@ -63,8 +63,8 @@ def test_what_left_before_the_node_could_know_is_not_found_here(client: Client, 
     keys, _ = stored(client, SIZES)
     hold = LocalReaderSlots.hold
 
-    def and_one_leaves(desk: LocalReaderSlots, number: int, until_ns: int, accesses: Any) -> bool:
-        is_held = hold(desk, number, until_ns, accesses)
+    def and_one_leaves(reader_slots: LocalReaderSlots, number: int, until_ns: int, accesses: Any) -> bool:
+        is_held = hold(reader_slots, number, until_ns, accesses)
         client.remove(keys[3:4], force=True)
         return is_held
 

@@ -1,4 +1,4 @@
-"""How a client comes to the indexes of this host's nodes, and that it says why where it does not."""
+"""Attaching to the shared-memory indexes of local nodes, and the logged reason if that fails."""
 
 import os
 import threading
@@ -37,7 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def reasons(error: KVStoreError, node: OracleNode) -> dict[str, str]:
-    """What a client knows after a node of its host answered so when it was asked for its index."""
+    """Diagnostics of a client whose local node answered OpenIndex with `error`."""
     oracle = Oracle(node)
     oracle.script[OpenIndex].append(error)
     local = LocalNodes(oracle.resources.daemons, oracle.resources.mapping)
@@ -45,7 +45,7 @@ def reasons(error: KVStoreError, node: OracleNode) -> dict[str, str]:
     assert local.ready == ()
     assert len(oracle.sent(OpenIndex)) == 1
     assert oracle.all_given_back()
-    return oracle.resources.daemons.unshared.reasons()
+    return oracle.resources.daemons.shm_diagnostics.reasons()
 
 
 @pytest.mark.parametrize("error", [Full("no desk is left"), Broken("cannot map a slab")])
@@ -53,7 +53,7 @@ def test_a_node_that_refuses_its_index_is_told_of(node: OracleNode, error: KVSto
     assert reasons(error, node) == {"n1": str(error)}
 
 
-def test_one_that_does_not_take_the_ticket_is_shown_the_next_one_at_once(node: OracleNode) -> None:
+def test_rejected_ticket_is_replaced_at_once(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.ticket = oracle.issued = b"first"
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
@@ -115,14 +115,14 @@ def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
         assert reader.shared_memory() == {name: ""}
 
 
-def test_a_node_that_a_new_owner_of_the_catalog_does_not_know_yet_is_read_on(running: Cluster) -> None:
+def test_node_stays_readable_during_a_failover(running: Cluster) -> None:
     key = os.urandom(16)
     with Client(running.address) as client:
         client.put(key, b"value")
         assert client.get(key) == b"value"
         local, nodes = client._operations.local, client._operations.resources.daemons.nodes
         [attached] = local.ready
-        nodes.heard_from(1 << 62)
+        nodes.note_master_epoch(1 << 62)
         nodes.replace(NodeTable([], [], [], [], [], [], []))
         local._drop_lost()
         assert local.ready == (attached,)
@@ -137,9 +137,7 @@ def ready_names(client: Client) -> list[str]:
     return sorted(node.name for node in client._operations.local.ready)
 
 
-def test_of_several_nodes_one_that_did_not_answer_is_tried_again_and_nobody_waits_for_it(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_node_is_retried_in_the_background(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[threading.Thread] = []
     attach_to = LocalNodes._attach_to
 

@@ -1,4 +1,4 @@
-"""Reads without asking, against a running node: nothing crosses a socket, and what is not here is asked for as ever."""
+"""Lock-free local reads against a running node: no message for local blocks, ordinary reads for the rest."""
 
 import asyncio
 import os
@@ -49,18 +49,24 @@ def stored(client: Any, sizes: list[int] = SIZES) -> tuple[list[bytes], list[byt
 def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which the keys of a batch are looked up."""
     monkeypatch.setattr(reads, "FEW_KEYS", request.param)
-    monkeypatch.setattr(reads, "FEW_ASKED", request.param)
+    monkeypatch.setattr(reads, "FEW_EXISTS_KEYS", request.param)
 
 
 class Requests:
-    """What the client sends: it counts the effects that ask somebody."""
+    """Counts the effects of a client that send messages."""
 
     def __init__(self, client: Any) -> None:
         self.count = 0
         real = client._driver._do
 
         def do(effect: Any) -> Any:
-            self.count += type(effect).__name__ in ("Ask", "Take", "AskForFds", "Fill", "Post")
+            self.count += type(effect).__name__ in (
+                "RequestEffect",
+                "AcquireConnectionEffect",
+                "RequestFdsEffect",
+                "ReadPayloadEffect",
+                "SendOneWayEffect",
+            )
             return real(effect)
 
         client._driver._do = do
@@ -119,7 +125,7 @@ async def in_range(client: AsyncClient, key: bytes) -> bytes:
 
 @pytest.mark.parametrize("uses_index", [True, False], ids=["without asking", "asking"])
 @pytest.mark.parametrize("call", [AsyncClient.get, into_buffer, in_few, in_batch, in_view, in_range])
-def test_the_asyncio_client_copies_and_hashes_large_values_in_threads(
+def test_asyncio_client_copies_large_values_in_threads(
     running: Cluster, monkeypatch: pytest.MonkeyPatch, call: Call, uses_index: bool
 ) -> None:
     threads: list[int] = []
@@ -138,7 +144,7 @@ def test_the_asyncio_client_copies_and_hashes_large_values_in_threads(
             assert await call(client, key) == value
             for module, name in ((reads, "_checksum"), (reads, "checksum_of"), (mapped, "checksum")):
                 monkeypatch.setattr(module, name, noted(getattr(module, name)))
-            copier = client._operations.near._copier
+            copier = client._operations.local_reads._copier
             for name in ("copy", "scatter"):
                 monkeypatch.setattr(copier, name, noted(getattr(copier, name)))
             assert await call(client, key) == value
@@ -184,7 +190,7 @@ def test_what_left_while_it_was_copied_is_not_returned(
     client: Client, running: Cluster, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [key], [value] = stored(client, [3 << 20])
-    buffer, copier = bytearray(len(value)), client._operations.near._copier
+    buffer, copier = bytearray(len(value)), client._operations.local_reads._copier
     calls: dict[str, Callable[[], object]] = {
         "get": lambda: client.get(key),
         "get_into": lambda: client.get_into(key, buffer),
@@ -265,7 +271,7 @@ def test_a_node_that_died_is_read_no_more(tmp_path: Any) -> None:
                 eventually(lambda: not client._operations.local.fresh(), "noticed")
                 assert client.get(keys[0]) is None
                 assert memory is not None
-                assert bytes(memory) == values[0]  # its pages are there as long as somebody maps them
+                assert bytes(memory) == values[0]  # its pages live as long as they are mapped
             started.start_node("--dram", "32MiB")
             eventually(lambda: _puts(client, keys, values), "the new one takes puts")
             eventually(lambda: client.get_batch(keys) == values and bool(client._operations.local.fresh()), "and is read")
@@ -293,7 +299,7 @@ def test_a_node_that_stopped_is_not_believed_for_long(tmp_path: Any) -> None:
             assert client.get_batch(keys) == values
 
 
-def test_a_node_that_stopped_costs_a_new_client_a_part_of_its_calls_deadline(tmp_path: Any) -> None:
+def test_stopped_node_costs_a_share_of_the_deadline(tmp_path: Any) -> None:
     with cluster(tmp_path) as started:
         node = started.start_node("--dram", "64MiB")
         with Client(started.address) as writer:
@@ -311,7 +317,7 @@ def test_a_node_that_stopped_costs_a_new_client_a_part_of_its_calls_deadline(tmp
 
 
 def test_a_call_that_has_no_time_for_an_answer_ends_no_view(tmp_path: Any) -> None:
-    """Neither its deadline nor its cancellation hangs up the connection of the desk, with which every view would end."""
+    """Its deadline or cancellation does not close the connection of the reader slots, which would end every view."""
 
     async def play(address: str) -> None:
         async with AsyncClient(address) as client:
@@ -386,9 +392,7 @@ def seen(client: Client, key: bytes) -> bool:
         lambda client, key: client.match_prefix([key]),
     ],
 )
-def test_whatever_is_called_finds_the_larger_index_that_took_the_others_place(
-    running: Cluster, call: Callable[[Client, bytes], object]
-) -> None:
+def test_every_call_finds_a_replaced_index(running: Cluster, call: Callable[[Client, bytes], object]) -> None:
     with Client(running.address, tenant=os.urandom(4).hex()) as client:
         keys, _ = stored(client, [100])
         [node] = client._operations.local.ready

@@ -53,9 +53,9 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kinds: list[type[Message]] = []
         for name in ("call", "call_for_fds"):
-            self._note(monkeypatch, name)
+            self._note_failure(monkeypatch, name)
 
-    def _note(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def _note_failure(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         real = getattr(Channel, name)
 
         def call(channel: Channel, message: Message, *rest: object) -> object:
@@ -119,7 +119,7 @@ def test_the_slots_of_a_client_that_is_killed_come_back(running: Cluster, client
     eventually(lambda: _used_bytes(running) <= used, "all is free")
 
 
-def test_a_stopped_writer_keeps_its_slot_and_writes_no_other_block(tmp_path: Path) -> None:
+def test_stopped_writer_keeps_its_slot(tmp_path: Path) -> None:
     """Wherever it is stopped; blocks of others come and go in all of the memory meanwhile."""
     size = 1 << 20
     with cluster(tmp_path) as started:
@@ -193,7 +193,7 @@ def test_a_node_that_hung_up_is_put_to_anew(tmp_path: Path) -> None:
             eventually(is_put, "a put to the node that took the other's place")
 
 
-def test_what_a_handler_raises_in_a_copy_comes_out_and_the_slot_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_during_the_copy_releases_the_slot(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupt(BaseException):
         pass
 

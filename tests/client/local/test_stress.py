@@ -5,7 +5,7 @@ from tests.client.local.stress import stress
 SECONDS = 2.0
 
 
-def test_two_processes_that_reuse_and_read_slots_as_fast_as_they_can_agree() -> None:
+def test_reader_and_writer_processes_agree_under_stress() -> None:
     counts = stress(SECONDS)
     assert counts.wrong == 0
     assert counts.reused > 0

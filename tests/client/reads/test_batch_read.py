@@ -14,7 +14,7 @@ from tests.client.oracle import BIG, MASTER, OTHER, Oracle, OracleChannel, Pair
 from tests.client.reads.gets import get
 
 
-def test_values_come_inline_from_elsewhere_and_mapped_on_this_host(nodes: Pair) -> None:
+def test_remote_values_are_inline_and_local_ones_mapped(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"small", b"abc", 1)
     oracle.store(b"big", BIG, 1)
@@ -59,13 +59,13 @@ def test_an_unreachable_master_is_an_error_not_a_miss(nodes: Pair) -> None:
         get(oracle, b"k")
 
 
-def test_a_node_that_does_not_answer_in_half_the_time_leaves_the_rest_to_another_replica(nodes: Pair) -> None:
+def test_slow_node_leaves_half_the_time_to_another_replica(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"two", b"value", 1, 2)
     oracle.store(b"one", b"other", 1)
     oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))
     assert get(oracle, b"two", b"one") == [b"value", b"other"]
-    assert [loan.channel.address.unix or str(loan.channel.address) for loan in oracle.loans].count("node2:1") == 1
+    assert [connection.channel.address.unix or str(connection.channel.address) for connection in oracle.loans].count("node2:1") == 1
 
 
 def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
@@ -103,7 +103,7 @@ def test_batches_larger_than_a_frame_are_cut(nodes: Pair) -> None:
     assert [len(message.keys) for message in oracle.sent(ReadBlocks)] == [2, 2, 1]
 
 
-def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(nodes: Pair) -> None:
+def test_keys_over_the_reply_limit_are_requested_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     keys = [b"a", b"b", b"c"]
     for key in keys:
@@ -125,7 +125,7 @@ def test_what_an_answer_has_no_room_for_is_asked_for_again_at_the_same_node(node
     assert oracle.resources.counters.snapshot().stale_hints == 0
 
 
-def test_nodes_are_asked_all_at_once_and_one_alone_is_asked_as_ever(nodes: Pair) -> None:
+def test_nodes_are_read_concurrently(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"here", BIG, 1)
     oracle.store(b"there", BIG, 2)
@@ -146,7 +146,7 @@ def test_of_parts_of_one_node_two_are_asked_for_at_a_time(nodes: Pair) -> None:
     assert len(oracle.sent(ReadBlocks)) == 5
 
 
-def test_a_batch_of_another_host_is_read_in_parts_that_can_overlap(nodes: Pair) -> None:
+def test_remote_batch_is_read_in_overlapping_parts(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     value = b"v" * (PART_BYTES // 2 + 1)
     keys = [b"a", b"b", b"c"]
@@ -165,7 +165,7 @@ def many_parts(oracle: Oracle, *node_ids: int) -> list[bytes]:
     return keys
 
 
-def test_a_node_that_hangs_in_one_part_of_a_batch_is_asked_for_no_other_that_another_node_has(nodes: Pair) -> None:
+def test_hanging_node_gets_no_further_parts(nodes: Pair) -> None:
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1, 2)
     oracle.store(b"one", OTHER, 1)
@@ -174,13 +174,13 @@ def test_a_node_that_hangs_in_one_part_of_a_batch_is_asked_for_no_other_that_ano
     assert [(message.avoid, len(message.keys)) for message in oracle.sent(Lookup)] == [(0, 10), (1, 9), (0, 1)]
 
 
-def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_for(nodes: Pair) -> None:
+def test_parts_with_uncommitted_puts_stay_at_their_node(nodes: Pair) -> None:
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
-    oracle.resources.early_puts.begin(known)
+    oracle.resources.uncommitted_puts.begin(known)
     for key in keys[:6]:
         del oracle.replicas[key]
     oracle.resources.hints.learn((key, CachedLocation(1, 0, len(BIG))) for key in keys[:6])
@@ -190,7 +190,7 @@ def test_of_what_was_put_early_and_nobody_else_may_know_of_each_part_is_asked_fo
     assert [len(message.keys) for message in oracle.sent(Lookup)] == [1, 3]
 
 
-def test_after_a_node_has_used_up_all_of_a_gets_time_the_next_get_asks_who_else_has_the_blocks(nodes: Pair) -> None:
+def test_get_after_a_timeout_asks_the_master(nodes: Pair) -> None:
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1, 2)
     oracle.resources.hints.learn((key, CachedLocation(1, 0, len(BIG))) for key in keys[:5])
@@ -202,12 +202,12 @@ def test_after_a_node_has_used_up_all_of_a_gets_time_the_next_get_asks_who_else_
     assert get(oracle, *keys) == [BIG] * 9
 
 
-def test_of_what_was_put_early_the_hint_stays_for_it_may_be_all_that_tells_of_it(nodes: Pair) -> None:
+def test_hints_of_uncommitted_puts_survive_a_timeout(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)
     assert known is not None
-    oracle.resources.early_puts.begin(known)
+    oracle.resources.uncommitted_puts.begin(known)
     hints = {b"early": CachedLocation(1, 0, 5), b"late": CachedLocation(1, 7, 5)}
     oracle.resources.hints.learn(hints.items())
     oracle.script[ReadBlocks].append(DeadlineExceeded("hangs"))

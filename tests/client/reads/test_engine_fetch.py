@@ -43,11 +43,11 @@ def ways(oracle: Oracle) -> list[int]:
 
 
 def scribble(move: TransferEffect) -> None:
-    """What arrived first arrived damaged."""
+    """Damage the first copy."""
     cast(memoryview, move.copies[0][1])[:1] = b"X"
 
 
-def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_with_the_message(oracle: Oracle) -> None:
+def test_large_remote_values_use_the_engine(oracle: Oracle) -> None:
     oracle.store(b"small", b"abc", 2)
     oracle.store(b"other", OTHER, 2)
     assert get(oracle, b"k", b"small", b"other", b"nowhere") == [BIG, b"abc", OTHER, None]
@@ -58,7 +58,7 @@ def test_large_values_from_another_host_come_by_the_engine_and_small_ones_along_
     assert (stats.engine_bytes, stats.bytes_in, stats.hits, stats.misses, stats.retries) == (200_000, 200_003, 3, 1, 0)
 
 
-def test_what_lies_in_registered_memory_is_moved_as_a_part_of_that(oracle: Oracle) -> None:
+def test_registered_memory_is_used_for_transfers(oracle: Oracle) -> None:
     oracle.store(b"other", OTHER, 2)
     pool, plain = bytearray(300_000), bytearray(100_000)
     registry = oracle.resources.engine_copies.registry
@@ -77,7 +77,7 @@ def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
     view: OpenView | None = oracle.run(open_view(oracle.resources, b"k", oracle.deadline(), lambda: 1000))
     assert view is not None
     assert bytes(view.memory) == BIG
-    assert view.loan is None
+    assert view.connection is None
     assert len(oracle.moves) == 1
     assert oracle.releases() == [1]
 
@@ -103,7 +103,7 @@ def test_what_the_engine_cannot_fetch_comes_by_message(oracle: Oracle, error: KV
     assert oracle.resources.counters.snapshot().engine_bytes == 0
 
 
-def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracle, far: OracleNode) -> None:
+def test_changed_links_are_used_at_once(oracle: Oracle, far: OracleNode) -> None:
     get(oracle, b"k")
     far.rail, far.revision = "eth1", 1
     asked = len(oracle.sent(Nodes))
@@ -114,7 +114,7 @@ def test_a_node_whose_links_changed_is_reached_its_new_way_at_once(oracle: Oracl
     assert ways(oracle) == [1, 1, 1, 1]
 
 
-def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle) -> None:
+def test_slow_transfer_falls_back_to_messages(oracle: Oracle) -> None:
     oracle.script[TransferEffect].append(DeadlineExceeded("too slow"))
     with pytest.raises(DeadlineExceeded):
         get(oracle, b"k")
@@ -123,7 +123,7 @@ def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_m
     assert ways(oracle) == [1, 0]
 
 
-def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_read(make_oracle: MakeOracle, far: OracleNode) -> None:
+def test_damaged_transfer_is_read_from_another_replica(make_oracle: MakeOracle, far: OracleNode) -> None:
     oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
     oracle.store(b"k", BIG, 2, 3)
     oracle.script[TransferEffect].append(scribble)
@@ -133,7 +133,7 @@ def test_bytes_that_arrive_damaged_are_never_returned_and_another_replica_is_rea
     assert oracle.releases() == [1, 2]
 
 
-def test_bytes_overwritten_after_their_lease_are_read_again_and_damaged_nobody(oracle: Oracle) -> None:
+def test_value_overwritten_after_its_lease_is_read_again(oracle: Oracle) -> None:
     times = iter([0, 10_000 * 1_000_000, 0, 0])  # asked at 0; verified when the lease of 10 s is over
     oracle.script[TransferEffect].append(scribble)
     assert get(oracle, b"k", now_ns=lambda: next(times)) == [BIG]
@@ -176,7 +176,7 @@ FAULTS = ("works", "damages", "unreachable", "stale", "times out", "links change
 
 @given(st.lists(st.sampled_from(FAULTS), max_size=5), st.booleans())
 @settings(max_examples=60)
-def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is_told(faults: list[str], has_replica: bool) -> None:
+def test_fetch_returns_right_values_or_raises(faults: list[str], has_replica: bool) -> None:
     nodes = [OracleNode(node_id, local=False, has_engine=True) for node_id in (2, 3)]
     oracle = Oracle(*nodes, engine_min_bytes=1)
     values = [b"a" * 20_000, b"b" * 20_000]
@@ -212,7 +212,7 @@ def test_whatever_goes_wrong_in_whatever_order_values_are_right_or_the_caller_is
             node.close()
 
 
-def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_large_value_is_fetched_in_slices(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fetching, slices):
         monkeypatch.setattr(module, "SLICE_BYTES", 30_000)
     assert get(oracle, b"k") == [BIG]
@@ -226,9 +226,7 @@ def test_a_large_value_that_is_read_alone_is_moved_and_hashed_in_slices(oracle: 
     assert oracle.resources.counters.snapshot().checksum_failures == 1
 
 
-def test_a_large_batch_that_is_read_alone_is_moved_and_hashed_in_parts(
-    make_oracle: MakeOracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_large_batch_is_fetched_in_parts(make_oracle: MakeOracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
     for number, key in enumerate((b"a", b"b", b"c")):
         oracle.store(key, BIG if number % 2 else OTHER, 2, 3)
@@ -241,9 +239,7 @@ def test_a_large_batch_that_is_read_alone_is_moved_and_hashed_in_parts(
 
 
 @pytest.mark.parametrize("failed", [0, 1])
-def test_a_part_that_the_engine_cannot_fetch_leaves_the_batch_to_messages(
-    make_oracle: MakeOracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch, failed: int
-) -> None:
+def test_failed_part_falls_back_to_messages(make_oracle: MakeOracle, far: OracleNode, monkeypatch: pytest.MonkeyPatch, failed: int) -> None:
     oracle = make_oracle(far)
     oracle.store(b"a", BIG, 2)
     oracle.store(b"b", OTHER, 2)

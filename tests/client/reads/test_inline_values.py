@@ -1,4 +1,5 @@
-"""Promises of slices.py: in whatever order slices arrive, the hash is the value's, and it is made while others are on their way."""
+"""client/reads/inline_values.py: the hash is the value's in any order of slices, and is computed while others are in
+flight."""
 
 from itertools import permutations
 from typing import Any
@@ -29,40 +30,40 @@ class Scene:
     def __init__(self, count: int) -> None:
         self.value = bytes(range(256)) * (PART // 256 * count)
         self.value = self.value[: -PART // 2]
-        self.room = bytearray(len(self.value))
+        self.buffer = bytearray(len(self.value))
         self.on_the_way: dict[int, int] = {}
-        """Offset of a slice to the lane that waits for it."""
+        """Offset of a slice to the number of the read that waits for it."""
         self.hashing: dict[int, RunInThreadEffect] = {}
-        self.operation = SlicedValue((memoryview(self.room),), self._bring).run()
+        self.operation = SlicedValue((memoryview(self.buffer),), self._bring).run()
         together = next(self.operation)
         assert isinstance(together, GatherEffect)
-        self.lanes = together.operations
-        for number in range(len(self.lanes)):
+        self.reads = together.operations
+        for number in range(len(self.reads)):
             self._go_on(number)
 
     def _bring(self, offset: int, parts: Parts) -> Operation[None]:
-        yield SendOneWayEffect(None, ReleaseLeases([offset]))  # type: ignore[arg-type]  # stands for whatever takes time
-        [room] = parts
-        room[:] = self.value[offset : offset + len(room)]
+        yield SendOneWayEffect(None, ReleaseLeases([offset]))  # type: ignore[arg-type]  # stands for a transfer
+        [buffer] = parts
+        buffer[:] = self.value[offset : offset + len(buffer)]
 
-    def _go_on(self, lane: int) -> None:
+    def _go_on(self, read: int) -> None:
         try:
-            effect: Any = next(self.lanes[lane])
+            effect: Any = next(self.reads[read])
         except StopIteration:
             return
         if isinstance(effect, RunInThreadEffect):
-            self.hashing[lane] = effect
+            self.hashing[read] = effect
         else:
-            self.on_the_way[effect.message.leases[0]] = lane
+            self.on_the_way[effect.message.leases[0]] = read
 
     def arrive(self, offset: int) -> None:
         self._go_on(self.on_the_way.pop(offset))
 
     def hash(self) -> None:
-        [(lane, work)] = self.hashing.items()
-        del self.hashing[lane]
+        [(read, work)] = self.hashing.items()
+        del self.hashing[read]
         work.function()
-        self._go_on(lane)
+        self._go_on(read)
 
     def result(self) -> Any:
         with pytest.raises(StopIteration) as end:
@@ -71,8 +72,8 @@ class Scene:
 
 
 @pytest.mark.parametrize("order", list(permutations("abh")))
-def test_slices_are_hashed_in_order_and_by_one_lane_at_a_time(order: tuple[str, ...]) -> None:
-    """Whichever of the two lanes' slices arrives first, and whenever hashing goes on between."""
+def test_slices_are_hashed_in_order_one_at_a_time(order: tuple[str, ...]) -> None:
+    """For every order of arrival and hashing of the two reads' slices."""
     scene = Scene(5)
     turn = 0
     while scene.on_the_way or scene.hashing:
@@ -85,7 +86,7 @@ def test_slices_are_hashed_in_order_and_by_one_lane_at_a_time(order: tuple[str, 
             scene.arrive(min(scene.on_the_way))
         elif step == "b" and scene.on_the_way:
             scene.arrive(max(scene.on_the_way))
-    assert scene.room == scene.value
+    assert scene.buffer == scene.value
     assert scene.result() == xxhash.xxh3_64_intdigest(scene.value)
 
 

@@ -10,7 +10,7 @@ from tests.client.oracle import BIG, Oracle, Pair
 from tests.client.reads.gets import get, get_into
 
 
-def test_a_mapped_value_larger_than_its_buffer_is_refused_and_its_lease_released(nodes: Pair) -> None:
+def test_oversized_mapped_value_releases_its_lease(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"a", BIG, 1)
     with pytest.raises(InvalidArgument, match="key 0"):
@@ -18,7 +18,7 @@ def test_a_mapped_value_larger_than_its_buffer_is_refused_and_its_lease_released
     assert oracle.releases() == [1]
 
 
-def test_what_was_copied_after_the_lease_ran_out_is_thrown_away_and_read_again(nodes: Pair) -> None:
+def test_copy_after_the_lease_is_read_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", BIG, 1)
     lapsed = iter([2_000, 0, 0])

@@ -1,4 +1,4 @@
-"""Which replica a get asks, and when the master. Against a scripted cluster."""
+"""Choice of replicas, and requests to the master for locations. Against a scripted cluster."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.client.reads.gets import get
     ],
     ids=["this host", "this host again", "faster tier", "faster tier of this host", "own node", "own node again", "any"],
 )
-def test_a_replica_on_this_host_is_preferred_then_the_faster_tier_then_ones_own_node(
+def test_best_replica_is_local_then_by_tier_then_preferred(
     nodes: Pair, local: tuple[bool, bool], tiers: tuple[int, int], own: int, chosen: int
 ) -> None:
     for node, is_local, tier in zip(nodes, local, tiers, strict=True):
@@ -32,7 +32,7 @@ def test_a_replica_on_this_host_is_preferred_then_the_faster_tier_then_ones_own_
     assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [chosen], "from the first question on"
 
 
-def test_of_nodes_that_are_as_good_clients_ask_different_ones_and_each_the_same_one_for_all_keys(nodes: Pair) -> None:
+def test_clients_spread_over_equal_replicas(nodes: Pair) -> None:
     nodes[0].local = False
     chosen = set()
     for spread in range(16):
@@ -45,7 +45,7 @@ def test_of_nodes_that_are_as_good_clients_ask_different_ones_and_each_the_same_
     assert chosen == {1, 2}
 
 
-def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_remote_hint_finds_a_local_copy(nodes: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     oracle = Oracle(*nodes)
     for key in (b"k", b"other", b"near"):
         oracle.store(key, b"v", 1 if key == b"near" else 2)
@@ -55,7 +55,7 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
     before = len(oracle.sent(Lookup))
     assert get(oracle, b"k", b"near") == [b"v"] * 2
     assert len(oracle.sent(Lookup)) == before, "not so soon"
-    monkeypatch.setattr("kvstore.client.reads.replica_lookup.FAR_HINT_NS", 0)
+    monkeypatch.setattr("kvstore.client.reads.replica_lookup.REMOTE_HINT_TTL_NS", 0)
     assert get(oracle, b"near", b"k", b"other") == [b"v"] * 3
     assert [message.keys for message in oracle.sent(Lookup)[before:]] == [[b"k", b"other"]], "what is near is not asked for"
     assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k", b"other", b"near"])] == [1, 2, 1]
@@ -64,10 +64,8 @@ def test_a_copy_on_this_host_is_found_by_who_remembers_the_block_elsewhere(nodes
 
 
 @pytest.mark.parametrize("makes_hot_copies", [False, True])
-def test_a_client_on_no_nodes_host_asks_anew_only_where_what_is_read_much_is_copied(
-    nodes: Pair, monkeypatch: pytest.MonkeyPatch, makes_hot_copies: bool
-) -> None:
-    monkeypatch.setattr("kvstore.client.reads.replica_lookup.FAR_HINT_NS", 0)
+def test_hints_are_refreshed_only_with_hot_copies(nodes: Pair, monkeypatch: pytest.MonkeyPatch, makes_hot_copies: bool) -> None:
+    monkeypatch.setattr("kvstore.client.reads.replica_lookup.REMOTE_HINT_TTL_NS", 0)
     nodes[0].local = False
     oracle = Oracle(*nodes)
     oracle.makes_hot_copies = makes_hot_copies

@@ -33,7 +33,7 @@ def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None
     assert (oracle.resources.counters.snapshot().hits, oracle.resources.counters.snapshot().misses) == (1, 0)
 
 
-def test_a_view_open_for_longer_than_its_lease_ends_with_an_error(node: OracleNode) -> None:
+def test_view_open_past_its_lease_raises(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.store(b"k", b"value", 1)
     oracle.lease_until_ns = 100
@@ -49,8 +49,8 @@ def test_a_view_whose_connection_broke_ends_with_an_error(node: OracleNode) -> N
     oracle.store(b"k", b"value", 1)
     view = open_view(oracle, b"k")
     assert view is not None
-    assert view.loan is not None
-    view.loan.channel.close()
+    assert view.connection is not None
+    view.connection.channel.close()
     with pytest.raises(LeaseExpired):
         oracle.run(close_view(view, lambda: 0))
 

@@ -124,7 +124,7 @@ def test_context_parallel_ranks_put_and_read_every_cp_th_block(client: Client) -
     assert Engine(client, SPEC, namespace, Parallel(tp=2)).get(tokens, cache).equal(cache)
 
 
-def test_a_rank_without_whole_values_reads_but_is_told_what_to_set_before_it_can_put(client: Client) -> None:
+def test_rank_without_whole_values_reads_but_cannot_put(client: Client) -> None:
     tokens, cache, namespace = fresh()
     Engine(client, SPEC, namespace, Parallel(), values=ValueShape(heads=4)).put(tokens, cache)
     reader = Engine(client, SPEC, namespace, TP2_PP2, values=ValueShape(heads=4))
@@ -160,7 +160,7 @@ def test_elements_of_every_type_come_back_to_the_bit(client: Client, dtype: str)
         ("k=none,v=int2/16", 0.3),
     ],
 )
-def test_quantised_blocks_are_within_the_schemes_error_and_the_same_whoever_reads(client: Client, scheme: str, error: float) -> None:
+def test_quantised_blocks_are_within_the_scheme_error(client: Client, scheme: str, error: float) -> None:
     spec = replace(SPEC, head_dim=32, scheme=CacheScheme.parse(scheme))
     tokens, cache, namespace = fresh(spec)
     groups = ValueShape(heads=2, layers=2)
@@ -186,7 +186,7 @@ def test_blocks_of_another_scheme_or_other_groups_are_not_found(client: Client) 
         assert other.get_tensor(tokens, torch.empty_like(cache)) == 0
 
 
-def test_blocks_that_a_node_keeps_quantised_on_nvme_come_back_within_its_schemes_error(tmp_path: Path) -> None:
+def test_nvme_quantised_blocks_are_within_the_scheme_error(tmp_path: Path) -> None:
     spec = replace(SPEC, dtype="float32", layers=32)
     tokens, cache, namespace = fresh(spec, blocks=8)
     with cluster(tmp_path) as started:
@@ -211,7 +211,7 @@ def keys_of(namespace: Namespace, tokens: Sequence[int], spec: CacheSpec) -> lis
     return [key for of_block in zip(*(one.block_keys(tokens) for one in heads), strict=True) for key in of_block]
 
 
-def test_a_missing_value_ends_the_prefix_for_those_who_need_it_and_leaves_the_rest_of_the_tensor_alone(client: Client) -> None:
+def test_missing_value_ends_the_prefix(client: Client) -> None:
     tokens, cache, namespace = fresh()
     Engine(client, SPEC, namespace, Parallel()).put(tokens, cache)
     assert client.remove([keys_of(namespace, tokens, SPEC)[2 * 4 + 3]]) == 1  # head 3 of the third block
@@ -226,7 +226,7 @@ def test_a_missing_value_ends_the_prefix_for_those_who_need_it_and_leaves_the_re
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Client, kind: str) -> None:
+def test_scattered_pool_blocks_are_put_and_read_in_place(client: Client, kind: str) -> None:
     tokens, cache, namespace = fresh(blocks=6)
     pool: Any = torch.randn(9, *cache.shape[1:]).to(torch.bfloat16).view(torch.uint16).numpy()
     pool, wanted = (torch.from_numpy(pool).view(torch.bfloat16), cache) if kind == "torch" else (pool, cache.view(torch.uint16).numpy())
@@ -241,7 +241,7 @@ def test_blocks_scattered_in_a_pool_are_put_and_read_where_they_are(client: Clie
     assert rank.put_tensor(tokens, pool, blocks=[]) == rank.get_tensor(tokens, pool, blocks=[]) == 0
 
 
-def test_each_value_names_the_one_before_it_so_that_whole_prompts_leave_from_their_ends(address: str) -> None:
+def test_each_value_names_its_parent(address: str) -> None:
     class Noting(Client):
         def put_batch(self, keys: Sequence[bytes], values: Sequence[Any], **others: Any) -> list[bool]:
             noted.update(zip(keys, others["parents"], strict=True))
@@ -267,7 +267,7 @@ def test_other_arguments_out_of_range_are_refused(client: Client) -> None:
             with pytest.raises(InvalidArgument, match="first_block is 0 or more"):
                 call(tokens, cache, first_block=first_block)  # type: ignore[arg-type]
         for blocks in ([BLOCKS], [-1], [0.5], [[0]], "0"):
-            with pytest.raises(InvalidArgument, match="blocks are numbers of those of the tensor, 0 to 4"):
+            with pytest.raises(InvalidArgument, match="blocks must be a flat list of block numbers from 0 to 4"):
                 call(tokens, cache, blocks=blocks)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="deadline_s is a number"):
             call(tokens, cache, deadline_s=0)
@@ -284,7 +284,7 @@ def test_other_arguments_out_of_range_are_refused(client: Client) -> None:
         TensorCache(client, SPEC, namespace, parallel=TP2_PP2, rank=4)
 
 
-def test_what_others_put_under_these_keys_is_never_taken_for_blocks(client: Client) -> None:
+def test_foreign_values_are_refused(client: Client) -> None:
     tokens, cache, namespace = fresh()
     rank = TensorCache(client, SPEC, namespace)
     rank.put_tensor(tokens, cache)
@@ -312,7 +312,7 @@ def engine_pool(order: str, spec: CacheSpec, *, blocks: int = 8, kind: str = "to
 
 
 def content(pool: EnginePool, blocks: Sequence[int]) -> Any:
-    """What the pool has in these blocks, as one tensor."""
+    """The contents of these pool blocks, as one tensor."""
     first = pool.planes[0].values
     layers, kinds = (max(getattr(plane, axis).stop for plane in pool.planes) for axis in ("layers", "kinds"))
     whole = torch.zeros(len(blocks), layers, kinds, *first.shape[3:])
@@ -340,7 +340,7 @@ def test_pools_of_every_order_are_put_and_read_where_they_are(client: Client, or
     assert out.equal(cache)
 
 
-def test_a_rank_s_pool_shares_with_those_of_other_shardings_and_orders(client: Client) -> None:
+def test_pool_shares_with_other_shardings_and_orders(client: Client) -> None:
     tokens, cache, namespace = fresh()
     groups = ValueShape(heads=2, layers=2)
     Engine(client, SPEC, namespace, Parallel(), values=groups).put(tokens, cache)
@@ -410,7 +410,7 @@ def test_a_miss_ends_its_own_sequence_and_no_other(client: Client) -> None:
         assert (out[[4, 5]] == 7.0).all()
 
 
-def test_what_sequences_begin_with_together_is_put_once_and_read_by_each(client: Client) -> None:
+def test_common_prefix_is_put_once(client: Client) -> None:
     _, cache, namespace = fresh(blocks=4)
     shared = list(range(32))
     ours, theirs = [*shared, *[1] * 16], [*shared, *[2] * 16]
@@ -426,7 +426,7 @@ def test_what_sequences_begin_with_together_is_put_once_and_read_by_each(client:
     assert out.equal(cache[[0, 1, 2, 0, 3, 1]])
 
 
-def test_a_block_goes_out_before_those_that_follow_it_whoever_shares_it(address: str) -> None:
+def test_shared_block_is_sent_before_its_successors(address: str) -> None:
     class Noting(Client):
         def put_batch(self, keys: Sequence[bytes], values: Sequence[Any], **others: Any) -> list[bool]:
             sent.extend(zip(keys, others["parents"], strict=True))
@@ -477,7 +477,7 @@ if torch.cuda.is_available():
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("scheme", ["none", "int8"])
-    def test_blocks_of_a_gpu_are_put_once_they_are_computed_and_read_into_place(client: Client, scheme: str) -> None:
+    def test_gpu_blocks_are_put_after_their_kernels(client: Client, scheme: str) -> None:
         spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
         tokens, cache, namespace = fresh(spec)
         expected = torch.zeros_like(cache)

@@ -53,7 +53,7 @@ def _named(tokens: Sequence[int]) -> Any:
     return _Sequence(tokens, None)
 
 
-def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client, namespace: Namespace) -> None:
+def test_all_groups_resume_from_the_same_token(client: Client, namespace: Namespace) -> None:
     cache = GroupCache(client, [FULL, WINDOW, STATE], namespace)
     full, window = blocks_of(FULL, 8), blocks_of(WINDOW, 3)
     assert cache.match(TOKENS) == 0
@@ -62,8 +62,8 @@ def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client
         == 8 * 2 + 3
     )
     assert cache.match(TOKENS) == 0, "without a state"
-    early, late = state_of(1), state_of(2)
-    assert cache.put(TOKENS, {}, states={"mamba": early}, state_tokens=8) == 1
+    uncommitted, late = state_of(1), state_of(2)
+    assert cache.put(TOKENS, {}, states={"mamba": uncommitted}, state_tokens=8) == 1
     assert cache.match(TOKENS) == 0, "whose window is not there"
     assert cache.put(TOKENS, {}, states={"mamba": late}, state_tokens=32) == 1
     assert cache.match(TOKENS) == 32
@@ -76,7 +76,7 @@ def test_windows_states_and_full_layers_go_on_from_the_same_token(client: Client
     assert all(one.equal(other) for one, other in zip(out_state, late, strict=True))
 
 
-def test_what_is_gone_between_question_and_reading_makes_the_prefix_shorter(address: str, namespace: Namespace) -> None:
+def test_eviction_before_the_read_shortens_the_prefix(address: str, namespace: Namespace) -> None:
     class Losing(Client):
         lost: bytes | None = None
 
@@ -107,7 +107,7 @@ def test_what_is_gone_between_question_and_reading_makes_the_prefix_shorter(addr
 
 
 @pytest.mark.parametrize("window_tokens", [0, 8])
-def test_blocks_that_are_there_and_cannot_be_read_are_not_asked_for_once_for_each(namespace: Namespace, window_tokens: int) -> None:
+def test_unreadable_blocks_are_read_a_bounded_number_of_times(namespace: Namespace, window_tokens: int) -> None:
     """As those of an NVMe that is out of order."""
     calls: list[str] = []
 
@@ -127,7 +127,7 @@ def test_blocks_that_are_there_and_cannot_be_read_are_not_asked_for_once_for_eac
     assert calls == ["exists"] + ["get"] * (MAX_READS if window_tokens else 1)
 
 
-def test_latents_and_their_indexer_have_tables_and_tensors_of_their_own(client: Client, namespace: Namespace) -> None:
+def test_latents_and_indexer_have_separate_tables(client: Client, namespace: Namespace) -> None:
     latent = CacheSpec(layers=2, kv_heads=1, head_dim=18, heads=4, attention=Attention.MLA, dtype="bfloat16", block_tokens=8)
     keys = CacheSpec(layers=2, kv_heads=1, head_dim=12, heads=4, attention=Attention.MLA, dtype="float8_e4m3fn", block_tokens=4)
     cache = GroupCache(client, [CacheGroup(name="latent", spec=latent), CacheGroup(name="indexer", spec=keys)], namespace)
@@ -152,5 +152,5 @@ def test_a_state_of_another_size_is_never_taken_for_one(client: Client, namespac
     cache = GroupCache(client, [STATE], namespace)
     [key, *_] = keys_of(namespace, client, cache, STATE, TOKENS)
     client.put(key, b"x" * 100)
-    with pytest.raises(ProtocolError, match="a state of 100 bytes, where mamba has 112"):
+    with pytest.raises(ProtocolError, match="the stored state of group mamba has 100 bytes instead of 112"):
         cache.get(TOKENS, {}, states={"mamba": state_of(0)})

@@ -45,7 +45,7 @@ def test_a_window_needs_the_blocks_that_its_tokens_are_in(tokens: int, first: in
         ([full(), full("b", block_tokens=8)], [there(1), there(1)], 0),
     ],
 )
-def test_the_longest_prefix_is_one_that_every_group_can_go_on_from(groups: list[AnyGroup], present: Any, tokens: int) -> None:
+def test_longest_prefix_is_resumable_by_every_group(groups: list[AnyGroup], present: Any, tokens: int) -> None:
     assert longest(groups, present, limit_tokens=1000) == tokens
 
 
@@ -86,7 +86,5 @@ def test_a_table_has_the_places_of_its_blocks_and_no_others() -> None:
     assert list(table.part(3, 4)) == [8]
     assert list(table.part(5, 5)) == []
     for start, stop in ((1, 3), (4, 6), (6, 6)):
-        with pytest.raises(
-            InvalidArgument, match=f"blocks {start} to {stop} of the sequence are needed, and the table has those from 2 to 5"
-        ):
+        with pytest.raises(InvalidArgument, match=f"blocks {start} to {stop} of the sequence are needed, but the table has blocks 2 to 5"):
             table.part(start, stop)

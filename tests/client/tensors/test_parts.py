@@ -20,7 +20,7 @@ def parts_of(layers: range, heads: range, *, spec: CacheSpec = SPEC, each: tuple
 
 
 @given(st.data())
-def test_parts_cover_the_shard_once_and_say_where_in_the_model_they_are(data: st.DataObject) -> None:
+def test_parts_cover_the_shard_once(data: st.DataObject) -> None:
     model_layers, model_heads = data.draw(st.integers(1, 7)), data.draw(st.sampled_from([1, 2, 4, 6, 12]))
     heads_each = data.draw(st.sampled_from([each for each in range(1, model_heads + 1) if model_heads % each == 0]))
     layers_each = data.draw(st.integers(0, model_layers))
@@ -44,7 +44,7 @@ def test_parts_cover_the_shard_once_and_say_where_in_the_model_they_are(data: st
     assert (shard == model[start:stop, first:end]).all()
 
 
-def test_whole_values_do_not_depend_on_the_sharding_that_made_them() -> None:
+def test_whole_values_are_independent_of_sharding() -> None:
     """The namespaces of TP 2 x PP 3 together are those of one rank."""
     sharded = {
         part.namespace

@@ -1,4 +1,4 @@
-"""Promises of pools.py: an engine's tensors are seen as their layout defines them, whatever their order."""
+"""client/tensors/pools.py: an engine's tensors are viewed as their layout defines them, in any order."""
 
 import re
 from dataclasses import replace
@@ -43,7 +43,7 @@ def element(layout: CacheLayout, regions: list[np.ndarray[Any, Any]], layer: int
 
 
 def seen(pool: BlockPool, layout: CacheLayout) -> np.ndarray[Any, Any]:
-    """What the planes show: `[blocks, layers, kv, heads, tokens, head_dim]`, every place by one of them."""
+    """The planes' contents, `[blocks, layers, kv, heads, tokens, head_dim]`, each element from one plane."""
     shape = (5, 2, layout.spec.kv_factor, len(layout.rank_heads(RANK)), 3, 6)
     whole = np.full(shape, np.nan)
     for plane in pool.planes:
@@ -68,7 +68,7 @@ def test_planes_show_every_element_where_the_layout_has_it(order: str, spec: Cac
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_what_counts_is_the_order_of_memory_not_what_axes_are_called_nor_the_type_of_bytes(kind: str) -> None:
+def test_pool_uses_memory_order_not_axis_names(kind: str) -> None:
     """vLLM gives tensors [2, blocks, tokens, heads, head_dim] whose memory is [2, blocks, heads, tokens, head_dim]."""
     layout = layout_of("vllm-flash-hnd")
     regions = memory_of(layout)

@@ -1,4 +1,4 @@
-"""Promises of staging.py: the values are those of tensor_value.py, in the caller's memory, whatever its strides."""
+"""client/tensors/staging.py: values have the format of tensor_value.py, in memory of any strides."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,7 +52,7 @@ def written(header: TensorHeader, pieces: list[PoolPiece]) -> np.ndarray[Any, An
 
 @pytest.mark.parametrize("kv_factor", [1, 2])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_rows_are_the_values_of_their_blocks_and_any_part_of_them_is_read_as_it_decodes(scheme: str, kv_factor: int) -> None:
+def test_rows_are_values_and_decode_in_parts(scheme: str, kv_factor: int) -> None:
     header = header_of(scheme, kv_factor=kv_factor)
     values = random_blocks(header)
     rows = written(header, whole(values.transpose(1, 4).contiguous().transpose(1, 4)))
@@ -68,7 +68,7 @@ def test_rows_are_the_values_of_their_blocks_and_any_part_of_them_is_read_as_it_
 
 @pytest.mark.parametrize("head_dim", [32, 1024])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_value_is_the_same_of_one_tensor_or_of_many_and_of_blocks_in_a_row_or_scattered(scheme: str, head_dim: int) -> None:
+def test_value_is_independent_of_pool_layout(scheme: str, head_dim: int) -> None:
     header = header_of(scheme, head_dim=head_dim, layers=2, heads=2)
     values, places = random_blocks(header), np.array([4, 0, 3])
     rows = written(header, whole(values)).copy()
@@ -85,7 +85,7 @@ def test_a_value_is_the_same_of_one_tensor_or_of_many_and_of_blocks_in_a_row_or_
         assert not out[[1, 2, 5]].any()
 
 
-def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finite() -> None:
+def test_write_values_refuses_unrepresentable_numbers() -> None:
     header = header_of("int8", dtype="float32")
     values = random_blocks(header)
     values[1, 1, 1, 1, 1, 1] = torch.nan
@@ -94,10 +94,10 @@ def test_numbers_that_a_scheme_cannot_hold_are_refused_unless_they_are_not_finit
     assert out[1, 1, 1, 1, 1].isnan().all()
     assert int(out.isnan().sum()) == 32
     values[1, 1, 1, 1, 1, 1] = 1e30
-    with pytest.raises(InvalidArgument, match="too large for the float16 scales of int8: use fp8-head"):
+    with pytest.raises(InvalidArgument, match="values exceed the float16 scales of int8: use fp8-head"):
         written(header, in_pieces(values))
     values[0, 0, 0, 0, 0, 0] = torch.inf
-    with pytest.raises(InvalidArgument, match="too large"):
+    with pytest.raises(InvalidArgument, match="exceed the float16 scales"):
         written(header, in_pieces(values))
 
 
@@ -118,7 +118,7 @@ if torch.cuda.is_available():
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_cuda_tensors_make_the_values_of_cpu_tensors_and_read_them(scheme: str) -> None:
+    def test_cuda_and_cpu_tensors_give_equal_values(scheme: str) -> None:
         header = header_of(scheme, dtype="bfloat16")
         values = random_blocks(header)
         rows = PoolStaging(1 << 20, is_pinned=True).rows(BLOCKS, [header.value_bytes])[0]

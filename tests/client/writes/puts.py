@@ -8,10 +8,14 @@ from kvstore.rpc.deadline import Deadline
 from tests.client.oracle import Oracle
 
 
-def put(oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0, *, is_early: bool = False) -> list[bool]:
+def put(
+    oracle: Oracle, keys: Sequence[bytes], values: Sequence[bytes], deadline_s: float = 5.0, *, acks_at_node: bool = False
+) -> list[bool]:
     """Checks that no connection stays lent, however it ends."""
     sources = as_sources(values)
-    writing = BatchPut(oracle.resources, keys, sources, namespace="ns", parents=None, is_early=is_early, deadline=Deadline(deadline_s))
+    writing = BatchPut(
+        oracle.resources, keys, sources, namespace="ns", parents=None, acks_at_node=acks_at_node, deadline=Deadline(deadline_s)
+    )
     try:
         result: list[bool] = oracle.run(writing.run())
         return result

@@ -20,7 +20,7 @@ def opened(*statuses: int, slab: int = 1) -> OpenSlotsReply:
     )
 
 
-def test_small_values_go_inline_and_large_ones_into_slabs_on_this_host(node: OracleNode) -> None:
+def test_local_put_is_inline_or_by_slot(node: OracleNode) -> None:
     oracle = Oracle(node)
     assert put(oracle, [b"a", b"b"], [b"small", BIG]) == [True, True]
     assert [type(message).__name__ for message in oracle.log] == ["Nodes", "Put", "Reserve", "OpenSlots", "MapSlabs", "CommitPuts"]
@@ -56,7 +56,7 @@ def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
     assert oracle.resources.counters.snapshot().already_present == 1
 
 
-def test_a_key_another_writer_holds_is_asked_for_again_with_growing_pauses(remote: OracleNode) -> None:
+def test_busy_key_is_retried_with_growing_pauses(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     busy = ReserveReply(bytes([BUSY]), [0], [0])
     oracle.script[Reserve].extend([busy] * 8)
@@ -71,7 +71,7 @@ def test_a_key_that_stays_busy_ends_with_the_deadline(remote: OracleNode) -> Non
         put(oracle, [b"a"], [b"v"], deadline_s=0.02)
 
 
-def test_a_block_the_node_already_has_is_not_written_and_its_reservation_given_back(node: OracleNode) -> None:
+def test_present_block_cancels_its_reservation(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.script[OpenSlots].append(opened(PRESENT))
     assert put(oracle, [b"a"], [BIG]) == [False]
@@ -86,19 +86,19 @@ def test_a_put_the_node_forgot_is_written_again(node: OracleNode) -> None:
     assert len(oracle.sent(CommitPuts)) == 2
 
 
-def test_a_failed_commit_closes_the_channel_so_that_the_node_frees_the_slots(node: OracleNode) -> None:
+def test_failed_commit_closes_the_channel(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.script[CommitPuts].append(DeadlineExceeded("late"))
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [BIG])
-    shared = [loan.channel for loan in oracle.loans if loan.channel.address.unix]
+    shared = [connection.channel for connection in oracle.loans if connection.channel.address.unix]
     assert [channel.is_open for channel in shared] == [False]
 
 
 DRAINING = Draining("this node is to be stopped")
 
 
-def test_what_a_node_refuses_because_it_is_drained_goes_elsewhere_until_the_master_grants_there_again(nodes: Pair) -> None:
+def test_put_avoids_a_draining_node_until_granted_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.script[Put].append(DRAINING)
     assert put(oracle, [b"a"], [b"v"]) == [True]
@@ -113,7 +113,7 @@ def test_what_a_node_refuses_because_it_is_drained_goes_elsewhere_until_the_mast
     assert len(oracle.sent(Reserve)) == 3, "and is asked first from then on"
 
 
-def test_where_every_node_is_drained_a_put_waits_for_its_deadline(remote: OracleNode) -> None:
+def test_put_waits_if_every_node_drains(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     oracle.script[Reserve].extend(ReserveReply(bytes([GRANTED]), [2], [50 + i]) for i in range(1000))
     oracle.script[Put].extend([DRAINING] * 1000)
@@ -132,7 +132,7 @@ def test_a_node_that_has_moved_is_found_at_its_new_place(remote: OracleNode) -> 
     assert [message.avoid for message in oracle.sent(Reserve)] == [0, 0, 0]
 
 
-def test_an_unreachable_node_is_named_where_no_other_takes_the_put(remote: OracleNode) -> None:
+def test_unreachable_node_is_named_if_no_other_takes_the_put(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     put(oracle, [b"a"], [b"v"])
     oracle.unreachable.add(remote.tcp)
@@ -191,7 +191,9 @@ def test_parents_go_along_and_none_is_empty(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     sources = as_sources([b"1", b"2"])
     parents = [None, b"a"]
-    writing = BatchPut(oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, is_early=False, deadline=oracle.deadline())
+    writing = BatchPut(
+        oracle.resources, [b"a", b"b"], sources, namespace="ns", parents=parents, acks_at_node=False, deadline=oracle.deadline()
+    )
     oracle.run(writing.run())
     [message] = oracle.sent(Put)
     assert (message.namespace, message.parents) == ("ns", [b"", b"a"])

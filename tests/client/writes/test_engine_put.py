@@ -40,7 +40,7 @@ def names(oracle: Oracle) -> list[str]:
     return [type(message).__name__ for message in oracle.log]
 
 
-def test_large_values_for_another_host_are_written_by_the_engine_and_small_ones_sent(oracle: Oracle, far: OracleNode) -> None:
+def test_large_remote_values_are_written_by_the_engine(oracle: Oracle, far: OracleNode) -> None:
     assert put(oracle, [b"a", b"small", b"b"], [BIG, b"abc", OTHER]) == [True] * 3
     assert names(oracle) == ["Nodes", "Reserve", "OpenSlots", "CommitPuts", "Put"]
     assert stored(far) == {b"a": BIG, b"small": b"abc", b"b": OTHER}
@@ -64,7 +64,7 @@ def test_what_the_engine_cannot_write_is_sent(oracle: Oracle, far: OracleNode, e
     oracle.script[TransferEffect].append(error)
     assert put(oracle, [b"a", b"small"], [BIG, b"abc"]) == [True, True]
     assert names(oracle) == ["Nodes", "Reserve", "OpenSlots", "Nodes", "Put"]
-    opening = next(loan for loan in oracle.loans if not loan.channel.is_open)
+    opening = next(connection for connection in oracle.loans if not connection.channel.is_open)
     assert str(opening.channel.address) == far.tcp, "the node forgets the puts of a connection that ends"
     assert put(oracle, [b"b"], [OTHER]) == [True]
     assert len(oracle.sent(OpenSlots)) == 1, "the engine is left alone for a while"
@@ -72,7 +72,7 @@ def test_what_the_engine_cannot_write_is_sent(oracle: Oracle, far: OracleNode, e
     assert oracle.resources.counters.snapshot().engine_bytes == 0
 
 
-def test_a_transfer_that_takes_too_long_ends_the_call_and_the_next_one_goes_by_message(oracle: Oracle, far: OracleNode) -> None:
+def test_slow_transfer_falls_back_to_messages(oracle: Oracle, far: OracleNode) -> None:
     oracle.script[TransferEffect].append(DeadlineExceeded("too slow"))
     with pytest.raises(DeadlineExceeded):
         put(oracle, [b"a"], [BIG])
@@ -105,11 +105,11 @@ def test_a_full_node_is_an_error_and_reservations_are_given_back(oracle: Oracle)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidArgument("the slot is smaller")], ids=lambda error: type(error).__name__)
-def test_whatever_ends_the_transfer_otherwise_is_passed_on_and_the_slots_are_given_up(oracle: Oracle, error: BaseException) -> None:
+def test_other_transfer_errors_propagate_and_free_the_slots(oracle: Oracle, error: BaseException) -> None:
     oracle.script[TransferEffect].append(error)
     with pytest.raises(type(error)):
         put(oracle, [b"a"], [BIG])
-    assert [loan.channel.is_open for loan in oracle.loans if str(loan.channel.address) == "node2:1"] == [False]
+    assert [connection.channel.is_open for connection in oracle.loans if str(connection.channel.address) == "node2:1"] == [False]
 
 
 # --- in parts ---
@@ -150,7 +150,7 @@ def parted(far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interle
     far.close()
 
 
-def test_of_parts_only_those_that_the_engine_cannot_write_are_sent(parted: Interleaved, far: OracleNode) -> None:
+def test_only_failed_parts_are_sent_by_message(parted: Interleaved, far: OracleNode) -> None:
     parted.script[TransferEffect].extend([lambda move: None, Unreachable("no path"), lambda move: None])
     assert put(parted, KEYS, VALUES) == [True] * 4
     assert [message.keys for message in parted.sent(Put)] == [[b"c"]]
@@ -164,9 +164,9 @@ def test_parts_that_arrived_damaged_are_written_again(parted: Interleaved, far: 
     assert [message.keys for message in parted.sent(OpenSlots)] == [KEYS, [b"c"]]
 
 
-def test_an_error_of_a_commit_ends_the_put_and_gives_up_the_slots(parted: Interleaved) -> None:
+def test_failed_engine_commit_frees_the_slots(parted: Interleaved) -> None:
     parted.script[CommitPuts].append(CatalogUnavailable("no"))
     with pytest.raises(CatalogUnavailable):
         put(parted, KEYS, VALUES)
     assert parted.reserved == set()
-    assert [loan.channel.is_open for loan in parted.loans if str(loan.channel.address) == "node2:1"] == [False]
+    assert [connection.channel.is_open for connection in parted.loans if str(connection.channel.address) == "node2:1"] == [False]

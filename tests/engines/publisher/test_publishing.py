@@ -71,7 +71,7 @@ def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
 
         def missed() -> bool:
             publishing.round()
-            return bool(publishing.recorder.unheard)
+            return bool(publishing.recorder.unreachable)
 
         until(missed, "the node is missed", DEADLINE_S)
         told = ask(server.address, "/readyz")

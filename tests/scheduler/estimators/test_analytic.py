@@ -156,11 +156,11 @@ def test_a_model_that_does_not_fit_says_how_many_gpus_it_takes() -> None:
     ],
 )
 def test_a_model_that_is_not_dense_or_forgets_is_refused(name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} has {why}, which the layer model does not describe: take a dense model"):
+    with pytest.raises(ConfigError, match=f"{name} has {why}, which the layer model does not cover: use a dense model"):
         AnalyticModel(find_model(name), A800, gpus=64)
 
 
-def test_quantised_weights_are_loaded_faster_and_computed_as_ever() -> None:
+def test_quantised_weights_load_faster() -> None:
     """4 bits of 16 in the layers; logits and vectors are not quantised."""
     raw, quantised = (of(AnalyticModel(replace(L2_70B, weight_bits=bits), A800, gpus=8), batch=1, context=1000) for bits in (0, 4))
     assert [operation.flops for operation in raw.values()] == [operation.flops for operation in quantised.values()]

@@ -39,14 +39,14 @@ def test_after_enough_samples_they_are_believed() -> None:
     assert online.report.samples == REFIT_SAMPLES
 
 
-def test_a_slower_machine_is_followed_and_the_old_samples_forgotten() -> None:
+def test_online_fit_follows_a_slower_machine() -> None:
     online = OnlinePrefill(Guess())
     for sample in prefills(REFIT_SAMPLES) + prefills(WINDOW_SAMPLES, factor=2, seed=2):
         online.add(sample)
     assert online.prefill_s(5000, 2000) == pytest.approx(6)
 
 
-def test_an_hour_of_equal_prompts_does_not_make_it_forget_the_others() -> None:
+def test_online_fit_survives_equal_prompts() -> None:
     online = OnlinePrefill(Guess())
     for sample in prefills(REFIT_SAMPLES) + [PrefillSample(1000, 0, 1.0)] * 2 * WINDOW_SAMPLES:
         online.add(sample)

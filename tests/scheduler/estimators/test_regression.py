@@ -30,12 +30,12 @@ def test_what_is_a_sum_of_the_features_is_found_again(coefficients: tuple[int, i
     assert report.samples == len(ROWS)
 
 
-def test_r_squared_is_one_for_a_perfect_fit_and_zero_for_a_constant() -> None:
+def test_r_squared_of_perfect_and_constant_fits() -> None:
     assert fit(ROWS, times(1, 2, 3))[1].r_squared == pytest.approx(1)
     assert fit(ROWS, [5.0] * len(ROWS))[1].r_squared == 0
 
 
-def test_a_coefficient_that_wants_to_be_negative_is_zero_and_the_others_are_the_best_without_it() -> None:
+def test_fit_clamps_negative_coefficients_to_zero() -> None:
     measured = [100 - row[1] for row in ROWS]
     found, _ = fit(ROWS, measured)
     assert found[1] == found[2] == 0
@@ -59,7 +59,7 @@ def test_a_tenth_of_the_samples_may_be_wrong_by_ten(factors: tuple[float, ...]) 
 
 
 def test_too_few_samples_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="11 samples are too few to fit: it takes 12"):
+    with pytest.raises(InvalidArgument, match="11 samples are too few to fit: at least 12 are needed"):
         fit(ROWS[:11], times(1, 1, 1)[:11])
     with pytest.raises(InvalidArgument, match="0 samples are too few"):
         fit([], [])
@@ -67,7 +67,7 @@ def test_too_few_samples_are_refused() -> None:
 
 @pytest.mark.parametrize("rows", [[(1.0, 5.0, 25.0)] * 20, [(1.0, 0.0, float(n)) for n in range(20)], [(1.0, n, 2 * n) for n in range(20)]])
 def test_samples_that_do_not_tell_the_features_apart_are_refused(rows: list[tuple[float, float, float]]) -> None:
-    with pytest.raises(InvalidArgument, match="too much alike"):
+    with pytest.raises(InvalidArgument, match="too similar to fit"):
         fit(rows, np.arange(1.0, 21.0).tolist())
 
 
@@ -117,9 +117,9 @@ def test_outliers_move_the_fit_by_some_percent_only() -> None:
 def test_too_few_or_equal_samples_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="too few"):
         PrefillRegression.fitted(prefills(count=5))
-    with pytest.raises(InvalidArgument, match="too much alike"):
+    with pytest.raises(InvalidArgument, match="too similar to fit"):
         PrefillRegression.fitted([PrefillSample(1000, 0, 0.1)] * 50)
-    with pytest.raises(InvalidArgument, match="too much alike"):
+    with pytest.raises(InvalidArgument, match="too similar to fit"):
         DecodeRegression.fitted(DecodeSample(n, 1000 * n, 0.1) for n in range(1, 50))
 
 

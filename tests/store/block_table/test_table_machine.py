@@ -136,9 +136,9 @@ class TableMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.looks)
     @rule(pick=PICK)
-    def look_away(self, pick: int) -> None:
+    def release_hazard(self, pick: int) -> None:
         tenant, _, _, hazard = self.looks.pop(pick % len(self.looks))
-        self.clients[tenant].desk.look_away(hazard)
+        self.clients[tenant].desk.release_hazard(hazard)
         self.store.shared_index.release_unprotected()
 
     # --- holds ---
@@ -553,7 +553,7 @@ class TableMachine(RuleBasedStateMachine):
         for owner in ("one", "two"):
             self.forget_owner(owner)
         for tenant, _, _, hazard in self.looks:
-            self.clients[tenant].desk.look_away(hazard)
+            self.clients[tenant].desk.release_hazard(hazard)
         self.store.shared_index.release_unprotected()
         for writer in self.lingering:
             writer.under_way = 0

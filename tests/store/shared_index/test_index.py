@@ -86,15 +86,15 @@ def test_a_removed_entry_is_not_found_and_fails_validation(index: SharedIndexTab
     found, batch = find(view, b"key"), view.find_batch(words_of([b"key"], 3), 3)
     assert found is not None
     assert still(view, found)
-    assert view.still_batch(batch).all()
+    assert view.validate_batch(batch).all()
     index.remove(shown)
     assert shown.index_entry == NOT_INDEXED
     assert find(view, b"key") is None
     assert not still(view, found)
-    assert not view.still_batch(batch).any()
+    assert not view.validate_batch(batch).any()
     index.add(shown, 0, 0, 0)
     assert not still(view, found)
-    assert not view.still_batch(batch).any()
+    assert not view.validate_batch(batch).any()
 
 
 def test_remove_all_equals_single_removals(index: SharedIndexTable) -> None:

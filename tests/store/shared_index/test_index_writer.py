@@ -173,7 +173,7 @@ def test_a_protected_block_is_not_evicted() -> None:
     assert look is not None
     store.put("d")
     assert [store.table.find("red", name) is not None for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    client.desk.look_away(look[1])
+    client.desk.release_hazard(look[1])
     store.put("e")
     assert store.table.find("red", b"a") is None
     store.close()
@@ -216,7 +216,7 @@ def test_a_protected_slot_keeps_its_bytes_until_released() -> None:
         store.put(name)
     store.shared_index.release_unprotected()
     assert bytes(memory) == value_of(block)
-    client.desk.look_away(hazard)
+    client.desk.release_hazard(hazard)
     store.shared_index.release_unprotected()
     assert (len(store.shared_index._kept), store.dram.quarantined_bytes) == (0, 0)
     store.close()
@@ -251,7 +251,7 @@ def test_successive_hazards_are_not_one_stalled_hazard() -> None:
         store.shared_index.heartbeat(now_ns)
         assert store.try_put("b") is None
         store.shared_index.release_unprotected()
-        client.desk.look_away(look[1])
+        client.desk.release_hazard(look[1])
     assert not client.desk.is_over
     store.close()
 

@@ -48,7 +48,7 @@ class Seat:
     def look(self, number: int) -> Hazard | None:
         found = self.view.find(b"key %d" % number)
         assert found is not None
-        return self.client.look(self.view, found)
+        return self.client.acquire_hazard(self.view, found)
 
     def taken(self, most: int = ACCESSES) -> list[bytes]:
         blocks = [self.index.accessed(word) for word in self.node.accesses(most)]
@@ -92,20 +92,20 @@ def test_the_node_sees_hazards_until_they_are_released(seat: Seat) -> None:
     assert [len(seat.node.hazards_on(100 + number)) for number in range(5)] == [0, 0, 1, 0, 0]
     [word] = seat.node.hazards_on(102)
     assert seat.node.has_hazard(word)
-    seat.client.look_away(hazard)
-    seat.client.look_away(hazard)
+    seat.client.release_hazard(hazard)
+    seat.client.release_hazard(hazard)
     assert not seat.node.has_hazard(word)
     again = seat.look(2)
     assert again is not None
     assert not seat.node.has_hazard(word)
-    seat.client.look_away(again)
+    seat.client.release_hazard(again)
     assert not any(seat.node.hazards_on(100 + number) for number in range(5))
 
 
 def test_a_forked_child_cannot_clear_its_parents_hazards(seat: Seat) -> None:
     hazard = seat.look(2)
     assert hazard is not None
-    told_by_child(lambda: seat.client.look_away(hazard))
+    told_by_child(lambda: seat.client.release_hazard(hazard))
     assert seat.node.hazards_on(102)
 
 

@@ -22,7 +22,7 @@ class Answer:
 
 
 def ask(address: str, path: str, *, method: str = "GET", headers: dict[str, str] | None = None, body: bytes | None = None) -> Answer:
-    """What `address` (HOST:PORT) answers, whatever the status. Raises OSError where nobody does."""
+    """Response of `address` (HOST:PORT), of any status. Raises OSError if nothing listens there."""
     request = urllib.request.Request(f"http://{address}{path}", method=method, headers=headers or {}, data=body)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:

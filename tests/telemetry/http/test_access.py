@@ -46,7 +46,7 @@ def test_others_may_nothing(remote: str | None) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7442", "localhost:7442", "localhost", "[::1]:7442"])
-def test_who_asks_by_an_address_or_from_a_page_of_this_server_is_not_foreign(host: str) -> None:
+def test_own_pages_are_not_foreign(host: str) -> None:
     assert LocalAccess().allowed(request(host=host)) is AccessLevel.ADMIN
     assert not is_foreign(request(host=host))
     assert not is_foreign(request(host=host, Origin=f"http://{host}"))
@@ -110,7 +110,7 @@ def access(address: str, authorization: str = "") -> str:
 
 
 @pytest.mark.parametrize("address", [True], indirect=True)
-def test_an_operators_token_may_do_all_and_nobody_else_anything_on_this_host_too(address: str) -> None:
+def test_only_operator_tokens_have_access(address: str) -> None:
     assert access(address, "Bearer operators") == access(address, "bearer  operators ") == "ADMIN"
     for other in ("", "Bearer wrong", "Bearer tenants", "Bearer nodes", "Bearer", "Basic operators"):
         assert access(address, other) == "NONE", other
@@ -130,9 +130,7 @@ def test_any_token_of_a_file_may_do_all_and_nobody_else_anything(tmp_path: Path)
             assert access(address, other) == "NONE", other
 
 
-def test_a_token_is_exchanged_while_the_daemon_runs_and_a_file_without_any_changes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_token_file_is_reloaded_unless_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text("leaked\n")
     with serving(TokenFileAccess(str(file))) as address:
@@ -145,7 +143,7 @@ def test_a_token_is_exchanged_while_the_daemon_runs_and_a_file_without_any_chang
         assert (access(address, "Bearer its successor"), access(address, "Bearer leaked")) == ("ADMIN", "NONE")
         file.unlink()
         assert access(address, "Bearer its successor") == "ADMIN"
-    said = [record.getMessage() for record in caplog.records if "are good until it has some" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "the previous tokens stay valid" in record.getMessage()]
     assert len(said) == 2, "once for each change"
 
 
@@ -158,7 +156,7 @@ def test_a_token_is_exchanged_while_the_daemon_runs_and_a_file_without_any_chang
         (b" \n\n", "{path} has no token for the HTTP port"),
     ],
 )
-def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Path, content: bytes | None, text: str) -> None:
+def test_token_file_without_tokens_is_refused(tmp_path: Path, content: bytes | None, text: str) -> None:
     path = tmp_path / "tokens"
     if content is not None:
         path.write_bytes(content)
@@ -174,7 +172,7 @@ def test_a_file_without_tokens_that_can_be_read_is_refused_by_name(tmp_path: Pat
         ("nodes", "That token is a node's; the console needs an operator's"),
         ("engines", "That token is an engine's; the console needs an operator's"),
         ("former", "That token has expired; ask for a new one"),
-        (None, "this needs a credential that may read"),
+        (None, "this request needs a credential with read access"),
     ],
 )
 def test_a_token_that_is_not_enough_is_refused_with_the_reason(tmp_path: Path, token: str | None, why: str) -> None:
@@ -201,7 +199,7 @@ def refused(access_control: LocalAccess, token: str | None) -> str:
 
 
 def test_an_operator_is_named_by_the_token(tmp_path: Path) -> None:
-    """One whose token was revoked in between is a stranger."""
+    """A token revoked in between gives an unauthenticated identity."""
     file = tmp_path / "tokens.toml"
     file.write_text(TOKENS)
     access_control = OperatorAccess(Authenticator(str(file)))

@@ -20,7 +20,7 @@ from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.telemetry.http import aiohttp_server as module
 from kvstore.telemetry.http.access import AccessLevel, TokenAccess
 from kvstore.telemetry.http.aiohttp_server import ConnectionFactory
-from kvstore.telemetry.http.server import Handler, HttpServer, asked
+from kvstore.telemetry.http.server import Handler, HttpServer, run_in_thread
 from kvstore.testing.transfer.waiting import eventually
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import TIMEOUT_S, Answer, ask
@@ -40,7 +40,7 @@ def test_a_route_is_only_for_who_may(has: AccessLevel, status: int) -> None:
         assert ask(server.address, "/it").status == status
 
 
-def test_what_needs_nothing_is_for_all_even_for_pages_of_other_sites() -> None:
+def test_public_routes_accept_foreign_pages() -> None:
     with serving(fine, needs=AccessLevel.NONE, has=AccessLevel.NONE) as server:
         assert ask(server.address, "/it", headers={"Origin": "http://evil.example"}).status == 200
 
@@ -48,10 +48,10 @@ def test_what_needs_nothing_is_for_all_even_for_pages_of_other_sites() -> None:
 def test_pages_of_other_sites_are_refused() -> None:
     with serving(fine) as server:
         answer = ask(server.address, "/it", headers={"Origin": "http://evil.example"})
-    assert (answer.status, answer.json()) == (403, {"error": "this is not for pages of other sites"})
+    assert (answer.status, answer.json()) == (403, {"error": "requests from pages of other sites are refused"})
 
 
-def test_who_shows_a_credential_may_ask_from_this_host_by_its_name() -> None:
+def test_credentials_allow_requests_by_host_name() -> None:
     with serving(fine) as server:
         assert ask(server.address, "/it", headers={"Host": "node-1.example:9100"}).status == 200
         assert ask(server.address, "/it", headers={"Host": "[::1"}).status == 200
@@ -80,7 +80,7 @@ def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
     async def handler(_request: web.Request) -> web.Response:
         entered.set()
-        await asked(lambda: end.wait(60))
+        await run_in_thread(lambda: end.wait(60))
         return web.Response(text="the end")
 
     with serving(handler) as server:
@@ -95,10 +95,8 @@ def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) 
         assert ask(server.address, "/it").status == 200
 
 
-def test_with_a_certificate_nothing_but_https_is_spoken_and_another_one_is_shown_when_its_files_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+def test_https_only_and_certificate_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CERTIFICATE_CHECK_S", 0.01)
     first, second = Cluster(tmp_path / "first"), Cluster(tmp_path / "second")
     cert, key = first.file(CertificateSubject(MASTER), hosts=HOSTS)
     server = HttpServer("127.0.0.1:0", https=HttpsCertificate(str(cert), str(key)))
@@ -114,10 +112,10 @@ def test_with_a_certificate_nothing_but_https_is_spoken_and_another_one_is_shown
 
 
 def is_answered(server: HttpServer, trusted: Cluster) -> bool:
-    """Somebody who trusts that authority alone."""
+    """Return whether a client that trusts only that authority gets a response."""
     trusting = ssl.create_default_context(cafile=str(trusted.folder / "ca.pem"))
     try:
-        with urllib.request.urlopen(f"{server.told()}/it", timeout=60, context=trusting) as answered:
+        with urllib.request.urlopen(f"{server.advertised()}/it", timeout=60, context=trusting) as answered:
             return bool(answered.status == 200)
     except OSError:
         return False
@@ -155,7 +153,7 @@ def connected(server: HttpServer, count: int) -> Iterator[list[socket.socket]]:
 
 
 def answer(sock: socket.socket, path: bytes, token: bytes = b"") -> bytes:
-    """The first line of what is answered; b"" where it is hung up on."""
+    """First line of the response; b"" if the connection was closed."""
     try:
         sock.sendall(ASKED % (path, token))
         return sock.recv(65_536).partition(b"\r\n")[0]
@@ -179,7 +177,7 @@ def test_whoever_asks_for_nothing_is_hung_up_on_after_his_time(server: HttpServe
         assert answer(asking, b"health") == b"HTTP/1.1 200 OK"
 
 
-def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on_and_nobody_who_was_let_in(server: HttpServer) -> None:
+def test_oldest_unauthenticated_connection_is_closed(server: HttpServer) -> None:
     with connected(server, 1) as (operator,):
         assert answer(operator, b"mine", b"ours") == b"HTTP/1.1 200 OK"
         with connected(server, 1) as (first,):
@@ -192,7 +190,7 @@ def test_of_too_many_strangers_the_one_who_has_been_here_longest_is_hung_up_on_a
         assert ask(server.address, "/health").status == 200
 
 
-def test_where_no_connection_is_left_but_those_of_who_was_let_in_another_one_is_refused(server: HttpServer) -> None:
+def test_connections_over_the_limit_are_refused(server: HttpServer) -> None:
     with contextlib.ExitStack() as stack:
         operators = []
         for _ in range(6):

@@ -1,4 +1,4 @@
-"""Promises of listener.py: where a server is told to be reached, and one clear error where it cannot listen."""
+"""telemetry/http/listener.py: advertised addresses, and one clear error if the server cannot listen."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -51,7 +51,7 @@ def test_where_nobody_can_listen_is_one_clear_error() -> None:
         listening("nowhere")
 
 
-def test_on_all_interfaces_it_is_told_by_the_host_that_others_reach() -> None:
+def test_wildcard_listener_advertises_the_host() -> None:
     assert reached_at("127.0.0.1:5", "there") == "127.0.0.1:5"
     assert reached_at("0.0.0.0:5", "there") == "there:5"
     assert reached_at("[::]:5", "fe80::1") == "[fe80::1]:5"

@@ -1,4 +1,5 @@
-"""Promises of server.py: a server in a thread of its own, over real sockets, which loads what serves when somebody connects."""
+"""telemetry/http/server.py: a server in its own thread, over real sockets, that imports its modules on the first
+connection."""
 
 import asyncio
 import contextlib
@@ -18,7 +19,7 @@ from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import AccessLevel, LocalAccess
-from kvstore.telemetry.http.server import HttpServer, asked, open_http
+from kvstore.telemetry.http.server import HttpServer, open_http, run_in_thread
 from kvstore.testing.transfer.waiting import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import Answer, ask
@@ -27,29 +28,29 @@ from tests.telemetry.http.served import fine, running, serving
 
 def test_what_has_to_wait_waits_in_another_thread() -> None:
     async def handler(_request: web.Request) -> web.Response:
-        name = await asked(lambda: threading.current_thread().name)
+        name = await run_in_thread(lambda: threading.current_thread().name)
         return web.Response(text=name)
 
     with serving(handler) as server:
         assert ask(server.address, "/it").text not in ("http", threading.current_thread().name)
 
 
-def test_what_waits_for_ever_holds_up_nobody_else_until_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_calls_block_others_only_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     most = 50
-    monkeypatch.setattr(module, "_asking", threading.BoundedSemaphore(most))
+    monkeypatch.setattr(module, "_thread_slots", threading.BoundedSemaphore(most))
     end = threading.Event()
 
     async def test() -> None:
-        waiting = [asyncio.create_task(asked(end.wait)) for _ in range(most - 1)]
+        waiting = [asyncio.create_task(run_in_thread(end.wait)) for _ in range(most - 1)]
         await asyncio.sleep(0)
-        assert await asked(lambda: "well") == "well"
-        waiting += [asyncio.create_task(asked(end.wait)) for _ in range(2)]
+        assert await run_in_thread(lambda: "well") == "well"
+        waiting += [asyncio.create_task(run_in_thread(end.wait)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Full, match="which is the most"):
-            await asked(lambda: "well")
+        with pytest.raises(Full, match="concurrent calls to the daemon"):
+            await run_in_thread(lambda: "well")
         waiting.pop(0).cancel()
         with pytest.raises(Full):  # its thread is still there
-            await asked(lambda: "well")
+            await run_in_thread(lambda: "well")
         end.set()
         with contextlib.suppress(Full):
             await asyncio.gather(*waiting)
@@ -60,16 +61,16 @@ def test_what_waits_for_ever_holds_up_nobody_else_until_it_is_too_much(monkeypat
 def test_what_waits_for_ever_does_not_keep_the_process() -> None:
     program = (
         "import threading, socket\n"
-        "from kvstore.telemetry.http.access import Access\n"
-        "from kvstore.telemetry.http.server import HttpServer, asked\n"
+        "from kvstore.telemetry.http.access import AccessLevel\n"
+        "from kvstore.telemetry.http.server import HttpServer, run_in_thread\n"
         "entered = threading.Event()\n"
         "def wait():\n"
         "    entered.set()\n"
         "    threading.Event().wait()\n"
         "async def handler(request):\n"
-        "    await asked(wait)\n"
+        "    await run_in_thread(wait)\n"
         "server = HttpServer('127.0.0.1:0')\n"
-        "server.add('GET', '/it', handler, needs=Access.NONE)\n"
+        "server.add('GET', '/it', handler, needs=AccessLevel.NONE)\n"
         "server.start()\n"
         "host, port = server.address.split(':')\n"
         "connection = socket.create_connection((host, int(port)))\n"
@@ -159,8 +160,8 @@ def test_what_is_told_of_its_address_says_what_it_speaks(tmp_path: Path) -> None
     for https, scheme in ((None, ""), (HttpsCertificate(str(cert), str(key)), "https://")):
         server = HttpServer("0.0.0.0:0", https=https)
         port = server.address.rpartition(":")[2]
-        assert server.told() == f"{scheme}0.0.0.0:{port}"
-        assert (server.told("there"), server.told("")) == (f"{scheme}there:{port}", "")
+        assert server.advertised() == f"{scheme}0.0.0.0:{port}"
+        assert (server.advertised("there"), server.advertised("")) == (f"{scheme}there:{port}", "")
         server.close()
 
 
@@ -223,7 +224,7 @@ def test_with_a_certificate_it_speaks_https_and_says_so(tmp_path: Path) -> None:
     server = open_http(Settings(http_tls_cert=str(cert), http_tls_key=str(key)))
     assert server is not None
     try:
-        assert server.told() == f"https://{server.address}" == server.told("elsewhere")
+        assert server.advertised() == f"https://{server.address}" == server.advertised("elsewhere")
     finally:
         server.close()
     with pytest.raises(ConfigError, match="go together"):

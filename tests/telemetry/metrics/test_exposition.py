@@ -23,7 +23,7 @@ def readings() -> Readings:
     return {"kvstore_x_read_bytes": {("dram",): 5}, "kvstore_x_blocks": 7, "kvstore_x_duration_seconds": {("get",): histogram.counts()}}
 
 
-def test_the_text_is_open_metrics_with_units_and_cumulative_buckets() -> None:
+def test_exposition_is_valid_open_metrics() -> None:
     body, content_type = exposed(METRICS, readings, OPEN_METRICS)
     assert content_type.startswith("application/openmetrics-text")
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def test_who_does_not_accept_it_gets_prometheus_own_text() -> None:
     assert b'kvstore_x_read_bytes_total{tier="dram"} 5.0' in body
 
 
-def test_registering_reads_nothing_and_a_second_one_is_refused_by_its_names() -> None:
+def test_registration_reads_nothing_and_is_unique() -> None:
     registry = CollectorRegistry()
 
     def never() -> Readings:

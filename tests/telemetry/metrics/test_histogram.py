@@ -18,7 +18,7 @@ LOOKS_FOR_SIGNALS: Final = {"RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD
 
 
 class Struck(Exception):
-    """What a handler raises."""
+    """Raised by a signal handler."""
 
 
 def struck(call: Callable[[], object], code: Any, strike: int) -> bool:
@@ -50,14 +50,14 @@ def struck(call: Callable[[], object], code: Any, strike: int) -> bool:
     return False
 
 
-def test_a_measurement_is_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
+def test_measurement_goes_to_its_bucket() -> None:
     histogram = Histogram((0.001, 0.01))
     for elapsed_ns in (0, 1_000_000, 1_000_001, 10_000_000, 10_000_001):
         histogram.record(elapsed_ns)
     assert histogram.counts() == HistogramSnapshot((0.001, 0.01), (2, 2, 1), 0.022000002)
 
 
-def test_a_log_holds_so_much_and_what_is_recorded_is_counted_as_what_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_bounded_and_counts_like_observe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOGGED", 7)
     rng = random.Random(2)
     recorded, observed, most = Histogram(), Histogram(), 0
@@ -82,7 +82,7 @@ def test_the_slowest_is_forgotten_and_the_counts_are_not() -> None:
     assert sum(histogram.counts().counts) == 3
 
 
-def test_of_several_threads_no_measurement_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_measurements_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LOGGED", 5)
     histogram = Histogram()
 
@@ -100,7 +100,7 @@ def test_of_several_threads_no_measurement_is_lost_or_counted_twice(monkeypatch:
     assert sum(histogram.counts().counts) == 80_000
 
 
-def test_whenever_a_handler_raises_the_log_is_folded_by_the_next_call() -> None:
+def test_log_is_folded_after_an_interrupted_call() -> None:
     strike = 1
     while True:
         histogram = Histogram()

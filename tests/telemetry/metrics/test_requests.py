@@ -5,7 +5,7 @@ from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Lookup, MatchPrefix
 from kvstore.protocol.session_messages import Ok
 from kvstore.telemetry.metrics.requests import (
-    KEPT_TURNS,
+    KEPT_ROTATIONS,
     MAX_KEPT,
     MAX_WINDOWS,
     MIN_SLOW_NS,
@@ -31,18 +31,18 @@ def test_answers_are_counted_by_operation_and_refusals_by_reason() -> None:
     assert requests.refusals() == {("full",): 2, ("kvstore_error",): 1}
 
 
-def test_the_status_is_told_how_many_how_long_and_the_slowest_of_the_last_turns() -> None:
+def test_counters_have_count_sum_and_slowest() -> None:
     requests = RequestMetrics()
     for elapsed_ns in (2_000_000, 9_000_000, 1_000_000):
         requests.answered[MatchPrefix.TYPE](elapsed_ns)
     told = {"request_match_prefix_count": 3, "request_match_prefix_us": 12_000, "request_match_prefix_slowest_us": 9_000}
-    assert requests.told() == told
-    for _ in range(KEPT_TURNS - 1):
-        requests.turn()
+    assert requests.counters() == told
+    for _ in range(KEPT_ROTATIONS - 1):
+        requests.rotate()
     requests.answered[MatchPrefix.TYPE](3_000_000)
-    assert requests.told()["request_match_prefix_slowest_us"] == 9_000
-    requests.turn()
-    assert requests.told()["request_match_prefix_slowest_us"] == 3_000
+    assert requests.counters()["request_match_prefix_slowest_us"] == 9_000
+    requests.rotate()
+    assert requests.counters()["request_match_prefix_slowest_us"] == 3_000
 
 
 class Red:
@@ -62,7 +62,7 @@ def test_slow_requests_are_kept_by_tenant_and_the_floor_follows() -> None:
     requests.slow(Red(), Ok.TYPE, 9_000_000)
     assert requests.slowest.slowest() == [SlowRequest("red", "lookup", 5_000_000, 7.0, "10.0.0.7:5")]
     requests.slowest.floor_ns = 3
-    requests.turn()
+    requests.rotate()
     assert requests.slow_ns == requests.slowest.floor_ns == MIN_SLOW_NS, "a window begins"
 
 
@@ -81,7 +81,7 @@ def test_slowest_of_each_tenant_and_operation_are_kept() -> None:
     assert shown(slow) == [("red", "put", 9), ("red", "read", 3), ("blue", "put", 2)]
 
 
-def test_one_tenant_cannot_crowd_out_others_and_the_floor_rises_when_it_is_full() -> None:
+def test_slow_requests_keep_one_per_tenant() -> None:
     slow = SlowRequests()
     assert slow.floor_ns == MIN_SLOW_NS
     for number in range(MAX_KEPT):

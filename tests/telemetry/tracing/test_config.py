@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import load_settings
-from kvstore.telemetry.tracing.config import SECTION, TracingSettings, open_tracing, spans_told
+from kvstore.telemetry.tracing.config import SECTION, TracingSettings, open_tracing, span_counts
 
 ENDPOINT = "http://127.0.0.1:9/v1/traces"
 LOADED = """
@@ -35,10 +35,10 @@ def test_what_is_out_of_bounds_is_refused(name: str, value: str) -> None:
         load_settings(TracingSettings, SECTION, flags={}, environ={f"KVSTORE_TRACING_{name.upper()}": value})
 
 
-def test_without_an_endpoint_there_is_nothing_and_nothing_is_loaded() -> None:
+def test_tracing_without_endpoint_loads_nothing() -> None:
     assert open_tracing(None, role="node", instance="n") is None
     assert open_tracing(TracingSettings(), role="node", instance="n") is None
-    assert spans_told(None) == {}
+    assert span_counts(None) == {}
     done = subprocess.run([sys.executable, "-c", LOADED], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -58,5 +58,5 @@ def test_without_opentelemetry_its_extra_is_named(monkeypatch: pytest.MonkeyPatc
 def test_spans_are_told_by_what_came_of_them() -> None:
     tracing = open_tracing(TracingSettings(endpoint=ENDPOINT), role="node", instance="n")
     assert tracing is not None
-    assert spans_told(tracing) == {("exported",): 0, ("failed",): 0, ("dropped",): 0}
+    assert span_counts(tracing) == {("exported",): 0, ("failed",): 0, ("dropped",): 0}
     tracing.close()

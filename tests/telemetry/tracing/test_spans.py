@@ -1,4 +1,5 @@
-"""Promises of spans.py: whose part a span is, when a call has one, and that nothing of an error but its kind is told. A real collector."""
+"""telemetry/tracing/spans.py: parents of spans, sampling of calls, and errors reported by kind only. With a real
+collector."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ def nowhere(sample_ratio: float) -> Tracing:
     return to("http://127.0.0.1:9/v1/traces", sample_ratio=sample_ratio)
 
 
-def test_a_requests_span_is_part_of_the_askers_and_has_parts_of_its_own(collector: Collector) -> None:
+def test_request_span_has_parent_and_children(collector: Collector) -> None:
     tracing = to(collector.endpoint)
     span = tracing.begin(Lookup.TYPE, PARENT)
     part = span.begin("kvstore.node.wait")
@@ -60,7 +61,7 @@ def test_a_requests_span_is_part_of_the_askers_and_has_parts_of_its_own(collecto
     assert tracing.queue.counts() == {"exported": 4, "failed": 0, "dropped": 0}
 
 
-def test_a_call_is_what_is_asked_within_it_and_is_over_at_its_end(collector: Collector) -> None:
+def test_call_span_covers_its_requests(collector: Collector) -> None:
     tracing = to(collector.endpoint)
     with tracing.begin_call("get") as recorded:
         assert CALL.get() is recorded.call
@@ -115,7 +116,7 @@ def test_the_programs_own_span_decides_where_there_is_one() -> None:
         tracing.close()
 
 
-def test_what_a_request_brought_about_may_outlast_it_and_a_message_for_several_is_linked_to_them(collector: Collector) -> None:
+def test_following_spans_outlast_the_request_and_link(collector: Collector) -> None:
     tracing, other = to(collector.endpoint), TraceParent(7, 11)
     span = tracing.begin(Lookup.TYPE, PARENT, [other])
     after = span.follow("kvstore.node.after")
@@ -196,7 +197,7 @@ def test_a_whole_batch_is_sent_at_once_and_the_rest_at_the_end() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_collector_that_hangs_stops_nobody_and_what_has_no_room_is_dropped() -> None:
+def test_hanging_collector_drops_spans() -> None:
     exporter = Exporter()
     exporter.may.clear()
     queue = SpanQueue(exporter, DEFERRED)

@@ -18,7 +18,7 @@ from kvstore.client.core.effects import (
     SendOneWayEffect,
     TransferEffect,
 )
-from kvstore.client.driver import run_together
+from kvstore.client.driver import run_gathered
 from kvstore.protocol.errors import Full, KVStoreError
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.node_messages import ReadBlocks, ReadBlocksReply
@@ -94,7 +94,7 @@ class Driver:
             case RunInThreadEffect():
                 return effect.function()
             case GatherEffect():
-                return run_together(effect.operations, self)
+                return run_gathered(effect.operations, self)
             case SendEffect():
                 cast(Channel, effect.channel).ask(effect.message, effect.deadline)
             case SendOneWayEffect():
@@ -103,7 +103,7 @@ class Driver:
 
 
 def together(*operations: Operation[Any]) -> list[Any]:
-    return run_together(operations, Driver())
+    return run_gathered(operations, Driver())
 
 
 def asks(line: Line, timeout_s: float = LONG_S) -> Operation[int]:
@@ -146,7 +146,7 @@ def test_all_are_asked_before_any_answer_is_needed(one: Line, other: Line) -> No
     assert isinstance(read_frame(one.peer)[1], Exists)
 
 
-def test_values_are_read_as_they_come_and_nobody_waits_for_the_slower_peer(one: Line, other: Line) -> None:
+def test_gather_reads_values_as_they_arrive(one: Line, other: Line) -> None:
     """The first peer stops within its value; the second one's is whole, and only then does the first go on."""
     order: list[str] = []
 
@@ -173,7 +173,7 @@ def test_values_are_read_as_they_come_and_nobody_waits_for_the_slower_peer(one: 
     assert order == ["other", "one"]
 
 
-def test_an_answer_that_has_come_counts_however_late_it_is_looked_at(one: Line, other: Line) -> None:
+def test_gather_accepts_a_reply_polled_late(one: Line, other: Line) -> None:
     """Both deadlines are over when the first is looked at again."""
 
     def slow() -> Operation[int]:
@@ -280,7 +280,7 @@ def test_copies_have_ended_when_the_error_of_another_is_raised(engine: TransferE
     assert not under_way()
 
 
-def test_copies_of_all_have_ended_when_a_signal_strikes_while_the_first_are_ended(
+def test_gather_ends_all_copies_on_a_second_signal(
     engine: TransferEngine, silent: PeerRegion, other: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Struck(BaseException):

@@ -19,7 +19,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: pytest.LogCaptureFixture) -> None:
+def test_each_reason_is_logged_once_per_node(logged: pytest.LogCaptureFixture) -> None:
     told = ShmDiagnostics(nowhere)
     for _ in range(3):
         told.note("n1", "permission denied")
@@ -35,8 +35,8 @@ def test_each_reason_of_each_node_is_logged_once_and_the_last_one_kept(logged: p
 
 
 def test_a_cluster_whose_names_never_end_does_not_fill_memory(logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "MAX_TOLD", 2)
+    monkeypatch.setattr(routes, "MAX_LOGGED_REASONS", 2)
     told = ShmDiagnostics(nowhere)
     for number in range(5):
         told.note(f"n{number}", "gone")
-    assert len(logged.records) == len(told._told) == 2
+    assert len(logged.records) == len(told._logged) == 2
