@@ -44,7 +44,7 @@ def main() -> None:
                     page.wait_for_selector(".numa")
                     clock.now_s += 10
                     while not page.locator(".carried:not([hidden])").count():
-                        served.watch.look()
+                        served.watch.poll()
                         page.wait_for_timeout(DRAWN_MS)
                 watched.page.wait_for_timeout(DRAWN_MS)
                 watched.page.screenshot(path=FOLDER / f"{name}.png")
@@ -64,7 +64,7 @@ def trouble(served: Served, source: Simulated, clock: Clock, browser: BrowserCon
     source.endings = [pb.Ending(what="certificate tls_cert", left_s=9.5 * DAY_S)]
     for _ in range(3):
         clock.now_s += 10
-        served.watch.look()
+        served.watch.poll()
     for name, theme, width in (("trouble", "light", WIDTH), ("trouble-narrow", "dark", NARROW)):
         with Watched(browser, served.address, theme=theme, width=width, height=HEIGHT) as watched:
             page = watched.show()

@@ -106,7 +106,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "Stand-in engines",
         "Of `python -m kvstore.router.fake_engine.engine`; [router.md](router.md) says what they are for.\n\n",
-        "standin",
+        "fake_engine",
     ),
 )
 """Title, remark and section of each."""

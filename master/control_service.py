@@ -245,7 +245,7 @@ class ControlService(ControlServicer):
             abort(context, Unavailable("this master owns the catalog no longer"))
         return pb.RecordAuditReply()
 
-    def PeerSessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
+    def Sessions(self, request: pb.SessionsRequest, context: grpc.ServicerContext) -> Iterator[pb.SessionTable]:  # noqa: N802
         yield from self._in_loop(context, lambda: self._sessions.tables(self._status.name))
 
     def EndSession(self, request: pb.EndSessionRequest, context: grpc.ServicerContext) -> pb.EndSessionReply:  # noqa: N802

@@ -23,7 +23,7 @@ SHARED: Final = frozenset(
 SHARED_SECTION: Final = "shared"
 SECTIONS: Final = frozenset(
     ("client", "handover", "lmcache", "master", "mooncake", "node", "publisher", "router")
-    + ("sglang", "sidecar", "standin", "tracing", "transfer", "vllm")
+    + ("sglang", "sidecar", "fake_engine", "tracing", "transfer", "vllm")
 )
 """Whose settings there are: a program leaves alone what begins as another's do."""
 CLOSE: Final = 0.75

@@ -218,7 +218,7 @@ ROUTER: Final = (
     Metric("kvstore_router_time_to_first_token_seconds", H, "Streamed answers, from the request to their first part."),
     Metric("kvstore_router_rejections", C, "Not taken on, by why.", ("reason",)),
     Metric("kvstore_router_failures", C, "Failed for want of an engine or a master, or by their failure."),
-    Metric("kvstore_router_hang_ups", C, "Clients that were gone before the end."),
+    Metric("kvstore_router_disconnects", C, "Clients that were gone before the end."),
     Metric("kvstore_router_retries", C, "Requests scheduled again."),
     Metric("kvstore_router_routed_by_load", C, "Routed without their prefix, by why the prompt was not tokenised exactly.", ("reason",)),
     Metric("kvstore_router_token_mismatches", C, "Answers whose usage.prompt_tokens was not what the engine's /tokenize gave."),

@@ -102,7 +102,7 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
     ("arguments", "message"),
     [
         (("--policies", "lru,fifo"), "no eviction policy is called 'fifo': choose "),
-        (("--policies", ","), "--policies names none"),
+        (("--policies", ","), "--policies is empty"),
         (("--capacities", "10,many"), "--capacities: 'many' is not a number of blocks"),
         (("--capacities", "0"), "a capacity of 0 blocks: it must be from 1 to "),
         (("--capacities", ""), "--capacities names 0 capacities: name 1 to 64"),

@@ -80,12 +80,12 @@ def test_a_full_disk_under_its_output_is_one_line(command: list[str]) -> None:
 
 def test_a_full_disk_elsewhere_is_not_said_to_be_under_its_output() -> None:
     program = """
-from kvstore.cli.exit_signals import ends_in_a_line
+from kvstore.cli.exit_signals import run_with_output_errors
 
 def fills() -> None:
     raise OSError(28, "No space left on device", "/tmp/trace")
 
-ends_in_a_line(fills, 2)
+run_with_output_errors(fills, 2)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stderr, ended.returncode) == ("kvstore: error: /tmp/trace cannot be written: No space left on device\n", 2)

@@ -83,7 +83,7 @@ def test_a_trace_is_replayed(trace: Path) -> None:
     assert [each["name"] for each in found] == ["HBM", "DRAM", "NVMe"]
     assert found[-1]["total_ratio"] == pytest.approx(29 / 40)  # block 0 is new once, of the others each second one
     assert planned("--trace", trace, "--limit", 2)["trace"][-1]["total_ratio"] == 0.5
-    assert "What of the trace's prompts is in the cache" in run(*QUICK, "--trace", trace).stdout
+    assert "Prefix hits of the trace" in run(*QUICK, "--trace", trace).stdout
 
 
 def test_charts_are_named_where_they_are(trace: Path, tmp_path: Path) -> None:

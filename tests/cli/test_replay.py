@@ -102,4 +102,4 @@ def test_a_malformed_line_is_named(trace: Path, master: str) -> None:
 def test_a_running_cluster_and_ones_own_exclude_each_other(trace: Path) -> None:
     result = replay(trace, "--master", "127.0.0.1:1", "--dram", "1MiB")
     assert result.exit_code == 2
-    assert "--dram is for one that the replay starts itself" in result.stderr
+    assert "--dram is only for a cluster that the replay starts" in result.stderr

@@ -83,7 +83,7 @@ def test_trouble_comes_first_and_is_the_exit_status(tmp_path: Path) -> None:
             assert result.exit_code == 1
             assert line in result.stdout
             assert result.stdout.splitlines()[0].startswith(("warning: ", "error: "))
-            troubles = json.loads(CliRunner().invoke(kvstore, ["status", "--master", system.address, "--json"]).stdout)["troubles"]
+            troubles = json.loads(CliRunner().invoke(kvstore, ["status", "--master", system.address, "--json"]).stdout)["problems"]
             assert len(troubles) == 1
 
 

@@ -92,11 +92,11 @@ def register(stub: ControlStub, told: dict[str, bytes]) -> None:
 def test_nodes_whose_topology_cannot_be_had_do_not_hide_the_others(strange: Places) -> None:
     text = output("--master", strange.listen)
     assert "mlx5_1" in text
-    assert "it has not told its topology" in text
+    assert "it has not reported its topology" in text
     entries = json.loads(output("--master", strange.listen, "--json"))
     assert [(entry["node"], entry["topology"] is None) for entry in entries] == [("a", False), ("b", True), ("c", True)]
     assert entries[2]["note"] == "its topology cannot be read: version: this topology has form 9, this release reads 1"
-    assert "b: it has not told its topology" in refusal("--master", strange.listen, "--node", "b", "--json")
+    assert "b: it has not reported its topology" in refusal("--master", strange.listen, "--node", "b", "--json")
 
 
 def shown(subject: HostPanel, width: int = 200) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.console.banners import ERROR, WARNING, Banner, Banners, troubles, unreachable
+from kvstore.console.banners import ERROR, WARNING, Banner, Banners, find_banners, unreachable
 from kvstore.protocol import control_pb2 as pb
 
 LIVE = pb.NodeStatus(name="n", state="alive")
@@ -20,7 +20,7 @@ def failing(name: str) -> pb.NodeStatus:
 
 
 def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, **facts: Any) -> list[Banner]:
-    return troubles(pb.StatusReply(**(OWNED | facts)), missing, shares or {})
+    return find_banners(pb.StatusReply(**(OWNED | facts)), missing, shares or {})
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
         ),
         (
             {"nodes": [node("n", drain=pb.DrainStatus(lacks_room=True, left_blocks=2))]},
-            [(WARNING, "No node has room for the rest of n's drain", "nodes?state=draining")],
+            [(WARNING, "No node has free space for the rest of n's drain", "nodes?state=draining")],
         ),
         ({"nodes": []}, [(WARNING, "No node has joined yet", "nodes")]),
         (
@@ -52,9 +52,12 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
                 "name": "m1",
                 "endings": [pb.Ending(what="token of tenant red", left_s=-1), pb.Ending(what="certificate tls_cert", left_s=9e5)],
             },
-            [(ERROR, "Token of tenant red has ended", "overview"), (WARNING, "Certificate tls_cert of m1 ends in 10 days", "overview")],
+            [
+                (ERROR, "Token of tenant red has expired", "overview"),
+                (WARNING, "Certificate tls_cert of m1 expires in 10 days", "overview"),
+            ],
         ),
-        ({"endings": [pb.Ending(what="token of node n1", left_s=90_000)]}, [(WARNING, "Token of node n1 ends in 25 hours", "overview")]),
+        ({"endings": [pb.Ending(what="token of node n1", left_s=90_000)]}, [(WARNING, "Token of node n1 expires in 25 hours", "overview")]),
     ],
 )
 def test_a_trouble_has_a_level_a_text_and_a_view(facts: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:

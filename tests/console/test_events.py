@@ -21,13 +21,13 @@ def told(before: Document, after: Document) -> list[tuple[str, str]]:
 
 def test_nodes_come_die_return_and_are_forgotten() -> None:
     none, alive, syncing, dead = document(), document(node()), document(node(state="syncing")), document(node(state="dead"))
-    assert told(none, syncing) == [("info", "n has come, and tells what it has")]
-    assert told(none, alive) == [("info", "n has come, and told what it has")]
-    assert told(none, dead) == [("info", "n is known of, and dead")]
-    assert told(syncing, alive) == [("info", "n has told what it has")]
+    assert told(none, syncing) == [("info", "n has joined and is resyncing its inventory")]
+    assert told(none, alive) == [("info", "n has joined and is in sync")]
+    assert told(none, dead) == [("info", "n is in the catalog, and dead")]
+    assert told(syncing, alive) == [("info", "n is in sync")]
     assert told(alive, dead) == [("error", "n is dead")]
-    assert told(dead, syncing) == [("info", "n has come, and tells what it has")]
-    assert told(alive, syncing) == [("info", "n has returned, and tells what it has")]
+    assert told(dead, syncing) == [("info", "n has joined and is resyncing its inventory")]
+    assert told(alive, syncing) == [("info", "n has registered again and is resyncing its inventory")]
     assert told(dead, none) == [("info", "n is forgotten")]
     assert told(alive, alive) == []
 
@@ -36,15 +36,15 @@ def test_drains_and_failing_tiers() -> None:
     plain, draining, drained = document(node()), document(node(drain=False)), document(node(drain=True))
     assert told(plain, draining) == [("info", "n is being drained")]
     assert told(draining, drained) == [("info", "n is drained: it can be stopped")]
-    assert told(drained, plain) == [("info", "n takes blocks again")]
+    assert told(drained, plain) == [("info", "n accepts blocks again")]
     failed = document(node(health="I/O error"))
-    assert told(plain, failed) == [("warning", "n has a tier that failed, nvme: I/O error")]
+    assert told(plain, failed) == [("warning", "n has a failed tier, nvme: I/O error")]
     assert told(failed, plain) == [("info", "n has no failed tier any more")]
 
 
 def test_who_owns_the_catalog_and_how_it_is() -> None:
     assert told(document(), document(owner="o", epoch=2)) == [("warning", "o owns the catalog, epoch 2")]
-    assert told(document(), document(owner="")) == [("error", "Nobody owns the catalog")]
+    assert told(document(), document(owner="")) == [("error", "No master owns the catalog")]
     assert told(document(owner=""), document()) == [("info", "m owns the catalog, epoch 1")]
     assert told(document(), document(health="no space")) == [("error", "Catalog: no space")]
     assert told(document(health="no space"), document()) == [("info", "Catalog: ok")]
@@ -52,7 +52,7 @@ def test_who_owns_the_catalog_and_how_it_is() -> None:
 
 def test_a_log_begins_with_what_is() -> None:
     assert [event.text for event in first(document(node(), node("o", "dead")))] == [
-        "The console began to look: 1 of 2 nodes are alive",
+        "The console has started: 1 of 2 nodes are alive",
         "o is dead",
         "m owns the catalog, epoch 1",
     ]

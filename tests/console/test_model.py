@@ -81,7 +81,7 @@ def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
 def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> None:
     document = ConsoleModel().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1)
     assert (document["totals"]["hit_ratio"], document["tiers"], document["nodes"]["rows"]) == (None, [], [])
-    assert [trouble["text"] for trouble in document["troubles"]] == ["No node has joined yet"]
+    assert [trouble["text"] for trouble in document["problems"]] == ["No node has joined yet"]
 
 
 def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_where_that_was() -> None:
@@ -105,9 +105,9 @@ def test_of_several_partitions_each_masters_share_is_told_and_those_without_an_o
     source.owners = ["master-2", "master-1", "master-1", "master-2", "master-1"]
     document = ConsoleModel().document(source.status(), at_s=1, wall_s=1)
     assert (document["catalog"]["partitions"], document["catalog"]["shares"]) == (5, {"master-1": 3, "master-2": 2})
-    well = document["troubles"]
+    well = document["problems"]
     source.owners = ["master-1", "", "", "master-1", "master-1"]
     document = ConsoleModel().document(source.status(), at_s=1, wall_s=1)
-    assert [one["text"] for one in document["troubles"]] == ["No master owns 2 of the 5 partitions", *(one["text"] for one in well)]
+    assert [one["text"] for one in document["problems"]] == ["No master owns 2 of the 5 partitions", *(one["text"] for one in well)]
     untold = ConsoleModel().document(pb.StatusReply(partitions=4, nodes=[pb.NodeStatus(name="n", state="alive")]), at_s=1, wall_s=1)
-    assert (untold["catalog"]["shares"], untold["troubles"]) == ({}, []), "of a master of the release before"
+    assert (untold["catalog"]["shares"], untold["problems"]) == ({}, []), "of a master of the release before"

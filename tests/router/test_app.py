@@ -344,7 +344,7 @@ async def test_requests_beyond_the_limit_are_refused_and_a_client_that_hangs_up_
         waiting.cancel()
         await router.engine.cancelled.wait()
         await idle(router)
-        assert router.counters.hung_up == 1
+        assert router.counters.disconnects == 1
         assert (await router.post(BODY)).status == 200
 
 
@@ -356,7 +356,7 @@ async def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine(
         response.close()
         await router.engine.cancelled.wait()
         await idle(router)
-        assert (router.counters.hung_up, router.counters.completed) == (1, 0)
+        assert (router.counters.disconnects, router.counters.completed) == (1, 0)
 
 
 async def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
@@ -366,7 +366,7 @@ async def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
         response = await router.post({**BODY, "stream": True})
         response._connection.transport.pause_reading()  # type: ignore[union-attr]
         await idle(router)
-        assert (router.counters.hung_up, router.counters.completed) == (1, 0)
+        assert (router.counters.disconnects, router.counters.completed) == (1, 0)
         response.close()
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
-from kvstore.router.http_server import hang_up, serve
+from kvstore.router.http_server import abort_connection, serve
 from kvstore.telemetry.http import aiohttp_server as http_serving
 from kvstore.telemetry.http.listener import listening
 
@@ -34,7 +34,7 @@ class Waiting:
         return web.Response(text="the end")
 
     async def _hang_up(self, request: web.Request) -> web.Response:
-        hang_up(request)
+        abort_connection(request)
         return web.Response(text="never read")
 
     def stop(self, name: str) -> None:

@@ -61,14 +61,14 @@ async def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and
 
 
 def test_what_is_told_is_what_is_listed() -> None:
-    counters = RouterCounters(active=1, requests=5, hung_up=2)
+    counters = RouterCounters(active=1, requests=5, disconnects=2)
     counters.rejected["busy"] += 3
     counters.routed_by_load["salt"] += 4
     counters.durations.observe(3_000_000_000, 1)
     found = readings(counters, {("exported",): 4})
     assert found.keys() == {metric.name for metric in ROUTER}
     assert found["kvstore_router_routed_by_load"] == {("salt",): 4}
-    assert (found["kvstore_router_hang_ups"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
+    assert (found["kvstore_router_disconnects"], found["kvstore_router_rejections"]) == (2, {("busy",): 3})
     told = found["kvstore_router_request_duration_seconds"]
     assert isinstance(told, Mapping)
     assert told[()] == counters.durations.counts()

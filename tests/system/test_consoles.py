@@ -68,11 +68,11 @@ class Consoles:
         """All blocks and both nodes, and nothing missing."""
         cluster = self.cluster(index)
         alive = [self.node(index, name).get("state") for name in ("n0", "n1")]
-        return cluster is not None and cluster["totals"]["blocks"] == blocks and alive == ["alive"] * 2 and not cluster["troubles"]
+        return cluster is not None and cluster["totals"]["blocks"] == blocks and alive == ["alive"] * 2 and not cluster["problems"]
 
     def roles(self, index: int) -> list[tuple[str, str]]:
         """Of the masters that this one knows, and what is wrong with each."""
-        return sorted((one["role"], one["trouble"]) for one in self.ask(index, "/api/masters").json())
+        return sorted((one["role"], one["error"]) for one in self.ask(index, "/api/masters").json())
 
     def owned(self, index: int, partitions: int) -> int:
         return len(self.system.owned(index, partitions))
@@ -113,7 +113,7 @@ def test_each_master_shows_the_whole_and_does_as_an_operator_says(three: Console
         three.act(index, "drain", node="n1")
         until(lambda index=index: three.node(index, "n1")["drain"] == "drained", "it is drained of all partitions")  # type: ignore[misc]
         three.act(index, "drain", node="n1", cancel=True)
-        until(lambda index=index: three.node(index, "n1")["drain"] == "", "it takes blocks again")  # type: ignore[misc]
+        until(lambda index=index: three.node(index, "n1")["drain"] == "", "it accepts blocks again")  # type: ignore[misc]
         three.act(index, "quota", tenant="red", limit="pins", value=f"{100 + index}")
         three.act(index, "quota", tenant="red", limit="pins", value="")
         refused = three.ask(index, "/api/actions/drain", {"node": "nowhere"})
@@ -139,7 +139,7 @@ def test_while_a_master_does_not_answer_the_page_says_so_and_shows_the_rest_and_
     missing = f"127.0.0.1:{three.system._master_ports[hanging][0]}, which owns 2 of the 4 partitions, does not answer"
 
     def is_told() -> bool:
-        return any(missing in trouble["text"] for trouble in three.cluster(left)["troubles"])
+        return any(missing in trouble["text"] for trouble in three.cluster(left)["problems"])
 
     until(is_told, "the page says whom it does not hear")
     assert three.cluster(left)["totals"]["blocks"] == BLOCKS, "what it was told last stays"

@@ -177,7 +177,7 @@ def test_an_engine_that_takes_over_gets_the_blocks_from_the_one_that_is_busy(fle
 
 
 def test_a_client_that_hangs_up_frees_its_place_at_the_router_and_the_engine(fleet: Fleet) -> None:
-    hung_up = fleet.stats()["hung_up"]
+    disconnects = fleet.stats()["disconnects"]
     host, port = fleet.address.split(":")
     body = json.dumps({**completion(prompt_of("gone", 300), 8000), "stream": True})
     with socket.create_connection((host, int(port))) as client:
@@ -186,7 +186,7 @@ def test_a_client_that_hangs_up_frees_its_place_at_the_router_and_the_engine(fle
         until(lambda: any(status.report.batch for status in fleet.instances().values()), "the sequence at a decode engine")
     until(lambda: fleet.stats()["active"] == 0, "the router's place free")
     until(lambda: not any(status.report.batch for status in fleet.instances().values()), "the engine's place free")
-    assert fleet.stats()["hung_up"] == hung_up + 1
+    assert fleet.stats()["disconnects"] == disconnects + 1
 
 
 def test_requests_go_on_when_an_engine_is_killed_and_it_is_soon_forgotten(fleet: Fleet) -> None:

@@ -67,7 +67,7 @@ def test_a_killed_node_comes_back_with_its_name_and_its_nvme_blocks(cluster: Loc
 def test_a_daemon_that_dies_is_named_with_the_reason(cluster: LocalCluster) -> None:
     pid = cluster.nodes[0].pid
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(Broken, match=rf"node-0 \(pid {pid}\) was ended by SIGKILL"):
+    with pytest.raises(Broken, match=rf"node-0 \(pid {pid}\) was killed by SIGKILL"):
         cluster.wait_for_end()
     os.kill(cluster.master_pid, signal.SIGKILL)
     with pytest.raises(Broken, match="master"):

@@ -75,7 +75,7 @@ def test_a_folder_of_an_nvme_tier_lies_on_a_disk_of_its_own_that_is_there(tmp_pa
 
 @pytest.mark.parametrize(
     ("kind", "at", "rotational", "said"),
-    [("nfs4", "", "0", "no local disk"), ("ext4", "/", "0", "the root disk"), ("ext4", "", "1", "the disk rotates")],
+    [("nfs4", "", "0", "not a local disk"), ("ext4", "/", "0", "the root disk"), ("ext4", "", "1", "a rotating disk")],
 )
 def test_a_disk_that_is_no_good_for_it_is_told_of(tmp_path: Path, kind: str, at: str, rotational: str, said: str) -> None:
     root, folder = tmp_path / "root", tmp_path / "nvme"

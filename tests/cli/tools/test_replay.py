@@ -190,7 +190,7 @@ def test_a_replay_reports_counts_and_the_clusters_change(cluster: LocalCluster) 
 
 def test_of_ones_own_cluster_the_daemon_that_died_is_the_reason_given(cluster: LocalCluster) -> None:
     settings = ClientSettings(master=cluster.address, deadline_s=5)
-    with pytest.raises(Broken, match=r"master .* was ended by SIGKILL"):
+    with pytest.raises(Broken, match=r"master .* was killed by SIGKILL"):
         run_replay(settings, prompts_with_a_murder(cluster), total=2, block_bytes=4096, cluster=cluster)
 
 
