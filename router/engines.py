@@ -170,8 +170,8 @@ class Engines:
     async def tokenize(self, address: str, body: bytes, headers: Mapping[str, str]) -> list[int]:
         """Return the token ids of a prompt by the engine's own tokenizer and chat template.
 
-        Raises Unavailable if the engine is unreachable, fails or sends a malformed response; DeadlineExceeded; InvalidArgument if it refuses
-        the prompt.
+        Raises Unavailable if the engine is unreachable, fails or sends a malformed response, DeadlineExceeded, and InvalidArgument if it
+        refuses the prompt.
         """
         with step("tokenize"), _Translated(address):
             async with asyncio.timeout(self._settings.tokenize_timeout_s):

@@ -1,7 +1,7 @@
 """Prefill and decode of a fake engine: each takes the time of the model on a GPU, and computes nothing.
 
-A token is a lower-case letter that depends on all tokens before it, as in greedy decoding. The output therefore depends on the prompt alone,
-not on the engines, and tests can predict it. Runs in one event loop; the model's time passes `speedup` times faster than the clock's.
+A token is a lower-case letter that depends on all tokens before it, as in greedy decoding. So the output depends on the prompt alone, not
+on the engines, and tests can predict it. Runs in one event loop; the model's time passes `speedup` times faster than the clock's.
 """
 
 import asyncio
@@ -137,8 +137,8 @@ class DecodingSequence:
     tokens: list[int]
     """Tokens still to be produced, in order; known in advance, because they depend on the prompt alone."""
     prompt_tokens: int
-    reserved_tokens: int
-    """Cache that the sequence will take at its end."""
+    reserved: int
+    """Tokens of cache that the sequence takes at its end."""
     made: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     """Tokens produced by the steps so far."""
 
@@ -173,10 +173,10 @@ class DecodeEngine:
 
         Raises InvalidArgument if it exceeds the cache.
         """
-        reserved_tokens = len(tokens) + count
-        if self._capacity_tokens and reserved_tokens > self._capacity_tokens:
-            raise InvalidArgument(f"{reserved_tokens} tokens do not fit: the cache holds {self._capacity_tokens}")
-        sequence = DecodingSequence(list(itertools.islice(continuation(tokens), count)), len(tokens), reserved_tokens)
+        reserved = len(tokens) + count
+        if self._capacity_tokens and reserved > self._capacity_tokens:
+            raise InvalidArgument(f"{reserved} tokens do not fit: the cache holds {self._capacity_tokens}")
+        sequence = DecodingSequence(list(itertools.islice(continuation(tokens), count)), len(tokens), reserved)
         self._waiting.append(sequence)
         self._steps = self._steps or asyncio.create_task(self._run())
         return sequence
@@ -187,7 +187,7 @@ class DecodeEngine:
             self._waiting.remove(sequence)
         elif sequence in self._running.members():
             self._running.leave(sequence)
-            self._used_tokens -= sequence.reserved_tokens
+            self._used_tokens -= sequence.reserved
 
     async def _run(self) -> None:
         """Run steps until no sequence is left."""
@@ -200,15 +200,13 @@ class DecodeEngine:
             for sequence in self._running.members():
                 sequence.made.put_nowait(sequence.tokens.pop(0))
             for sequence in self._running.advance():
-                self._used_tokens -= sequence.reserved_tokens
+                self._used_tokens -= sequence.reserved
             self._admit()
         self._steps = None
 
     def _admit(self) -> None:
         """Admit waiting sequences in order while they fit. A long one is never overtaken, so it cannot starve."""
-        while self._waiting and (
-            not self._capacity_tokens or self._used_tokens + self._waiting[0].reserved_tokens <= self._capacity_tokens
-        ):
+        while self._waiting and (not self._capacity_tokens or self._used_tokens + self._waiting[0].reserved <= self._capacity_tokens):
             sequence = self._waiting.popleft()
-            self._used_tokens += sequence.reserved_tokens
+            self._used_tokens += sequence.reserved
             self._running.join(sequence, context_tokens=sequence.prompt_tokens, steps=len(sequence.tokens))

@@ -39,7 +39,7 @@ def test_a_cluster_that_cannot_show_it_is_status_1_with_the_log() -> None:
     assert "node-0 | " in result.output
 
 
-def test_the_best_possible_hits_are_those_of_a_store_that_forgets_nothing() -> None:
+def test_best_prefix_hits_are_those_of_an_unbounded_store() -> None:
     requests = [TraceRequest(0, 0, 0, ids) for ids in ((1, 2), (1, 2, 3), (9, 1), (1, 3))]
     known = {9}
     assert best_prefix_hits(requests, known) == 0 + 2 + 2 + 2

@@ -38,7 +38,7 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
     assert run(master, "node-0", "--cancel") == (0, "node-0 accepts blocks again\n")
 
 
-def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
+def test_drain_waits_across_a_failover_and_ignores_followers() -> None:
     """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
 
     def told(**drain: Any) -> pb.StatusReply:
@@ -104,7 +104,7 @@ def states(places: Places) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("catalog", ["memory:", "lmdb:"])
-def test_a_dead_node_is_forgotten_and_comes_back_as_a_new_one_without_its_blocks(tmp_path: Path, catalog: str) -> None:
+def test_forget_dead_node_rejoins_as_new_without_blocks(tmp_path: Path, catalog: str) -> None:
     catalog += str(tmp_path / "catalog") if catalog == "lmdb:" else ""
     with master_in_thread(tmp_path, catalog=catalog, node_ttl_s=60.0) as places:
         node = NodeSide(places)

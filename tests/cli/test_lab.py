@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_made_is_named_before_the_work(trace: Path, monk
     assert result.stderr == f"kvstore: error: cannot make the folder {trace}/plots for plots: Not a directory\n"
 
 
-def test_without_matplotlib_plots_name_the_extra_and_tables_need_none(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_matplotlib_name_the_extra(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = lab(trace, "--plots", str(tmp_path / "plots"))
     assert result.exit_code == 2

@@ -115,7 +115,7 @@ def test_what_has_blocks_and_what_engines_reported_is_known() -> None:
     ]
 
 
-def test_the_beginning_of_an_id_is_enough_and_a_name_is_taken_whole() -> None:
+def test_find_takes_id_prefix_and_exact_name() -> None:
     among = [ListedNamespace("red", name, usage(name), None) for name in ("abcd", "abce", "ab", "x" * 3)]
     assert find("abcd", among, "").name == "abcd"
     assert find("ABCD", among, "").name == "abcd"

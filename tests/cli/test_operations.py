@@ -145,7 +145,7 @@ def text(table: RenderableType) -> str:
     return printed.get()
 
 
-def test_sessions_are_named_by_their_master_where_there_are_several() -> None:
+def test_session_ids_have_the_master_when_several() -> None:
     red = pb.SessionStatus(id=7, kind="tenant", name="red", role="write", peer="10.0.0.7:5", age_s=3700, requests=1234, master="m1")
     node = pb.SessionStatus(id=7, kind="node", name="n1", peer="unix:uid 0 pid 9", master="m2")
     assert session_ids([red]) == ["7"]

@@ -44,7 +44,7 @@ def show(system: System, *arguments: str) -> Result:
     return run(system, "show", *arguments)
 
 
-def test_an_operator_sees_what_each_tenant_uses_of_what_it_may_and_a_tenant_does_not(tmp_path: Path) -> None:
+def test_quota_show_is_for_operators_not_tenants(tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.toml"
     quotas.write_text('[tenants.red]\ndram_bytes = "1MiB"\npins = 7\n')
     tokens = tokens_file(tmp_path, {"red": "token"})
@@ -69,7 +69,7 @@ def test_an_operator_sees_what_each_tenant_uses_of_what_it_may_and_a_tenant_does
         assert "are for operators only" in refused.stderr
 
 
-def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Path) -> None:
+def test_quota_set_and_clear_show_their_origin(tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.toml"
     quotas.write_text("[default]\nconnections = 50\n[tenants.red]\npins = 7\nreservations = 5\n")
 
@@ -155,7 +155,7 @@ def test_a_tenant_that_nobody_has_seen_is_a_warning(tmp_path: Path) -> None:
         assert run(system, "set", "purpel", "--pins", "6").stderr == ""
 
 
-def test_each_tenant_has_a_row_for_what_it_uses_and_for_what_is_limited_at_each_daemon() -> None:
+def test_rows_cover_usage_and_limits_at_each_daemon() -> None:
     assert rows(STATUS) == [
         QuotaRow("blue", "n1", "nvme_bytes", 5, None, ""),
         QuotaRow("blue", "n1", "dram_slabs", 3, None, ""),

@@ -27,7 +27,7 @@ def test_status_shows_the_cluster_and_json_has_all_of_it(master: str) -> None:
     assert (found["catalog"], found["blocks"], found["nodes"][0]["state"]) == ("memory:", 0, "alive")
 
 
-def test_status_says_with_which_nodes_of_this_host_memory_is_shared(master: str) -> None:
+def test_status_shows_shared_memory_of_local_nodes(master: str) -> None:
     assert "node-0: yes" in output(master, "status")
     assert json.loads(output(master, "status", "--json"))["shared_memory"] == {"node-0": ""}
 

@@ -36,7 +36,7 @@ def run(*arguments: str) -> tuple[int, str]:
         (["--admin", "ops"], "", IdentityKind.OPERATOR, Role.ADMIN, "ops"),
     ],
 )
-def test_the_token_opens_what_it_is_for_once_its_lines_are_in_the_file(
+def test_token_authenticates_once_its_entry_is_in_the_file(
     tmp_path: Path, arguments: list[str], tenant: str, kind: IdentityKind, role: Role, name: str
 ) -> None:
     status, said = run(*arguments, "--expires", "2100-01-01")
@@ -67,7 +67,7 @@ def test_each_is_another_and_scripts_read_it_as_json(tmp_path: Path) -> None:
         (["--admin", "b", "--expires", "2020-01-01"], "--expires 2020-01-01 is in the past"),
     ],
 )
-def test_for_nobody_or_several_or_a_day_that_is_over_it_makes_none(arguments: list[str], message: str) -> None:
+def test_token_new_refuses_none_several_and_past_expiry(arguments: list[str], message: str) -> None:
     status, said = run(*arguments)
     assert status == 2
     assert said.startswith(f"kvstore: error: {message}")

@@ -88,7 +88,7 @@ class Terminal:
         fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
 
-def test_it_shows_the_cluster_sorts_follows_the_terminals_size_and_quits(master: str) -> None:
+def test_top_shows_sorts_resizes_and_quits(master: str) -> None:
     with Terminal("--master", master, "--interval-s", "0.1") as terminal:
         lines = terminal.await_text("1 to 1 of 1")
         assert "1 of 1 nodes alive" in lines[0]
@@ -112,7 +112,7 @@ def test_it_ends_after_so_many_looks(master: str) -> None:
         assert terminal.await_end() == 0
 
 
-def test_a_cluster_that_does_not_answer_is_told_and_asked_for_again(master: str) -> None:
+def test_top_shows_unreachable_cluster_and_retries(master: str) -> None:
     nobody = f"127.0.0.1:{free_ports(1)[0]}"
     with Terminal("--master", nobody, "--deadline-s", "0.3", "--interval-s", "0.05") as terminal:
         terminal.await_text(nobody)

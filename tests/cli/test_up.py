@@ -63,7 +63,7 @@ class Up:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+def test_up_serves_clients_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_ports(2)[0]}"
     places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
     with Up("--json", *places) as up:
@@ -92,7 +92,7 @@ def test_a_daemon_that_dies_ends_it_with_the_reason() -> None:
     assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was killed by SIGKILL\n")
 
 
-def test_people_are_told_where_clients_connect_and_where_a_browser_looks() -> None:
+def test_up_prints_client_and_console_addresses() -> None:
     with Up("--listen", "127.0.0.1:0") as up:
         assert up.line().startswith("ready: clients connect to 127.0.0.1:")
         label, address = up.line().split()

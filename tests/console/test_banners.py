@@ -91,7 +91,7 @@ def test_a_catalog_in_trouble_is_the_cause_and_told_once() -> None:
         assert [one.kind for one in found(role=role, owner=None, catalog_health="no quorum")] == ["catalog"]
 
 
-def test_a_silent_master_is_one_trouble_whatever_the_age_of_what_is_shown() -> None:
+def test_banners_silent_master_is_one_problem() -> None:
     first, second = (
         found((f"m2 at m2:1, which owns the catalog, does not answer: timeout; what is shown of it is {age} s old",))[0] for age in (3, 4)
     )

@@ -49,7 +49,7 @@ def test_an_error_is_kept_for_a_moment_and_old_keys_go() -> None:
     assert cached.get("a", lambda: 2) == 2
 
 
-def test_who_asks_for_the_same_at_once_shares_one_answer_and_nobody_else_waits() -> None:
+def test_cached_calls_share_one_call_per_key() -> None:
     asked, entered, end = list[int](), threading.Event(), threading.Event()
     cached = CachedCalls(5)
 

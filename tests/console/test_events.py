@@ -70,7 +70,7 @@ def test_the_log_keeps_the_newest_and_numbers_them() -> None:
     assert log.last == 5003
 
 
-def test_who_saw_the_events_of_a_former_process_hears_of_all_of_the_next_one() -> None:
+def test_events_of_new_process_follow_those_of_the_old() -> None:
     former, now = ClusterEventLog(500), ClusterEventLog(500)
     for second in range(400):
         former.add(ClusterEvent("info", "", "before"), 100.0 + second)
@@ -78,7 +78,7 @@ def test_who_saw_the_events_of_a_former_process_hears_of_all_of_the_next_one() -
     assert [event["text"] for event in now.after(former.last)] == ["the first"]
 
 
-def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes() -> None:
+def test_events_have_changed_partition_counts_of_masters() -> None:
     def shared(*owners: str) -> Document:
         status = pb.StatusReply(role="owner", partitions=len(owners), owners=[pb.CatalogOwner(name=name) for name in owners])
         return ConsoleModel().document(status, at_s=1, wall_s=1)

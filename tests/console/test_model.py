@@ -23,7 +23,7 @@ def node(document: Document, name: str) -> dict[str, Any]:
     return rows[name]
 
 
-def test_totals_are_the_sums_of_the_nodes_and_rates_those_of_their_counters() -> None:
+def test_totals_sum_nodes_and_rates_their_counters() -> None:
     clock = Clock()
     document = looked(Simulated(12, clock), clock)
     totals, rows = document["totals"], [dict(zip(NODE_FIELDS, row, strict=True)) for row in document["nodes"]["rows"]]
@@ -54,7 +54,7 @@ def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
     assert [rates(2, at_s=2), rates(2, at_s=4), rates(5, at_s=5)] == [(1000, 500)] * 3
 
 
-def test_where_a_partition_changes_hands_there_are_no_rates_for_a_look() -> None:
+def test_model_has_no_rates_for_one_poll_after_owner_change() -> None:
     """The counters of its new owner begin at 0, and those of the process of one that owned none were never seen."""
     model = ConsoleModel()
 
@@ -78,13 +78,13 @@ def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
     assert [tier["nodes"] for tier in document["tiers"]] == [1, 2, 2]
 
 
-def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> None:
+def test_model_idle_has_no_hit_ratio_and_empty_no_tiers() -> None:
     document = ConsoleModel().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1)
     assert (document["totals"]["hit_ratio"], document["tiers"], document["nodes"]["rows"]) == (None, [], [])
     assert [trouble["text"] for trouble in document["problems"]] == ["No node has joined yet"]
 
 
-def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_where_that_was() -> None:
+def test_operations_are_slowest_first_with_mean_and_daemon() -> None:
     clock = Clock()
     document = looked(Simulated(12, clock, dead=[6]), clock)
     found = document["operations"]
@@ -98,7 +98,7 @@ def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_whe
     assert found[3]["per_s"] == pytest.approx(800)
 
 
-def test_of_several_partitions_each_masters_share_is_told_and_those_without_an_owner_are_trouble() -> None:
+def test_model_has_partition_shares_and_unowned_problems() -> None:
     clock = Clock()
     source = Simulated(3, clock)
     assert ConsoleModel().document(source.status(), at_s=1, wall_s=1)["catalog"]["shares"] == {}

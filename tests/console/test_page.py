@@ -54,9 +54,7 @@ def sixty() -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_thousand_nodes_fit_any_width_and_axe_has_nothing_against_them(
-    browser: BrowserContext, many: Served, sixty: Served, view: str
-) -> None:
+def test_page_thousand_nodes_fit_any_width_accessibly(browser: BrowserContext, many: Served, sixty: Served, view: str) -> None:
     """Dark, in which nothing but the colours is another, is judged by sixty nodes that look in all the ways in which a thousand do."""
     with Watched(browser, many.address) as watched:
         page = watched.show(view)
@@ -98,9 +96,7 @@ def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:
             assert watched.violations() == ""
 
 
-def test_shards_have_an_owner_and_masters_say_how_far_behind_it_they_are(
-    browser: BrowserContext, few: tuple[Served, Simulated, Clock]
-) -> None:
+def test_page_shows_owner_of_shards_and_lagging_masters(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
         page = watched.show()
@@ -139,7 +135,7 @@ def test_tenants_show_the_limit_that_they_are_nearest_to(browser: BrowserContext
         assert watched.violations() == ""
 
 
-def test_namespaces_show_model_weights_last_read_and_who_uses_them(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
+def test_page_namespaces_show_model_weights_and_users(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
         rows = watched.show("contents").get_by_role("region", name="Table of namespaces").locator("tbody tr")
@@ -310,7 +306,7 @@ def test_the_keyboard_reaches_all(browser: BrowserContext, few: tuple[Served, Si
         expect(page.get_by_role("dialog", name="Node node-1")).to_be_visible()
 
 
-def test_the_theme_is_the_systems_until_one_is_chosen_and_stays_so(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
+def test_page_theme_follows_system_until_chosen(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address, theme="dark") as watched:
         page = watched.show()
@@ -323,7 +319,7 @@ def test_the_theme_is_the_systems_until_one_is_chosen_and_stays_so(browser: Brow
         assert page.evaluate(theme) == "light"
 
 
-def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_what_is_shown(browser: BrowserContext) -> None:
+def test_page_shows_unreachable_cluster_and_data_age(browser: BrowserContext) -> None:
     with simulated(1, looks=3) as (found, source, _clock), Watched(browser, found.address, refused="ERR_FAILED") as watched:
         page = watched.show()
         expect(page.locator("#live")).to_have_text("Live")
@@ -340,7 +336,7 @@ def test_a_cluster_or_a_console_that_does_not_answer_is_told_with_the_age_of_wha
         expect(page.locator(".tile").first).to_be_visible()
 
 
-def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: BrowserContext) -> None:
+def test_page_asks_for_token_and_hides_actions_from_readers(browser: BrowserContext) -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = ClusterWatcher(source, ConsoleSettings(), clock=clock)
@@ -361,7 +357,7 @@ def test_a_token_is_asked_for_and_who_may_only_look_gets_no_buttons(browser: Bro
                 expect(page.get_by_role("button", name="Drain", exact=True)).to_have_count(buttons)
 
 
-def test_a_token_that_is_refused_is_said_to_be_so_and_is_no_lost_connection(browser: BrowserContext, tmp_path: Path) -> None:
+def test_page_reports_refused_token_not_lost_connection(browser: BrowserContext, tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text('[tenants]\nred = "tenants"\n[nodes]\n"*" = "nodes"\n[admins]\nops = "operators"\n')
     clock = Clock()

@@ -42,7 +42,7 @@ def test_looks_make_a_state_a_history_and_events() -> None:
     assert texts(watch)[2:] == ["node-1 is dead"]
 
 
-def test_a_source_that_cannot_answer_leaves_the_last_state_and_says_so_once() -> None:
+def test_watcher_keeps_last_state_while_source_fails() -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = watch_of(source, clock)
@@ -98,7 +98,7 @@ class Counted(Simulated):
         return super().snapshot()
 
 
-def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_pauses_unwatched_and_polls_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.console.watch.MAX_SHARE", 1.0)  # else it waits for twenty times what its looks have taken
     clock, source, rests = Clock(), Counted(), threading.Semaphore(0)
 
@@ -133,7 +133,7 @@ def test_what_a_source_could_not_be_told_is_a_trouble() -> None:
     assert (trouble["level"], trouble["text"]) == ("error", "m2 at m2:1 does not answer")
 
 
-def test_a_cluster_that_does_not_answer_has_a_banner_with_since_when() -> None:
+def test_watcher_unreachable_cluster_has_banner_since_when() -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = watch_of(source, clock)

@@ -40,7 +40,7 @@ def refused(served: Served, path: str, told: Any = None, **headers: str) -> tupl
         return answer.code, json.loads(answer.read())["error"]
 
 
-def test_the_page_and_its_files_come_from_here_and_may_fetch_nothing_from_elsewhere(console: tuple[Served, Simulated, Clock]) -> None:
+def test_page_files_are_local_and_csp_forbids_others(console: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = console
     status, headers, body = ask(found, "/")
     assert (status, headers.get_content_type()) == (200, "text/html")
@@ -85,7 +85,7 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
     assert ask(found, "/api/access") == {"access": "admin"}
 
 
-def test_the_stream_tells_what_happened_then_the_state_and_both_again_after_a_look(console: tuple[Served, Simulated, Clock]) -> None:
+def test_stream_sends_events_then_state_after_each_poll(console: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = console
     first = found.watch.events(0)[0]["number"]
     with urllib.request.urlopen(f"{found.address}/api/events?after={first}", timeout=TIMEOUT_S) as stream:
@@ -179,7 +179,7 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
     assert len(source.done) == before
 
 
-def test_who_may_only_look_changes_nothing_and_who_may_not_sees_nothing() -> None:
+def test_readers_cannot_act_and_others_cannot_read() -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = ClusterWatcher(source, ConsoleSettings(), clock=clock)

@@ -95,7 +95,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_goes_to_the_whole_group_and_only_the_caller_hears_it() -> None:
+def test_runs_ctrl_c_is_handled_by_the_caller_only() -> None:
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0)
     assert process.stdout is not None
     try:

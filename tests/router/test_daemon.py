@@ -15,7 +15,7 @@ from tests.telemetry.http.asking import ask
 NO_MASTER = ("--master", "127.0.0.1:1")
 
 
-def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal(tmp_path: Path) -> None:
+def test_daemon_serves_without_master_until_a_signal(tmp_path: Path) -> None:
     flags = ("kvstore-router", "--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", "--log-format", "json", *NO_MASTER)
     router = Process("tests.tuned_daemon", *flags, log=tmp_path / "log")
     try:
@@ -48,7 +48,7 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
         (["--model", "m", "--max-requests", "0"], "--max-requests: 0 is below the minimum of 1"),
     ],
 )
-def test_settings_that_cannot_be_met_are_one_line_and_exit_code_2(flags: list[str], message: str) -> None:
+def test_daemon_invalid_settings_are_one_line_and_status_2(flags: list[str], message: str) -> None:
     result = CliRunner().invoke(daemon.main, flags)
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()

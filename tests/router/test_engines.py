@@ -224,7 +224,7 @@ def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
         run(test(listener))
 
 
-async def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
+async def test_engines_slow_head_does_not_extend_the_deadline() -> None:
     hung_up = asyncio.Event()
 
     async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -241,7 +241,7 @@ async def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> Non
         await hung_up.wait()
 
 
-def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_connection_detects_dead_host(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed = []
 
     def notice(sock: socket.socket, timeout_s: float, *, gives_up_unread: bool) -> None:
@@ -281,7 +281,7 @@ async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("parts", [(b"zz\r\n",), (chunked(event(choice([97]))), b"zz\r\n"), (chunked(event(choice([97]))) + b"zz\r\n",)])
-async def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(parts: tuple[bytes, ...]) -> None:
+async def test_engines_malformed_http_fails_before_the_deadline(parts: tuple[bytes, ...]) -> None:
     async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
         with pytest.raises(Unavailable, match="which is no HTTP"):
             await drained(await engines.decode(STREAMED, where, FIRST))
@@ -298,7 +298,7 @@ async def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) 
         await drained(await engines.decode(STREAMED, where, FIRST))
 
 
-async def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_one() -> None:
+async def test_engines_connection_is_reused_after_a_whole_stream() -> None:
     opened = []
 
     async def notes(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

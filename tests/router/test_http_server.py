@@ -76,7 +76,7 @@ async def test_a_handler_whose_client_hangs_up_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal.Signals) -> None:
+async def test_server_drains_after_a_signal_without_new_clients(number: signal.Signals) -> None:
     async with served() as (waiting, serving):
         reader, writer = await waiting.ask()
         await waiting.entered.wait()
@@ -109,7 +109,7 @@ async def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pyt
         writer.close()
 
 
-async def test_of_more_connections_than_there_may_be_those_that_have_asked_stay() -> None:
+async def test_server_at_connection_limit_keeps_active_clients() -> None:
     async with served(max_connections=2) as (waiting, _):
         asking, writer = await waiting.ask()
         await waiting.entered.wait()

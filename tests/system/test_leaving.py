@@ -31,7 +31,7 @@ def system(tmp_path: Path) -> Iterator[System]:
         yield started
 
 
-def test_after_sigterm_and_a_start_every_acknowledged_block_is_found(system: System, tmp_path: Path) -> None:
+def test_sigterm_and_restart_keep_acknowledged_blocks(system: System, tmp_path: Path) -> None:
     """Those that were acknowledged by their node alone, too."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB", "--drain-s", "60")
     with system.client() as client:
@@ -43,7 +43,7 @@ def test_after_sigterm_and_a_start_every_acknowledged_block_is_found(system: Sys
         assert client.get_batch([*KEYS, b"last"]) == [*VALUES, b"one of a message"]
 
 
-def test_while_a_node_ends_its_blocks_are_read_and_puts_go_elsewhere(system: System, tmp_path: Path) -> None:
+def test_stopping_node_is_read_and_puts_go_elsewhere(system: System, tmp_path: Path) -> None:
     """Of its own host's clients, too. It ends late, because a put stays open."""
     for name in ("n0", "n1"):
         system.start_node(name, "--dram", "16MiB", "--nvme", f"{tmp_path / name}:64MiB", "--drain-s", "3600")
@@ -94,7 +94,7 @@ def put_all(client: Client) -> tuple[str, str]:
     return name, "n1" if name == "n0" else "n0"
 
 
-def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system: System) -> None:
+def test_drain_copies_last_replicas_to_peers(system: System) -> None:
     two_nodes(system)
     with system.client(ack="node") as client:
         assert client.put(b"small", b"the way of one message") is True
@@ -122,7 +122,7 @@ def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system
         until(goes_there_again, "puts go to this host's node again")
 
 
-def test_what_finds_no_room_at_peers_stays_on_nvme_and_comes_back(system: System, tmp_path: Path) -> None:
+def test_drain_without_peer_space_keeps_blocks_on_nvme(system: System, tmp_path: Path) -> None:
     """100 blocks of 64 KiB do not fit into the other's 4 MiB."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'n0'}:64MiB")
     with system.client() as client:
@@ -137,7 +137,7 @@ def test_what_finds_no_room_at_peers_stays_on_nvme_and_comes_back(system: System
         assert client.get_batch(KEYS) == VALUES
 
 
-def test_a_node_is_drained_to_its_own_nvme_if_that_is_asked_for_and_a_master_that_restarts_goes_on(tmp_path: Path) -> None:
+def test_drain_to_nvme_survives_a_master_restart(tmp_path: Path) -> None:
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
         system.start_master()
         two_nodes(system, folder=tmp_path)
@@ -155,7 +155,7 @@ def test_a_node_is_drained_to_its_own_nvme_if_that_is_asked_for_and_a_master_tha
             assert "alive, drained" in CliRunner().invoke(kvstore, ["nodes", "--master", system.address], env={"COLUMNS": "300"}).output
 
 
-def test_a_drain_without_room_anywhere_says_so_and_goes_on_once_there_is_some(system: System) -> None:
+def test_drain_without_space_reports_and_continues(system: System) -> None:
     system.start_node("n0", "--dram", "16MiB")
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)

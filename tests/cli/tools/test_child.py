@@ -68,7 +68,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
         child.kill()
 
 
-def test_its_json_lines_are_told_by_their_event_and_its_log_is_passed_on(starter: Starter) -> None:
+def test_child_reports_events_and_forwards_log(starter: Starter) -> None:
     child = starter.start(SERVES, "--name=node-0")
     assert child.facts("serving", deadline_s=120)["listen"] == "here"
     assert child.facts("ready", deadline_s=120)["arguments"] == ["--name=node-0"]
@@ -84,7 +84,7 @@ def test_stop_asks_and_the_end_is_told(starter: Starter) -> None:
     assert str(child.failure()) == f"node-0 (pid {child.pid}) was killed by SIGTERM"
 
 
-def test_it_is_asked_once_and_has_the_time_that_it_said_it_may_need(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_gets_one_sigterm_and_its_announced_time(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.cli.tools.child.STOP_DEADLINE_S", 0.0)
     child = starter.start(SAVES)
     child.facts("ready", deadline_s=120)
@@ -101,7 +101,7 @@ def test_one_that_does_not_stop_in_time_is_killed(starter: Starter) -> None:
     assert "was killed by SIGKILL" in str(child.failure())
 
 
-def test_a_refusal_of_its_settings_is_a_config_error_in_its_own_words_and_not_in_the_log_too(starter: Starter) -> None:
+def test_child_config_error_has_its_message_once(starter: Starter) -> None:
     child = starter.start(REFUSES)
     with pytest.raises(ConfigError, match=r"^node-0: no such disk$"):
         child.facts("ready", deadline_s=120)

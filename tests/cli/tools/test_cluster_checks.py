@@ -78,7 +78,7 @@ def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_facto
         assert (judged(found)[0], "it requires a client certificate" in found.found) == (CheckVerdict.OK, True), found
 
 
-def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
+def test_etcd_check_by_tls_unless_certificate_required() -> None:
     status = pb.StatusReply(catalog="etcds://e:1/prefix", catalog_health="ok")
     well = {"https://e:1/version": json.dumps({"etcdserver": "3.6.9"}), "https://e:1/health": json.dumps({"health": "true"})}
     (found,) = cluster_checks.etcd(status, Answers(well))
@@ -141,7 +141,7 @@ def test_releases_that_differ_are_counted() -> None:
     assert "0.0.9 (1)" in cluster_checks.releases(old).found
 
 
-def test_a_master_that_follows_in_another_release_is_counted_and_one_that_does_not_answer_is_told_of() -> None:
+def test_releases_counts_followers_and_masters_reports_silent() -> None:
     owner = pb.StatusReply(name="a", version=VERSION)
     told = [MasterReport("a:1", "owner", "a", version=VERSION), MasterReport("b:1", "following", "b", version="0.0.9")]
     assert judged(cluster_checks.masters(told)) == (CheckVerdict.OK, "2 of 2 in --master respond")

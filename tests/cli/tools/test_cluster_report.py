@@ -48,7 +48,7 @@ def asked(masters: str) -> tuple[ClientSettings, pb.StatusReply]:
         return settings, control.status()
 
 
-def test_each_master_says_what_it_is_and_one_that_does_not_answer_is_told_of(pair: tuple[Places, Places]) -> None:
+def test_ask_masters_reports_roles_and_silent_masters(pair: tuple[Places, Places]) -> None:
     owner, follower = pair
     node = NodeSide(owner)
     node.sync(Event(b"a"), Event(b"b"))
@@ -87,7 +87,7 @@ def asked_in_time(masters: str, *more: str) -> Result:
     return asked[-1]
 
 
-def test_while_no_owner_answers_status_says_so_and_what_each_master_knows(etcd_url: str, tmp_path: Path) -> None:
+def test_status_without_owner_shows_each_master(etcd_url: str, tmp_path: Path) -> None:
     url = f"{etcd_url}/unowned"
     first = MasterProcess(tmp_path / "a", ("--catalog", url, "--lease-ttl-s", "300"))
     owner = first.start()

@@ -70,7 +70,7 @@ def test_status_names_what_an_operator_looks_for_first() -> None:
         assert fact in shown
 
 
-def test_status_says_what_was_found_of_shared_memory_if_it_was_looked_at() -> None:
+def test_status_shows_shared_memory_if_probed() -> None:
     assert "n1: no, permission denied" in text(status_lines(STATUS, "n1: no, permission denied"))
     assert "shared here" not in text(status_lines(STATUS))
 
@@ -98,7 +98,7 @@ def test_status_names_the_slowest_of_the_ways_that_were_measured() -> None:
         ([(0, "b"), (0, "a"), (0, "b")], "0 B of 24 MiB of DRAM; a (1 node), b (2 nodes): run kvstore doctor there"),
     ],
 )
-def test_status_says_how_much_of_dram_is_in_huge_pages_and_why_no_more(found: list[tuple[int, str]], line: str) -> None:
+def test_status_shows_huge_pages_and_reasons(found: list[tuple[int, str]], line: str) -> None:
     tiers = [pb.TierStatus(name="dram", capacity_bytes=8 << 20, huge_bytes=mib << 20, why_not_huge=reason) for mib, reason in found]
     status = pb.StatusReply(
         nodes=[pb.NodeStatus(state="alive", tiers=[tier, pb.TierStatus(name="nvme", capacity_bytes=99)]) for tier in tiers]
@@ -160,7 +160,7 @@ def with_tier(tier: pb.TierStatus) -> pb.StatusReply:
     return found
 
 
-def test_a_tier_that_quantises_shows_what_it_is_worth_and_bits_with_their_metadata() -> None:
+def test_encoded_table_has_sizes_and_bits_per_element() -> None:
     shown = text(tiers_table(with_tier(QUANTISED)))
     row = next(line for line in shown.splitlines() if "int4/64" in line)
     assert row.split() == ["a", "nvme", "int4/64", "1.1", "MiB", "200", "KiB", "160", "KiB", "40", "KiB", "5.00"]

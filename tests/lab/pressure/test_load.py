@@ -25,7 +25,7 @@ def sizes(requests: list[Generation], user: int) -> list[tuple[int, int]]:
     return [(request.prompt_tokens, request.output_tokens) for request in requests if request.user == user]
 
 
-def test_requests_come_in_order_within_the_duration_and_with_the_spread() -> None:
+def test_load_requests_are_ordered_within_duration() -> None:
     found = all_of(Users(LOAD, Random(1)), answer_s=1.0)
     assert [request.number for request in found] == list(range(len(found)))
     times = [request.arrival_s for request in found]
@@ -53,7 +53,7 @@ def test_what_a_user_asks_does_not_depend_on_the_answers() -> None:
         assert sizes(quick, user)[:common] == sizes(slow, user)
 
 
-def test_without_spread_all_are_alike_and_nothing_is_shorter_than_a_token() -> None:
+def test_load_without_spread_is_uniform() -> None:
     found = all_of(Users(UserLoad(users=2, context_tokens=7, output_tokens=1, spread=0, duration_s=60), Random(2)), answer_s=1.0)
     assert {(request.prompt_tokens, request.output_tokens) for request in found} == {(7, 1)}
     tiny = all_of(Users(UserLoad(users=2, context_tokens=1, output_tokens=1, spread=0.9, duration_s=60), Random(2)), answer_s=1.0)

@@ -107,7 +107,7 @@ def test_under_pressure_each_has_its_price() -> None:
     assert queue.goodput_tokens_per_s >= recompute.goodput_tokens_per_s
 
 
-def test_equal_arguments_give_an_equal_outcome_and_another_seed_another() -> None:
+def test_relieve_is_deterministic_by_seed() -> None:
     load = UserLoad(users=4, context_tokens=20, output_tokens=5, duration_s=100)
     first, again, other = (relieve(server(50), strategy("recompute"), load, Random(seed)) for seed in (1, 1, 2))
     assert first == again != other
@@ -136,7 +136,7 @@ def test_nobody_who_asks_in_time_is_no_outcome_to_divide_by() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
-def test_the_99th_percentile_is_the_least_that_99_in_100_do_not_exceed(durations_s: list[float]) -> None:
+def test_p99_is_the_least_value_99_percent_do_not_exceed(durations_s: list[float]) -> None:
     found = MeanAndTail.of(durations_s)
     assert found.p99_s == min(x for x in durations_s if sum(y <= x for y in durations_s) >= 0.99 * len(durations_s))
     assert found.mean_s == pytest.approx(sum(durations_s) / len(durations_s))

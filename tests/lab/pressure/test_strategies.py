@@ -10,7 +10,7 @@ from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, find_gpu
 PLAIN = AnalyticModel(find_model("llama3-8b"), find_gpu("L4"))
 
 
-def test_the_five_and_their_best_known_combination_differ_in_what_they_do() -> None:
+def test_strategies_differ_in_behaviour() -> None:
     assert [strategy.name for strategy in STRATEGIES] == ["reject", "queue", "evict", "recompute", "offload", "queue+recompute"]
     assert len({(strategy.newcomers, strategy.displaced) for strategy in STRATEGIES}) == 6
     for strategy in STRATEGIES:
@@ -37,7 +37,7 @@ def test_prefill_takes_as_long_as_before() -> None:
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_reading_still_bounds_attention_at_two_bits_with_8_query_heads_a_kv_head(name: str) -> None:
+def test_quantised_times_still_bound_by_attention_reads(name: str) -> None:
     """Without that a quantised cache would not be faster in proportion."""
     gpu, model = GPUS[name], find_model("llama3-70b")
     times = AnalyticModel(model, gpu, gpus=16)

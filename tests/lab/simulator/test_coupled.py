@@ -132,7 +132,7 @@ def test_chunks_share_steps_with_the_batch() -> None:
     assert seen == [pytest.approx(0.5 + (1100 - 512) / 1024), pytest.approx(first_s - 2.0 - 13 * MS)]
 
 
-def test_a_chunked_prompt_begins_behind_its_prefix_and_shows_its_load_once() -> None:
+def test_chunked_prompt_starts_after_prefix_with_one_load() -> None:
     served = Served(Chunked, chunk_tokens=256)
     served.server.cache.insert([1, 2], first=0)
     found = served.give_at(0.0, job(0, keys=[1, 2, 3], tokens=1536, output=1))

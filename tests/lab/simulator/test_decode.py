@@ -139,7 +139,7 @@ class Owner:
             self.loop.run()
 
 
-def test_a_sequence_alone_takes_a_step_for_each_token_after_its_first() -> None:
+def test_decode_single_sequence_takes_a_step_per_token() -> None:
     owner = Owner(job(tokens=100, output=9))
     owner.loop.run()
     owner.events.run()
