@@ -237,7 +237,7 @@ def _answer(keys: Sequence[bytes], found: Sequence[bool], as_json: bool, words: 
 
 
 def _is_text(value: bytes) -> bool:
-    """Whether the value is UTF-8 without control characters that a terminal would act on."""
+    """Return whether the value is UTF-8 without control characters that a terminal would act on."""
     try:
         return all(character.isprintable() or character in "\n\r\t" for character in value.decode())
     except UnicodeDecodeError:

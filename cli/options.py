@@ -52,7 +52,7 @@ def client_options(function: F) -> F:
 
 
 def names_master() -> bool:
-    """Whether a flag, a variable or the file sets the master for the current command, even to the default address."""
+    """Return whether a flag, a variable or the file sets the master for the current command, even to the default address."""
     return bool(click.get_current_context().meta[NAMES_MASTER])
 
 

@@ -335,7 +335,7 @@ def _tokens(answer: Mapping[str, Any]) -> list[int]:
 
 
 def _is_final(status: int) -> bool:
-    """Whether a retry is useless: success, or an error of the client."""
+    """Return whether a retry is useless: success, or an error of the client."""
     if status in RETRIED:
         return False
     return 200 <= status < 300 or 400 <= status < 500

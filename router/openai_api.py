@@ -84,7 +84,7 @@ class ApiRequest:
 
     @property
     def is_splittable(self) -> bool:
-        """Whether one engine can prefill and another one decode."""
+        """True if one engine can prefill and another one decode."""
         if self.path not in SPLITTABLE_PATHS or has_several_prompts(self.members):
             return False
         return all(self.members.get(name) in values for name, values in SPLITTABLE_ONLY_AS.items())
@@ -114,7 +114,7 @@ def parse_json(body: bytes) -> Mapping[str, Any]:
 
 
 def has_several_prompts(members: Mapping[str, Any]) -> bool:
-    """Whether a completion request has a list of two or more prompts."""
+    """Return whether a completion request has a list of two or more prompts."""
     prompt = members.get("prompt")
     return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
 
@@ -212,5 +212,5 @@ def _retry_after_s(refusal: Refusal) -> int:
 
 
 def is_token(value: Any) -> bool:
-    """Whether a JSON value is a token id."""
+    """Return whether a JSON value is a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKEN_ID

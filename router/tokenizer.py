@@ -123,7 +123,7 @@ def _body(members: Mapping[str, Any]) -> bytes:
 
 
 def _is_text(content: Any) -> bool:
-    """Whether a message's content is text only, or empty (as with tool calls)."""
+    """Return whether a message's content is text only, or empty (as with tool calls)."""
     if not isinstance(content, list):
         return isinstance(content, str | None)
     return all(isinstance(part, str) or (isinstance(part, dict) and part.get("type") == "text") for part in content)

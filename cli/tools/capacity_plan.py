@@ -16,7 +16,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import PolicyJob, PolicyRow
 from kvstore.lab.pressure.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
 from kvstore.lab.pressure.load import UserLoad
-from kvstore.lab.pressure.model import LoadOutcome, relieve
+from kvstore.lab.pressure.model import LoadOutcome, simulate_load
 from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, QuantisedTimes, ServingModel
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument
@@ -99,7 +99,7 @@ class Reuse:
     """None for a model that the layer model does not describe."""
 
     def pays(self, source: str) -> bool | None:
-        """Whether fetching from `source` is faster than computing; None if the compute time is unknown."""
+        """Return whether fetching from `source` is faster than computing; None if the compute time is unknown."""
         return None if self.compute is None else self.fetch_s[source] < self.compute.seconds
 
 
@@ -173,7 +173,7 @@ def outcomes_of(setup: PlanInputs, users: int) -> list[LoadOutcome]:
         lower_tiers=setup.lower_tiers,
     )
     load = replace(setup.load, users=users)
-    return [relieve(server, strategy, load, Random(setup.seed)) for strategy in STRATEGIES]
+    return [simulate_load(server, strategy, load, Random(setup.seed)) for strategy in STRATEGIES]
 
 
 def levels(users: int) -> list[int]:

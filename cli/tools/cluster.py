@@ -244,7 +244,7 @@ class LocalCluster:
 
 
 def _has_event(node: Child, event: str) -> bool:
-    """Whether the node has reported the event, or does within PROGRESS_INTERVAL_S."""
+    """Return whether the node has reported the event, or does within PROGRESS_INTERVAL_S."""
     try:
         node.facts(event, deadline_s=PROGRESS_INTERVAL_S)
     except DeadlineExceeded:

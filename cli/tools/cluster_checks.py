@@ -152,7 +152,7 @@ def nodes(status: pb.StatusReply) -> Check:
 
 
 def connections(status: pb.StatusReply) -> Check:
-    """Whether each node has connections and descriptors left for further clients."""
+    """Return whether each node has connections and descriptors left for further clients."""
     crowded = [node for node in status.nodes if node.state != "dead" and _is_crowded(node.counters)]
     if not crowded:
         used = sum(node.counters.get("connections", 0) for node in status.nodes)
@@ -174,7 +174,7 @@ def _is_crowded(counters: Mapping[str, int]) -> bool:
 
 
 def masters(reports: Sequence[MasterReport]) -> Check:
-    """Whether each master of the settings responds."""
+    """Return whether each master of the settings responds."""
     lost = [one for one in reports if one.error]
     found = f"{len(reports) - len(lost)} of {len(reports)} in --master respond"
     if lost:
@@ -188,7 +188,7 @@ def masters(reports: Sequence[MasterReport]) -> Check:
 
 
 def releases(status: pb.StatusReply, reports: Sequence[MasterReport] = ()) -> Check:
-    """Whether all daemons and this client run one release. Only successive releases are compatible."""
+    """Return whether all daemons and this client run one release. Only successive releases are compatible."""
     of_masters = {status.name: status.version} | {one.name: one.version for one in reports if not one.error}
     found = Counter([VERSION, *of_masters.values(), *(node.version for node in status.nodes)])
     if len(found) == 1:
@@ -275,5 +275,5 @@ def shared_memory_checks(settings: ClientSettings) -> list[Check]:
 
 
 def are_well(found: Iterable[Check]) -> bool:
-    """Whether no check has the verdict WRONG."""
+    """Return whether no check has the verdict WRONG."""
     return all(check.verdict is not CheckVerdict.WRONG for check in found)

@@ -30,7 +30,7 @@ CERTIFICATES: Final = ("tls_cert", "http_tls_cert")
 
 
 def numa(root: Path = Path("/")) -> Check:
-    """Whether the kernel migrates pages of slabs between NUMA nodes, which unmaps them repeatedly."""
+    """Return whether the kernel migrates pages of slabs between NUMA nodes, which unmaps them repeatedly."""
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     found = f"{nodes} NUMA node{'s' * (nodes != 1)}"
     if nodes > 1 and _text(root / "proc/sys/kernel/numa_balancing") not in ("", "0"):
@@ -39,7 +39,7 @@ def numa(root: Path = Path("/")) -> Check:
 
 
 def gids(root: Path = Path("/")) -> Check:
-    """Whether RDMA ports on Ethernet have a RoCE v2 address; without one they cannot reach other networks."""
+    """Return whether RDMA ports on Ethernet have a RoCE v2 address; without one they cannot reach other networks."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     ethernet = [port for port in ports if _text(port / "link_layer") == "Ethernet"]
     if not ethernet:
@@ -82,7 +82,7 @@ def nvme(tier: str, root: Path = Path("/")) -> Check:
 
 
 def ports(root: Path = Path("/")) -> Check:
-    """Whether the ports of a cluster (protocol/ports.py) are free or used by kvstore's own daemons."""
+    """Return whether the ports of a cluster (protocol/ports.py) are free or used by kvstore's own daemons."""
     taken = _listening(root)
     ours = {port: taken[port.number] for port in PORTS if port.number in taken}
     foreign = {port: holder for port, holder in ours.items() if "kvstore" not in holder}

@@ -22,7 +22,7 @@ NOT_SHOWN: Final = "sizes, counts and rates are for operators only: give a token
 
 
 def is_whole(status: pb.StatusReply) -> bool:
-    """Whether the status is complete. Callers that are not operators get neither the catalog's address nor the nodes' tiers."""
+    """Return whether the status is complete. Callers that are not operators get neither the catalog's address nor the nodes' tiers."""
     return bool(status.catalog) or any(node.tiers for node in status.nodes)
 
 

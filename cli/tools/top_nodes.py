@@ -102,7 +102,7 @@ def heading_of(name: str) -> str:
 
 
 def _is_known(name: str, nodes: list[dict[str, Any]]) -> bool:
-    """Whether a column has a value: columns of tiers that no node has are left out."""
+    """Return whether a column has a value: columns of tiers that no node has are left out."""
     return not name.endswith("_share") or any(node[name] is not None for node in nodes)
 
 

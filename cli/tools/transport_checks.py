@@ -146,7 +146,7 @@ def rdma_ports(root: Path) -> list[str]:
 
 
 def peermem(root: Path, *, has_rdma: bool) -> Check:
-    """Whether RDMA devices can access GPU memory."""
+    """Return whether RDMA devices can access GPU memory."""
     name = "nvidia_peermem"
     modules = [line.split()[0] for line in _text(root / "proc/modules").splitlines()]
     if name in modules:
@@ -182,7 +182,7 @@ def hugepages(root: Path) -> Check:
 
 
 def transparent_hugepages(root: Path) -> Check:
-    """Whether slabs can get transparent huge pages."""
+    """Return whether slabs can get transparent huge pages."""
     name, reason = "shared huge pages", why_none(root)
     if not reason:
         return Check(name, CheckVerdict.OK, f"shmem_enabled is {policy(root)}")
@@ -194,7 +194,7 @@ def transparent_hugepages(root: Path) -> Check:
 
 
 def ptrace_scope(root: Path) -> Check:
-    """Whether a process may read another's memory (CMA), which UCX uses between processes of one host."""
+    """Return whether a process may read another's memory (CMA), which UCX uses between processes of one host."""
     scope = _line(root / "proc/sys/kernel/yama/ptrace_scope") or "0"
     if scope == "0":
         return Check("ptrace scope", CheckVerdict.OK, "processes of one user may read one another's memory (CMA)")

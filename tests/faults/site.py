@@ -124,7 +124,7 @@ class Site:
         os.kill(self.pid(name), number)
 
     def await_end(self, name: str, deadline_s: float) -> bool:
-        """Whether it has ended by itself by then; it is reaped."""
+        """Return whether it has ended by itself by then; it is reaped."""
         end_s = time.monotonic() + deadline_s
         while time.monotonic() < end_s:
             if not Path(f"/proc/{self.pid(name)}").exists():

@@ -198,7 +198,7 @@ async def test_an_unknown_response_is_the_engines_to_find() -> None:
         assert (response.status, await response.json()) == (404, {"error": {"message": "Response with id 'resp_9' not found."}})
         missing = await router.client.get("/v1/responses/resp_9")
         assert missing.status == 404
-        assert "has not passed on a response 'resp_9'" in (await missing.json())["error"]["message"]
+        assert "unknown response 'resp_9'" in (await missing.json())["error"]["message"]
 
 
 async def test_models_health_and_counts() -> None:
@@ -226,8 +226,8 @@ async def test_models_health_and_counts() -> None:
     ("body", "status", "code", "message"),
     [
         (b"{", 400, None, "the body is not JSON: "),
-        ({**BODY, "model": 1}, 400, None, "model is a text"),
-        ({**BODY, "model": "other"}, 404, "model_not_found", "there is no model 'other' here; there is 'm'"),
+        ({**BODY, "model": 1}, 400, None, "model must be a string"),
+        ({**BODY, "model": "other"}, 404, "model_not_found", "no model 'other': this router serves 'm'"),
         ({**BODY, "prompt": "x" * 3000}, 413, None, "the body of the request is longer than 2048 bytes: "),
     ],
 )
@@ -245,7 +245,7 @@ async def test_a_request_that_cannot_be_served_gets_one_clear_message(body: Any,
 async def test_app_client_errors_have_one_form() -> None:
     async with served() as router:
         status, error, _ = await router.refused(BODY, x_kvstore_ttft_slo_s="soon")
-        assert (status, error["message"][:34]) == (400, "the header x-kvstore-ttft-slo-s is")
+        assert (status, error["message"][:34]) == (400, "the header x-kvstore-ttft-slo-s mu")
         assert (await router.refused(BODY, "/v2/completions"))[0] == 404
         response = await router.client.get("/v1/completions")
         assert (response.status, response.headers["Allow"]) == (405, "POST")
@@ -255,7 +255,7 @@ async def test_a_master_that_is_gone_is_503() -> None:
     async with served(Unavailable("no master can be reached")) as router:
         status, error, response = await router.refused(BODY)
         assert (status, response.headers["Retry-After"]) == (503, "1")
-        assert error["message"] == "not served in 6 attempts; the last one: no master can be reached"
+        assert error["message"] == "all 6 attempts failed; the last one: no master can be reached"
         await idle(router)
         assert router.counters.failed == 1
 

@@ -10,7 +10,7 @@ from kvstore.router.config import SECTION, RouterSettings, check_settings
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({}, "no model is named: give --model NAME"),
+        ({}, "model is not set: give --model NAME"),
         ({"model": "m", "listen": "0.0.0.0:0"}, "listen is 0.0.0.0, which other hosts reach"),
     ],
 )

@@ -25,7 +25,7 @@ def test_daemon_serves_without_master_until_a_signal(tmp_path: Path) -> None:
         connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": "x"}))
         response = connection.getresponse()
         assert response.status == 503
-        assert "not served in 1 attempts; the last one: no master can be reached" in json.load(response)["error"]["message"]
+        assert "all 1 attempts failed; the last one: no master can be reached" in json.load(response)["error"]["message"]
         connection.close()
         port = router.ready["http"]
         assert [ask(port, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 503, 200]
@@ -41,7 +41,7 @@ def test_daemon_serves_without_master_until_a_signal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "no model is named: give --model NAME, as the engines' blocks have it"),
+        ([], "model is not set: give --model NAME, the name in the engines' namespace"),
         (["--model", "m", "--listen", "nowhere"], "'nowhere' is not an address"),
         (["--model", "m", "--listen", "0.0.0.0:0"], "listen is 0.0.0.0, which other hosts reach, and whoever gets there would be let in"),
         (["--model", "m", "--master", "http://127.0.0.1:7440"], "'http://127.0.0.1:7440' is not an address: write HOST:PORT"),

@@ -102,7 +102,7 @@ def test_an_operator_with_certificate_and_token_names_a_tenant(encrypted: Encryp
 
 
 def refuses(call: Callable[[], object]) -> Callable[[], bool]:
-    """Whether the call fails by now."""
+    """Return whether the call fails by now."""
 
     def is_so() -> bool:
         try:

@@ -30,7 +30,7 @@ def nodes(hosts: TwoHosts, master: str) -> dict[str, dict[str, Any]]:
 
 
 def has_settled(hosts: TwoHosts, master: str, blocks: int) -> bool:
-    """Whether so many blocks have been copied to `b` or given up; a rate measured by them came with the same heartbeat."""
+    """Return whether so many blocks have been copied to `b` or given up; a rate measured by them came with the same heartbeat."""
     counters = nodes(hosts, master)["b"]["counters"]
     return int(counters["copied_blocks"]) + int(counters["copies_failed"]) >= blocks
 

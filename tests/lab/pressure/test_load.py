@@ -15,9 +15,9 @@ def all_of(users: Users, *, answer_s: float) -> list[Generation]:
     """Everyone is answered after so long."""
     found = []
     while users.next_s is not None:
-        request = users.ask()
+        request = users.take()
         found.append(request)
-        users.answered(request.user, now_s=request.arrival_s + answer_s)
+        users.finish(request.user, now_s=request.arrival_s + answer_s)
     return found
 
 
@@ -40,9 +40,9 @@ def test_a_user_has_one_request_under_way_at_most() -> None:
     users = Users(LOAD, Random(1))
     asked = []
     while users.next_s is not None:
-        asked.append(users.ask().user)
+        asked.append(users.take().user)
     assert sorted(asked) == [0, 1, 2]
-    assert users.asked == 3
+    assert users.sent == 3
 
 
 def test_what_a_user_asks_does_not_depend_on_the_answers() -> None:

@@ -15,8 +15,8 @@ def test_strategies_differ_in_behaviour() -> None:
     assert len({(strategy.newcomers, strategy.displaced) for strategy in STRATEGIES}) == 6
     for strategy in STRATEGIES:
         # Who displaces must displace somebody, and who rejects sets room aside.
-        assert strategy.newcomers is not AdmissionStrategy.DISPLACE or strategy.displaced is not PreemptionStrategy.NOBODY
-        assert strategy.newcomers is not AdmissionStrategy.REJECTED or strategy.displaced is PreemptionStrategy.NOBODY
+        assert strategy.newcomers is not AdmissionStrategy.DISPLACE or strategy.displaced is not PreemptionStrategy.NONE
+        assert strategy.newcomers is not AdmissionStrategy.REJECTED or strategy.displaced is PreemptionStrategy.NONE
 
 
 @pytest.mark.parametrize(("capacity_bytes", "bytes_per_s"), [(-1, 1.0), (1, 0.0), (1, float("nan"))])

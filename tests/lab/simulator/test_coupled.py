@@ -31,7 +31,7 @@ class Served:
     def give_at(self, at_s: float, found: SimulatedJob) -> SimulatedJob:
         found.queued_s = at_s
         found.ready_s = max(at_s, found.ready_s)
-        self.events.at(at_s, lambda: self.server.give(found))
+        self.events.at(at_s, lambda: self.server.enqueue(found))
         return found
 
 

@@ -67,7 +67,7 @@ class Served:
 def test_one_prompt_at_a_time_in_the_order_they_came() -> None:
     served = Served()
     for number, tokens in enumerate((1024, 2048, 512)):
-        served.server.give(job(number, tokens=tokens, expected_s=tokens / 1024))
+        served.server.enqueue(job(number, tokens=tokens, expected_s=tokens / 1024))
     assert served.server.queue_s() == 3.5
     served.events.at(1.5, lambda: served.started.append((-1, served.server.queue_s(), 0.0)))
     served.events.run()
@@ -79,8 +79,8 @@ def test_one_prompt_at_a_time_in_the_order_they_came() -> None:
 def test_prefill_caches_blocks_and_loads_cached_prefix() -> None:
     served = Served()
     first, second = job(0, keys=[1, 2], tokens=1024), job(1, keys=[1, 2, 3], tokens=1536)
-    served.server.give(first)
-    served.server.give(second)
+    served.server.enqueue(first)
+    served.server.enqueue(second)
     served.events.run()
     assert (first.prefix_blocks, first.prefix_tokens, first.load_s, first.queue_s) == (0, 0, 0.0, 0.0)
     assert (second.prefix_blocks, second.prefix_tokens, second.queue_s) == (2, 1024, 1.0)
@@ -93,8 +93,8 @@ def test_prefill_queue_waits_for_fetched_blocks() -> None:
     served = Served()
     first, second = job(0, expected_s=1.0), job(1, expected_s=1.0)
     first.ready_s = 4.0
-    served.server.give(first)
-    served.server.give(second)
+    served.server.enqueue(first)
+    served.server.enqueue(second)
     assert served.server.queue_s() == 6.0
     served.events.at(2.0, served.server.wake)
     served.events.at(4.0, served.server.wake)
@@ -105,6 +105,6 @@ def test_prefill_queue_waits_for_fetched_blocks() -> None:
 
 def test_prefill_queue_estimate_follows_actual_times() -> None:
     served = Served()
-    served.server.give(job(0, tokens=2048, expected_s=9.0))
-    served.server.give(job(1, tokens=1024, expected_s=1.0))
+    served.server.enqueue(job(0, tokens=2048, expected_s=9.0))
+    served.server.enqueue(job(1, tokens=1024, expected_s=1.0))
     assert served.server.queue_s() == 3.0
