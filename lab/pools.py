@@ -4,8 +4,8 @@ Private caches lose hits when the next turn of a conversation is routed to anoth
 cache-aware routing finds the instance with the blocks, and loses little unless that one is busy.
 
 Measured on the public conversation trace, with LRU and 3M tokens (5,859 blocks of 512) per instance: the pool has 2.36 times the prefix
-hits of four instances under round robin, 3.4 times with ten, and 1.1 to 1.2 times under cache-aware routing. Published: 2.22 for this trace, 1.4
-to 2.4 over three traces, without the routing; a few instances with cache-unaware routing come closest.
+hits of four instances under round robin, 3.4 times with ten, and 1.1 to 1.2 times under cache-aware routing. Published: 2.22 for this
+trace, 1.4 to 2.4 over three traces, without the routing; a few instances with cache-unaware routing come closest.
 Source: Qin et al., Mooncake, FAST'25.
 """
 

@@ -1,8 +1,9 @@
 """Simulated decode instance: continuous batching within the KV cache of its GPUs, with a FIFO queue.
 
 Decode steps of an unchanged batch are simulated as one event (fast forward). Until a sequence joins or ends, the batch size is fixed and
-the context grows by that size per step. If the step time is affine in the context (as AnalyticModel's), the time of k steps is an arithmetic
-series, and exact. Otherwise the number of steps is halved until it is affine, or at most MAX_BENT_STEPS, where a chord approximates it.
+the context grows by that size per step. If the step time is affine in the context (as AnalyticModel's), the time of k steps is an
+arithmetic series, and exact. Otherwise the number of steps is halved until it is affine, or at most MAX_BENT_STEPS, where a chord
+approximates it.
 
 A sequence is admitted only if its final cache fits, so none is preempted. Engines that overcommit are not simulated.
 """
