@@ -124,7 +124,7 @@ def test_find_takes_id_prefix_and_exact_name() -> None:
     with pytest.raises(InvalidArgument, match=r"'abc' matches several namespaces: abcd, abce; give more digits"):
         find("abc", among, "")
     for unknown in ("y", ""):
-        with pytest.raises(InvalidArgument, match=f"no namespace {unknown!r}: kvstore namespaces lists"):
+        with pytest.raises(InvalidArgument, match=f"no namespace {unknown!r}: `kvstore namespaces` lists"):
             find(unknown, among, "")
     many = [ListedNamespace("red", f"a{number:02}", usage("a"), None) for number in range(10)]
     with pytest.raises(InvalidArgument, match=r"a07 and 2 more; give"):
