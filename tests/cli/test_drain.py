@@ -39,7 +39,7 @@ def test_it_begins_waits_and_is_cancelled(master: str) -> None:
 
 
 def test_drain_waits_across_a_failover_and_ignores_followers() -> None:
-    """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
+    """A follower has no nodes in its status, which would look like a finished or cancelled drain."""
 
     def told(**drain: Any) -> pb.StatusReply:
         return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])

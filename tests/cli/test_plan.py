@@ -99,7 +99,7 @@ def test_charts_are_named_where_they_are(trace: Path, tmp_path: Path) -> None:
         (("--model", "none"), "no model is named 'none'"),
         (("--scheme", "int3"), "no scheme 'int3'"),
         (("--scheme", "int4/64", "--block-tokens", "16"), "needs block_tokens to be a multiple of 64"),
-        (("--tp", "1"), "it takes at least 2 such GPUs"),
+        (("--tp", "1"), "use at least 2 such GPUs"),
         (("--nic", "0"), "nic_bytes_per_s is 0"),
         (("--nvme-bandwidth", "0"), "the tier NVMe must have a capacity of 0 or more and a bandwidth above 0"),
         (("--trace", "/nowhere"), "cannot read the trace /nowhere"),

@@ -44,7 +44,7 @@ def test_a_node_that_is_taken_for_a_master_says_what_it_is(master: str) -> None:
     line = f"kvstore: error: no master can be reached: {node['tcp']} is 'node-0', which is no master\n"
     result = CliRunner().invoke(kvstore, ["exists", "key", "--master", node["tcp"]])
     assert (result.exit_code, result.stderr) == (2, line)
-    # In a process of its own: what gRPC has to say of an address that is none it writes beside Python's standard error.
+    # In a child process: gRPC writes messages on invalid addresses directly to file descriptor 2.
     command = [sys.executable, "-m", "kvstore.cli.main", "status", "--master", node["tcp"]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)

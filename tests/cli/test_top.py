@@ -68,7 +68,7 @@ class Terminal:
         while self._process.poll() is None and self._read(WAIT_S):
             pass
         ended = self._process.wait(WAIT_S)
-        while self._read(WAIT_S):  # what it wrote last, until nobody has the terminal open
+        while self._read(WAIT_S):  # the rest of the output, until the terminal is closed
             pass
         return ended
 
@@ -77,7 +77,7 @@ class Terminal:
             return False
         try:
             some = os.read(self._own, 65536)
-        except OSError:  # nobody has it open any more
+        except OSError:  # no process has the terminal open
             return False
         self.written += some
         self._stream.feed(some)

@@ -36,7 +36,7 @@ FILE: Final = "".join(
 
 
 class Row(NamedTuple):
-    """One line of the table: what may be done, by whom (a column's cell is not empty), and how."""
+    """One row of the permission table: the action, the identities that may do it, and the commands and messages for it."""
 
     what: str
     allowed: frozenset[str]

@@ -15,7 +15,7 @@ from tests.lab.prompts import prompts, public_trace, requests
 
 
 class Watched(LRU[int]):
-    """Tells what it is asked, and at what time."""
+    """LRU that records its calls and their times."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def test_a_policy_that_raises_is_named(processes: int) -> None:
 
 
 def test_a_process_that_dies_is_an_error_and_not_a_wait_for_ever() -> None:
-    with pytest.raises(Broken, match="the policy odd failed: the process that ran it died"):
+    with pytest.raises(Broken, match="the policy odd failed: its worker process died"):
         run_jobs([faulty("dies"), faulty("dies"), JOBS[0]], TALK, processes=2)
 
 

@@ -137,7 +137,7 @@ def moved_to(address: str) -> Act:
 
 
 def pours(status: int = 200, **headers: str) -> Act:
-    """Says more and more, until the other side hangs up."""
+    """Send data until the peer disconnects."""
 
     async def act(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(status=status, headers=headers)
@@ -197,7 +197,7 @@ async def test_cancelling_and_closing_hang_up_on_the_engine() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sending a large body")
 def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
-    """As one whose process is stopped: its kernel accepts, and nobody reads."""
+    """A stopped process: its kernel accepts connections, but it does not read."""
 
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -258,7 +258,7 @@ def chunked(*frames: bytes) -> bytes:
 
 @asynccontextmanager
 async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
-    """Answers with the head of a chunked body and these bytes, whatever they mean, and leaves the connection open."""
+    """Engine that responds with the head of a chunked body and these raw bytes, and leaves the connection open."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -267,7 +267,7 @@ async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
         await reader.readexactly(int(length.partition(b":")[2]))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for part in parts:
-            await asyncio.sleep(0.02)  # or the head and what is malformed would be read as one, of which aiohttp tells
+            await asyncio.sleep(0.02)  # aiohttp reports malformed bytes that it reads together with the head
             writer.write(part)
         await reader.read()
         writer.close()
@@ -289,7 +289,7 @@ async def test_engines_malformed_http_fails_before_the_deadline(parts: tuple[byt
 
 @pytest.mark.parametrize("then", [(), (b"zz\r\n",), (chunked(event(choice([98]))),)])
 async def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> None:
-    """Whatever becomes of the body, whose end does not come."""
+    """After the last event the end of the body does not matter."""
 
     async with (
         raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,

@@ -1,4 +1,4 @@
-"""Promises of serving.py, in this process: its own signals, real sockets."""
+"""Promises of http_server.py, with this process's signals and real sockets."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from kvstore.telemetry.http.listener import listening
 
 
 class Waiting:
-    """An application whose handler waits until it is told to end."""
+    """Application whose handler waits for an event."""
 
     def __init__(self) -> None:
         self.entered, self.end, self.cancelled, self.ready = (asyncio.Event() for _ in range(4))

@@ -32,7 +32,7 @@ with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
 
 @contextmanager
 def programs() -> Iterator[LocalCluster]:
-    """A cluster whose daemons are started as it starts them by itself."""
+    """A cluster whose daemons are real processes, started by `launched`."""
     with LocalCluster(SMALL, on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         yield cluster
@@ -72,7 +72,7 @@ def test_a_daemon_that_dies_is_named_with_the_reason(cluster: LocalCluster) -> N
     os.kill(cluster.master_pid, signal.SIGKILL)
     with pytest.raises(Broken, match="master"):
         cluster.wait_for_end()
-    cluster.check()  # each death is told once
+    cluster.check()  # each death is reported once
 
 
 @pytest.fixture

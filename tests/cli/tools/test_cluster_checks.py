@@ -25,13 +25,13 @@ NOW_S = 1_800_000_000.0
 
 
 def judged(check: Check) -> tuple[CheckVerdict, str]:
-    """Verdict and finding; whatever is not well says what mends it."""
+    """Return verdict and finding, after checking that all but OK have advice."""
     assert bool(check.advice) == (check.verdict is not CheckVerdict.OK)
     return check.verdict, check.found
 
 
 class Answers:
-    """What is asked by HTTP, by URL; everything else does not answer."""
+    """Fake of `fetch`: URL -> body; other URLs are unreachable."""
 
     def __init__(self, bodies: dict[str, str] | None = None, date_s: float = NOW_S) -> None:
         self._bodies = bodies or {}

@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> None:
 
 
 def judged(check: Check) -> tuple[CheckVerdict, str]:
-    """Verdict and finding; whatever is not well says what mends it."""
+    """Return verdict and finding, after checking that all but OK have advice."""
     assert bool(check.advice) == (check.verdict is not CheckVerdict.OK)
     return check.verdict, check.found
 

@@ -163,7 +163,7 @@ def test_settled_status_waits_for_a_report_of_every_node() -> None:
     with embedded() as cluster, Control(cluster.control_address, ClientSettings()) as control:
         found = settled_status(control)
         assert [node.state for node in found.nodes] == ["alive"]
-        # A clock that leaps ahead: the deadline is over at the second look, whatever the heartbeats are.
+        # The clock leaps ahead, so that the deadline has passed at the second poll.
         times = iter([0.0, 1e-9, 1e6])
         assert settled_status(control, clock=lambda: next(times), sleep=lambda seconds: None).nodes
 

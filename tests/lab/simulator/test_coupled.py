@@ -11,8 +11,7 @@ MS = 1 / 64
 
 
 class Served:
-    """A server and when those whom it served had their first and their last token, in the order they ended; jobs in `refused` may not be
-    decoded."""
+    """A server and the times of its jobs' first and last tokens, in order of their ends. Jobs in `refused` are rejected after prefill."""
 
     def __init__(
         self, order: type[CoupledServer] = PrefillFirst, *, capacity_tokens: int = 1_000_000, refused: tuple[int, ...] = (), **more: int

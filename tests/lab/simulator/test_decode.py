@@ -1,4 +1,4 @@
-"""Promises of decode.py: many steps at once come to what they come to one by one. A step takes 1/16 s and 1/64 s more a sequence."""
+"""Promises of decode.py: a fast forward equals single steps. A step takes 1/16 s, and 1/64 s more per sequence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ def test_a_stall_is_a_gap_of_those_who_waited() -> None:
 
 
 class Served:
-    """A server and whom it served."""
+    """A server and the jobs that it finished."""
 
     def __init__(self, capacity_tokens: int = 1_000_000) -> None:
         self.events = EventQueue()

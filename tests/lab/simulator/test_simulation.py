@@ -48,7 +48,7 @@ def test_algorithm_1_rejects_by_slo_only_when_alone() -> None:
         ({"gpu": "none"}, ConfigError, "none"),
         ({"gpus": 1}, ConfigError, "does not fit on 1 x A800"),
         ({"dispatcher": "none"}, ConfigError, "none"),
-        ({"admission": "none"}, ConfigError, "no admission is named 'none': take one of slo, all, late"),
+        ({"admission": "none"}, ConfigError, "admission is 'none': it must be one of slo, all, late"),
         ({"plan": SimulationPlan(policy="none")}, ConfigError, "none"),
         ({"threshold": 0.5}, InvalidArgument, "at least 1"),
         ({"send_bytes_per_s": 0.0}, InvalidArgument, "send_bytes_per_s is 0"),
