@@ -166,5 +166,5 @@ def test_drain_without_space_reports_and_continues(system: System) -> None:
         with pytest.raises(Unavailable):
             client.put(b"nowhere", b"value", deadline_s=5)
         system.start_node("n1", "--dram", "16MiB")
-        assert "n0 is drained: it holds no block" in drain(system, "n0")
+        assert "n0 is drained: no block is in its memory only" in drain(system, "n0")
         assert all({place.node for place in places} == {"n0", "n1"} for places in client.locate(KEYS))
