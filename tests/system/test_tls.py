@@ -53,7 +53,7 @@ def test_values_are_put_got_copied_and_moved_over_tls(encrypted: Encrypted) -> N
         assert all(far.get(key) == value for key, value in zip(KEYS, VALUES, strict=True))
         assert {place.node for places in near.locate(KEYS) for place in places} == {"n0", "n1"}
         drained = CliRunner().invoke(kvstore, ["drain", "n0", "--master", system.address], env=environment(system.settings))
-        assert "n0 is drained: it holds no block that no other node has" in drained.output
+        assert "n0 is drained: no block is in its memory only" in drained.output
         system.kill_node("n0")
         assert far.get_batch(KEYS) == VALUES
 
