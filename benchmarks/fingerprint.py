@@ -69,7 +69,7 @@ def _write(folder: Path) -> None:
 
 
 def _drop_page_cache() -> bool:
-    """Whether the machine allows it."""
+    """Return whether the machine allows it."""
     subprocess.run(["sync"], check=True)
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BLOCK_BYTES, NEEDED_DRAM_BYTES, BenchRow, at_least, copy_all, of_size, put_all, seconds
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -25,7 +25,7 @@ def rows() -> Iterator[BenchRow]:
     sources = [np.random.default_rng(1).integers(0, 256, size_bytes, dtype=np.uint8) for _ in range(8)]
     arena = [np.ones(size_bytes, np.uint8) for _ in range(count)]
     ratios: list[float] = []
-    with LocalCluster(ClusterPlan(is_private=True, dram=str(NEEDED_DRAM_BYTES)), on_log=show_trouble) as running:
+    with LocalCluster(ClusterPlan(is_private=True, dram=str(NEEDED_DRAM_BYTES)), on_log=show_warning) as running:
         running.wait_warm()
         for _ in range(FIRST_CLIENTS):
             keys = [os.urandom(16) for _ in range(count)]

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.engines.mooncake import mooncake_master, mooncake_segment
 from benchmarks.harness import report
 from benchmarks.transfer_peers import Trouble, mooncake_python
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 
@@ -138,7 +138,7 @@ def ask(client: "subprocess.Popen[str]", task: Task) -> list[float]:
 
 @contextmanager
 def kvstore_client() -> "Iterator[subprocess.Popen[str]]":
-    with LocalCluster(ClusterPlan(dram=DRAM, is_private=True), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(dram=DRAM, is_private=True), on_log=show_warning) as cluster:
         cluster.wait_warm()
         with child([sys.executable, "-m", "benchmarks.puts_child", "kvstore", cluster.address]) as client:
             yield client

@@ -17,7 +17,7 @@ from typing import Any, Final
 import redis
 
 from benchmarks.harness import cpu_ns, redis_server
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -124,6 +124,6 @@ def _line(child: "subprocess.Popen[str]") -> str:
 
 @contextlib.contextmanager
 def _store() -> Iterator[LocalCluster]:
-    with LocalCluster(ClusterPlan(is_private=True, dram=DRAM), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(is_private=True, dram=DRAM), on_log=show_warning) as cluster:
         cluster.wait_warm()
         yield cluster

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -95,7 +95,7 @@ def _with_error(name: str, values: list[float], unit: str) -> Iterator[BenchRow]
 def _start(opened: contextlib.ExitStack, config: Path, text: str) -> Running:
     config.write_text(f"{text}busy_poll_us = 0\n")
     plan = ClusterPlan(is_private=True, dram="64MiB", config=str(config))
-    cluster = opened.enter_context(LocalCluster(plan, on_log=show_trouble))
+    cluster = opened.enter_context(LocalCluster(plan, on_log=show_warning))
     cluster.wait_warm()
     with cluster.control() as control:
         status = control.status()

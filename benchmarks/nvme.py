@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.harness import report
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_least, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -243,7 +243,7 @@ def _cluster(folder: Path, **settings: float) -> Iterator[LocalCluster]:
     config = folder / "settings.toml"
     config.write_text("\n".join(["[node]", *(f"{name} = {value}" for name, value in settings.items())]) + "\n")
     plan = ClusterPlan(is_private=True, dram=str(DRAM_BYTES), nvme=f"{folder / 'tier'}:{NVME_BYTES}", config=str(config))
-    with LocalCluster(plan, on_log=show_trouble) as cluster:
+    with LocalCluster(plan, on_log=show_warning) as cluster:
         cluster.wait_warm()
         yield cluster
 

@@ -18,7 +18,7 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.harness import write
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_least, at_most, table
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.cli.tools.replay import StoreReplay as LiveReplay
@@ -189,7 +189,7 @@ def live_ratio(policy: str, requests: Sequence[TraceRequest]) -> tuple[float, li
     """The prefix hit ratio, and the requests at the times at which they were sent."""
     plan = ClusterPlan(is_private=True, dram=str(LIVE_BLOCKS * LIVE_BYTES), policy=policy)
     as_sent = []
-    with LocalCluster(plan, on_log=show_trouble) as running:
+    with LocalCluster(plan, on_log=show_warning) as running:
         running.wait_warm()
         with Client(running.address) as client:
             live = LiveReplay(client, block_bytes=LIVE_BYTES)

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import node_table, value_memory
 from benchmarks.harness import cpu_ns, run
 from benchmarks.many_writers import process_rows, thread_rows
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import SMALL_BLOCKS, SMALL_BYTES, BenchRow, at_least, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -141,7 +141,7 @@ class _Cpu:
 
 
 def _cluster(dram_bytes: int) -> LocalCluster:
-    return _Ready(ClusterPlan(is_private=True, dram=str(dram_bytes)), on_log=show_trouble)
+    return _Ready(ClusterPlan(is_private=True, dram=str(dram_bytes)), on_log=show_warning)
 
 
 class _Ready(LocalCluster):

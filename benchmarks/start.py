@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks import first_writes
 from benchmarks.harness import run
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_most, copy_all, put_all, seconds
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -87,7 +87,7 @@ def cluster_rows() -> Iterator[BenchRow]:
 def start(found: dict[str, list[float]], *, waits: bool) -> None:
     """One cluster: when it is ready, when a put is answered, how fast the next ones are, and, with `waits`, when all is touched."""
     begun_s = time.perf_counter()
-    with LocalCluster(ClusterPlan(is_private=True, dram=str(DRAM_BYTES)), on_log=show_trouble) as running:
+    with LocalCluster(ClusterPlan(is_private=True, dram=str(DRAM_BYTES)), on_log=show_warning) as running:
         running.wait_ready()
         found["ready"].append(time.perf_counter() - begun_s)
         with Client(running.address) as client:

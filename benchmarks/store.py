@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks import first_writes
 from benchmarks.harness import redis_server, write
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import (
     BLOCK_BYTES,
     BLOCKS,
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def cluster(*, dram: int, catalog: str = "") -> LocalCluster:
-    return LocalCluster(ClusterPlan(is_private=True, dram=str(dram), catalog=catalog), on_log=show_trouble)
+    return LocalCluster(ClusterPlan(is_private=True, dram=str(dram), catalog=catalog), on_log=show_warning)
 
 
 def store_rows(rows: list[BenchRow]) -> Iterator[BenchRow]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import run
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -185,7 +185,7 @@ def _compared(taken_s: dict[tuple[str, str], list[float]], base: str) -> Iterato
 
 def _cluster(opened: contextlib.ExitStack, *, config: str) -> str:
     """The address of a cluster that is scraped, where it has metrics."""
-    cluster = opened.enter_context(LocalCluster(ClusterPlan(is_private=True, dram="64MiB", config=config), on_log=show_trouble))
+    cluster = opened.enter_context(LocalCluster(ClusterPlan(is_private=True, dram="64MiB", config=config), on_log=show_warning))
     cluster.wait_warm()
     if http := cluster.nodes[0].facts("ready", deadline_s=10)["http"]:
         _scrape_once(f"http://{http}/metrics")  # a daemon loads its HTTP server when it is asked first: a third of a second, once

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import report
 from benchmarks.kvcache import timed
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -36,7 +36,7 @@ WAYS: Final = {"fresh": TensorSettings(kept_bytes=Size(0)), "kept": TensorSettin
 
 
 def main() -> int:
-    with LocalCluster(ClusterPlan(is_private=True, dram="1GiB"), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(is_private=True, dram="1GiB"), on_log=show_warning) as cluster:
         cluster.wait_warm()
         with Client(cluster.address) as client:
             return report((row for order in ("vllm-flash", "vllm-cpu") for row in order_rows(client, order)), OUT)

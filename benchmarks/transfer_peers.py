@@ -309,7 +309,7 @@ def serving(command: Sequence[str], port: int, environment: dict[str, str]) -> I
 
 
 def is_listening(port: int) -> bool:
-    """Whether someone listens on that TCP port. Read from the kernel's list: connecting would use up a server that serves once."""
+    """Return whether someone listens on that TCP port. Read from the kernel's list: connecting would use up a server that serves once."""
     state = f":{port:04X} "
     lines = [line for path in ("/proc/net/tcp", "/proc/net/tcp6") for line in Path(path).read_text().splitlines()]
     return any(state in line and " 0A " in line for line in lines)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -44,7 +44,7 @@ def rows() -> Iterator[BenchRow]:
 def _grown(count: int, put: Callable[[Client, int], None]) -> dict[str, float]:
     """Bytes a value by role, of so many values that are put into a cluster of their own."""
     plan = ClusterPlan(is_private=True, dram=str(DRAM_BYTES), table_share=TABLE_SHARE)
-    with LocalCluster(plan, on_log=show_trouble) as cluster, Client(cluster.address) as client:
+    with LocalCluster(plan, on_log=show_warning) as cluster, Client(cluster.address) as client:
         cluster.wait_ready()
         client.put(b"first", b"value")
         client.get(b"first")

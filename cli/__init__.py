@@ -1,1 +1,1 @@
-"""Commands of `kvstore`: one module a command."""
+"""The `kvstore` command line: one module for each command."""

@@ -1,7 +1,7 @@
-"""Commands about single blocks: put, get, exists, rm, locate, pin, unpin, keys.
+"""Commands on single blocks: put, get, exists, rm, locate, pin, unpin, keys.
 
-A key on the command line is text taken as UTF-8, or `hex:` and digits for any other bytes. Exit status 1 means no: a block that is missing,
-or could not be removed.
+A key on the command line is UTF-8 text, or `hex:` and hexadecimal digits for other bytes. Exit status 1: a block is missing or was not
+removed.
 """
 
 import binascii
@@ -28,7 +28,7 @@ ABSENT_STATUS = 1
 
 
 class KeyType(click.ParamType[bytes]):
-    """A KEY argument: its bytes."""
+    """Click type of a KEY argument; converts to the key's bytes."""
 
     name = "KEY"
 
@@ -46,21 +46,21 @@ keys_argument = click.argument("keys", type=KEY, nargs=-1, required=True, metava
 
 
 def parse_key(text: str) -> bytes:
-    """The key's bytes. Raises InvalidArgument for a length outside 1 to 255 bytes, ValueError for bad hex digits."""
+    """Return the key's bytes. Raises InvalidArgument for a length outside 1 to 255 bytes, ValueError for bad hex digits."""
     if text.startswith(HEX):
         try:
             key = bytes.fromhex(text.removeprefix(HEX))
         except (ValueError, binascii.Error):
-            raise ValueError(f"{text!r} is not a key: after {HEX} come pairs of hexadecimal digits, such as {HEX}00ff") from None
+            raise ValueError(f"{text!r} is not a key: write pairs of hexadecimal digits after {HEX}, such as {HEX}00ff") from None
     else:
-        # What the shell gave that was not UTF-8 comes as surrogates, and goes back to the same bytes.
+        # Python decodes arguments that are not UTF-8 to surrogates; this restores the original bytes.
         key = text.encode("utf-8", "surrogateescape")
     check_key(key)
     return key
 
 
 def show_key(key: bytes) -> str:
-    """A text that `parse_key` reads back."""
+    """Format a key so that `parse_key` returns it unchanged."""
     try:
         text = key.decode()
     except UnicodeDecodeError:
@@ -76,7 +76,7 @@ def show_key(key: bytes) -> str:
 @json_option
 @client_options
 def put(key: bytes, file: str, namespace: str, parent: bytes | None, as_json: bool, settings: ClientSettings) -> None:
-    """Store FILE (- for standard input) under KEY, unless it is there already.
+    """Store FILE (- for standard input) under KEY. A key that exists keeps its value.
 
     KEY is text taken as UTF-8, or hex: followed by hexadecimal digits.
     """
@@ -94,8 +94,10 @@ def put(key: bytes, file: str, namespace: str, parent: bytes | None, as_json: bo
 @click.argument("file", default="", metavar="[FILE|-]")
 @client_options
 def get(key: bytes, file: str, settings: ClientSettings) -> None:
-    """Write the value of KEY to FILE, or to standard output (a terminal gets what is no text only for -). Exit status 1 if it is not
-    there."""
+    """Write the value of KEY to FILE or to standard output. Exit status 1 if KEY does not exist.
+
+    Binary data is written to a terminal only if FILE is -.
+    """
     with Client(settings=settings) as client:
         value = client.get(key)
     if value is None:
@@ -103,7 +105,7 @@ def get(key: bytes, file: str, settings: ClientSettings) -> None:
         sys.exit(ABSENT_STATUS)
     if not file and sys.stdout.isatty() and not _is_text(value):
         size = format_size(len(value))
-        raise InvalidArgument(f"{show_key(key)} is {size} of binary data, no good to a terminal: name a FILE, or - to have it all the same")
+        raise InvalidArgument(f"{show_key(key)} is {size} of binary data: name a FILE, or - to write it to the terminal anyway")
     if file in ("", "-"):
         sys.stdout.buffer.write(value)
         sys.stdout.buffer.flush()
@@ -114,13 +116,13 @@ def get(key: bytes, file: str, settings: ClientSettings) -> None:
         raise InvalidArgument(f"cannot write {file}: {error.strerror}") from None
 
 
-@click.command(short_help="Say which keys can be read now.")
+@click.command(short_help="Show which keys can be read now.")
 @keys_argument
 @json_option
 @client_options
 def exists(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
-    """Say which keys can be read now. Exit status 1 if any cannot. Asking keeps no block alive."""
-    # A node's index would want tickets, which an operator does not get: the masters would record a refused request.
+    """Show which keys can be read now. Exit status 1 if any cannot. The lookup does not count as an access."""
+    # The shared-memory index needs tickets, which operators cannot get: the masters would audit a refused request.
     with Client(settings=replace(settings, use_index=False)) as client:
         found = client.exists_batch(keys)
     _answer(keys, found, as_json, ("there", "not there"))
@@ -128,7 +130,7 @@ def exists(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
 
 @click.command(short_help="Keep blocks from eviction.")
 @keys_argument
-@click.option("--ttl-s", type=float, help="Only for so many seconds.")
+@click.option("--ttl-s", type=float, help="Unpin after this many seconds.")
 @json_option
 @client_options
 def pin(keys: Sequence[bytes], ttl_s: float | None, as_json: bool, settings: ClientSettings) -> None:
@@ -153,14 +155,14 @@ def unpin(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> Non
 @click.argument("keys", type=KEY, nargs=-1, metavar="[KEY...]")
 @click.option("--namespace", help="Instead of KEYs: all blocks of a namespace.")
 @click.option("--pattern", help="Instead of KEYs: all blocks whose keys match, such as 'chat-*'.")
-@click.option("--force", is_flag=True, help="Pinned blocks and blocks being read too.")
+@click.option("--force", is_flag=True, help="Also remove pinned blocks and blocks that are being read.")
 @json_option
 @client_options
 def rm(keys: Sequence[bytes], namespace: str | None, pattern: str | None, force: bool, as_json: bool, settings: ClientSettings) -> None:
     """Remove blocks everywhere. Exit status 1 if any KEY was not there, or is pinned or being read."""
     is_matching = namespace is not None or pattern is not None
     if bool(keys) == is_matching:
-        raise click.UsageError("say either KEYs, or --namespace and --pattern or one of them")
+        raise click.UsageError("give either KEYs, or --namespace, --pattern or both")
     if is_matching:
         with Client(settings=settings) as client:
             removed = client.remove_matching(namespace=namespace, pattern=pattern, force=force)
@@ -177,7 +179,7 @@ def rm(keys: Sequence[bytes], namespace: str | None, pattern: str | None, force:
         absent = max(0, len(distinct) - removed - len(kept))
         click.echo(f"removed {removed:,} of {len(distinct):,}" + (f", {absent:,} not there" if absent else ""))
         for key in kept:
-            click.echo(f"{key}: kept, for it is pinned or being read: `kvstore unpin`, or --force", err=True)
+            click.echo(f"{key}: kept, because it is pinned or being read: `kvstore unpin`, or --force", err=True)
     if removed < len(distinct):
         sys.exit(ABSENT_STATUS)
 
@@ -187,7 +189,7 @@ def rm(keys: Sequence[bytes], namespace: str | None, pattern: str | None, force:
 @json_option
 @client_options
 def locate(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> None:
-    """Show the nodes and tiers that hold blocks. Exit status 1 if any is nowhere."""
+    """Show the nodes and tiers that hold blocks. Exit status 1 if no node holds one of them."""
     with Client(settings=settings) as client:
         found = client.locate(keys)
     if as_json:
@@ -206,12 +208,12 @@ def locate(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
 
 
 @click.command(short_help="List a tenant's keys.")
-@click.option("--namespace", help="Of one namespace; of all by default.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--namespace", help="List only this namespace.  [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), help="List at most this many keys.")
 @json_option
 @client_options
 def keys(namespace: str | None, limit: int | None, as_json: bool, settings: ClientSettings) -> None:
-    """List the tenant's keys, in no order. With --json one object a line."""
+    """List the tenant's keys, in no particular order. --json prints one object per line."""
     is_empty = True
     with Control.find(settings) as control:
         for stored in control.keys(namespace, limit=limit or 0):
@@ -235,7 +237,7 @@ def _answer(keys: Sequence[bytes], found: Sequence[bool], as_json: bool, words: 
 
 
 def _is_text(value: bytes) -> bool:
-    """Whether a terminal shows it and obeys nothing in it."""
+    """Return whether the value is UTF-8 without control characters that a terminal would act on."""
     try:
         return all(character.isprintable() or character in "\n\r\t" for character in value.decode())
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The commands `certs init`, `certs master`, `certs node` and `certs client`: an authority and certificates to try TLS with."""
+"""The commands `certs init`, `certs master`, `certs node` and `certs client`: a test certificate authority and its certificates."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -10,27 +10,30 @@ from kvstore.protocol.extras import install_line
 from kvstore.security.tls.subjects import ANY, CLIENT, MASTER, NODE, CertificateSubject
 
 FOLDER: Final = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-DAYS: Final = click.option("--days", type=click.FloatRange(0.001, 3650), default=90.0, show_default=True, help="How long it is valid.")
+DAYS: Final = click.option("--days", type=click.FloatRange(0.001, 3650), default=90.0, show_default=True, help="Validity in days.")
 HOST: Final = click.option(
-    "--host", "hosts", multiple=True, required=True, help="Name or address by which it is reached; may be given several times."
+    "--host", "hosts", multiple=True, required=True, help="Host name or address of the daemon; may be given several times."
 )
 
 
-@click.group(short_help="Make an authority and certificates to try TLS with.")
+@click.group(short_help="Create a certificate authority and certificates to try TLS.")
 def certs() -> None:
-    """Make an authority and certificates to try TLS with.
+    """Create a certificate authority and certificates to try TLS.
 
-    In production let an authority that you have sign them: docs/security.md says what must be in a certificate. Keys can be read by their
-    owner only, and nothing is overwritten.
+    In production use your own authority; docs/security.md lists the required fields of a certificate. Key files are readable by their
+    owner only. Existing files are not overwritten.
     """
 
 
-@certs.command(short_help="Make an authority.")
+@certs.command(short_help="Create a certificate authority.")
 @FOLDER
 def init(folder: Path) -> None:
-    """Make an authority in FOLDER: ca.pem, which everybody is given as tls_ca, and ca.key, which whoever has it can be anybody with."""
+    """Create a certificate authority in FOLDER: ca.pem, the tls_ca of all daemons and clients, and ca.key, which must stay secret.
+
+    ca.key can sign a certificate for any identity of the cluster.
+    """
     _authority().make_authority(folder)
-    click.echo(f"made {folder}/ca.pem, the tls_ca of all, and {folder}/ca.key, which stays here and secret")
+    click.echo(f"made {folder}/ca.pem, the tls_ca of all daemons and clients, and {folder}/ca.key: keep it here and secret")
 
 
 @certs.command(short_help="A certificate for a master.")
@@ -38,7 +41,7 @@ def init(folder: Path) -> None:
 @HOST
 @DAYS
 def master(folder: Path, hosts: tuple[str, ...], days: float) -> None:
-    """Make FOLDER/master-HOST.pem and .key, for a master that is reached by each --host."""
+    """Create FOLDER/master-HOST.pem and .key, for a master that is reachable at each --host."""
     _issue(folder, f"master-{hosts[0]}", CertificateSubject(MASTER), hosts, days)
 
 
@@ -48,17 +51,20 @@ def master(folder: Path, hosts: tuple[str, ...], days: float) -> None:
 @HOST
 @DAYS
 def node(folder: Path, name: str, hosts: tuple[str, ...], days: float) -> None:
-    """Make FOLDER/node-NAME.pem and .key, for the node of that --name ("*": of any), which is reached by each --host."""
+    """Create FOLDER/node-NAME.pem and .key, for the node with that --name ("*": any name), which is reachable at each --host."""
     _issue(folder, f"node-{name}", CertificateSubject(NODE, name), hosts, days)
 
 
 @certs.command(short_help="A certificate for clients of a tenant.")
 @FOLDER
 @click.argument("tenant", default="")
-@click.option("--host", "hosts", multiple=True, help="Of engines that hand caches over: where others reach them.")
+@click.option("--host", "hosts", multiple=True, help="Host name or address of an engine that takes part in hand-overs.")
 @DAYS
 def client(folder: Path, tenant: str, hosts: tuple[str, ...], days: float) -> None:
-    """Make FOLDER/client-TENANT.pem and .key, for clients of TENANT: without one those of no tenant; with "*" an operator's, for all."""
+    """Create FOLDER/client-TENANT.pem and .key, for clients of TENANT.
+
+    Without TENANT the certificate is for clients of no tenant; with "*" it is an operator's, for all tenants.
+    """
     _issue(folder, f"client-{tenant}" if tenant else "client", CertificateSubject(CLIENT, tenant), hosts, days)
 
 
@@ -66,7 +72,7 @@ def _issue(folder: Path, file: str, subject: CertificateSubject, hosts: tuple[st
     authority = _authority()
     safe = file.replace(ANY, "any")
     if "/" in safe or "\0" in safe:
-        raise InvalidArgument(f"{file!r} would be no file of {folder}: names of certificates have no /")
+        raise InvalidArgument(f"{file!r} is not a file name in {folder}: names must not contain / or a null byte")
     cert, key = authority.issue(folder, safe, [subject], hosts, valid=authority.ValidityPeriod.from_now(days))
     click.echo(f"made {cert} and {key}, for {subject.uri()}{': ' if hosts else ''}{', '.join(hosts)}, for {days:g} days")
 

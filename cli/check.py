@@ -1,6 +1,6 @@
-"""The command `check`: whether daemons would accept a tokens, quotas or settings file, read by the code of the daemons.
+"""The command `check`: validates tokens, quotas and settings files with the parsers of the daemons.
 
-Exit status 1: a file would be refused.
+Exit status 1: a file is invalid.
 """
 
 import sys
@@ -34,19 +34,19 @@ SETTINGS: Final = {
     "router": "router.config:RouterSettings",
     "sglang": "engines.sglang.settings:SGLangSettings",
     "sidecar": "engines.sidecar.config:SidecarSettings",
-    "standin": "router.fake_engine.config:StandinSettings",
+    "fake_engine": "router.fake_engine.config:FakeEngineSettings",
     "tracing": "telemetry.tracing.config:TracingSettings",
     "transfer": "transfer.config:TransferSettings",
     "vllm": "engines.vllm.settings:VllmSettings",
 }
-"""Section of the settings file -> module and class of its settings. Names, because a client imports no daemon."""
+"""Section of the settings file -> module and class of its settings, by name: the command line imports no daemon."""
 
 WRONG_STATUS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """Result for one file: its kind ("" if unknown), and what it holds or why it would be refused."""
+    """Result for one file: its kind ("" if unknown), and a summary of its content or the error."""
 
     file: str
     kind: str
@@ -55,7 +55,7 @@ class CheckedFile:
 
 
 def check_file(file: str, kind: str | None = None) -> CheckedFile:
-    """Read the file as one of `kind`, or as what its sections say."""
+    """Parse the file as one of `kind`; None: the kind follows from its sections."""
     try:
         kind = kind or kind_of(file, read_toml(file, "the file", max_bytes=MAX_FILE_BYTES))
         return CheckedFile(file, kind, True, _CHECKS[kind](file))
@@ -64,7 +64,7 @@ def check_file(file: str, kind: str | None = None) -> CheckedFile:
 
 
 def kind_of(file: str, table: Mapping[str, Any]) -> str:
-    """The kind of a file with these sections. Raises ConfigError."""
+    """Return the kind of a file with these sections. Raises ConfigError for unknown sections."""
     names = set(table)
     tenants = table.get("tenants", {})
     entries = list(tenants.values()) if isinstance(tenants, dict) else []
@@ -75,7 +75,7 @@ def kind_of(file: str, table: Mapping[str, Any]) -> str:
     if names & SECTIONS:
         return "settings"
     raise ConfigError(
-        f"{file} is no file of kvstore: tokens have [tenants] and [nodes], quotas [default] and [tenants.NAME], "
+        f"{file} has no section of kvstore: tokens have [tenants] and [nodes], quotas [default] and [tenants.NAME], "
         "settings [master], [node], [client] and the like"
     )
 
@@ -101,7 +101,7 @@ def _quotas(file: str) -> str:
 def _settings(file: str) -> str:
     sections = sorted(set(read_toml(file, "the settings file", max_bytes=MAX_FILE_BYTES)))
     readers = SETTINGS if SHARED_SECTION in sections else [name for name in sections if name in SETTINGS]
-    for section in readers or ["client"]:  # any program names unknown sections
+    for section in readers or ["client"]:  # every loader reports unknown sections
         load_settings(settings_kind(section), section, flags={}, environ={}, config=file)
     return ", ".join(f"[{section}]" for section in sections)
 
@@ -112,12 +112,12 @@ KINDS: Final = tuple(_CHECKS)
 
 @click.command(short_help="Check a tokens, quotas or settings file.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--kind", type=click.Choice(KINDS), help="What the files are.  [default: by their sections]")
+@click.option("--kind", type=click.Choice(KINDS), help="Kind of the files.  [default: by their sections]")
 @json_option
 def check(files: tuple[str, ...], kind: str | None, as_json: bool) -> None:
-    """Read each FILE as the daemons do, and print what it is, or the entry that is wrong.
+    """Parse each FILE as the daemons do, and print its kind and content, or the invalid entry.
 
-    Exit status 1 if a file would be refused. Nothing is asked of a cluster.
+    Exit status 1 if a file is invalid. No cluster is contacted.
     """
     found = [check_file(file, kind) for file in files]
     if as_json:

@@ -1,4 +1,4 @@
-"""The top group of the `kvstore` command: lazy loading, sections in the help, an example each, suggestions, typed errors."""
+"""Top-level click group of `kvstore`: lazy loading, sections and examples in the help, suggestions, errors as one line."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -62,7 +62,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "kvstore completion fish > ~/.config/fish/completions/kvstore.fish",
     ),
 }
-"""Command, or command and subcommand -> lines for a shell."""
+"""Command, or command and subcommand -> example lines for a shell."""
 
 PROGRAM: Final = "kvstore"
 CORRUPT_STATUS: Final = 1
@@ -71,16 +71,16 @@ INTERRUPTED_STATUS: Final = 130
 
 
 class CommandGroup(click.Group):
-    """Group that loads the module of a command when the command is used: all modules take three times as long as one."""
+    """Click group that imports a command's module when the command is used: importing all takes three times as long as one."""
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, str]] = {}, **settings: Any) -> None:
-        """`sections`: title -> command -> its module in this folder. The help lists no other commands."""
+        """`sections`: title -> command -> its module in this folder. The help lists only these commands."""
         super().__init__(*arguments, **settings)
         self._sections = sections
         self.modules = {name: module for section in sections.values() for name, module in section.items()}
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. A typed error is one line on standard error and an exit status."""
+        """Run the command. A KVStoreError becomes one line on standard error and an exit status."""
         try:
             return super().invoke(ctx)
         except KVStoreError as error:
@@ -93,7 +93,7 @@ class CommandGroup(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            message = f"{error.message} Options of a command stand behind it: kvstore COMMAND [OPTIONS]."
+            message = f"{error.message} Options follow the command: kvstore COMMAND [OPTIONS]."
             raise click.NoSuchOption(error.option_name, message, error.possibilities, ctx) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -109,11 +109,11 @@ class CommandGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # click suggests commands that are loaded only
+        except click.NoSuchCommand as error:  # click itself suggests only commands that are loaded
             raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section a group, all with the same width of the first column."""
+        """Write one section per title, all with the same width of the first column."""
         width = max(map(len, self.modules))
         for title, section in self._sections.items():
             commands = [(name, self.get_command(ctx, name)) for name in section]
@@ -122,7 +122,7 @@ class CommandGroup(click.Group):
 
 
 def _add_examples(command: click.Command, path: str) -> None:
-    """Show the examples of the command, and of the commands below it, at the end of their help."""
+    """Append the examples to the help of the command and of its subcommands."""
     if path in EXAMPLES:
         command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in EXAMPLES[path])
     if isinstance(command, click.Group):

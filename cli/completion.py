@@ -1,4 +1,4 @@
-"""The command `completion`: the script by which a shell completes commands and options."""
+"""The command `completion`: prints a shell's completion script."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from kvstore.cli.command_group import PROGRAM
 from kvstore.protocol.errors import InvalidArgument
 
 VARIABLE: Final = "_KVSTORE_COMPLETE"
-"""Set by the script: the program prints completions then, and does nothing else."""
+"""Set by the completion script: the program then prints completions and exits."""
 
 
 @click.command(short_help="Print the completion script of a shell.")

@@ -1,6 +1,6 @@
-"""The command `console`: the page that every master serves, of a cluster elsewhere, on this machine.
+"""The command `console`: serves the web console of a remote cluster on this machine.
 
-Its source is the master's control plane, and a client where blocks are pinned or removed.
+Data comes from the control plane of the master; pins and removals go through a client.
 """
 
 import secrets
@@ -32,53 +32,56 @@ from kvstore.telemetry.http.server import HttpServer
 T = TypeVar("T")
 
 PIN_KEYS: Final = 4096
-"""Pinned by one message."""
+"""Keys in one pin request."""
 
 LISTEN_DEFAULT: Final = "127.0.0.1:7480"
 
 
 class ConsoleClient:
-    """A kvstore.console.source.Source, with the rights of the settings' token, whose name the audit trail has for what is done here.
-    Thread-safe: one question at a time."""
+    """ConsoleSource over the control plane, with the rights of the settings' token.
+
+    The audit trail records the token's name for actions, so `by` is ignored. Thread-safe: requests are serialised. After a failure the
+    next request connects again, because another master may own the catalog by then.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Asks for nothing yet."""
+        """Does not connect yet."""
         self._settings = settings
         self._control: Control | None = None
         self._lock = threading.Lock()
 
-    def look(self) -> ClusterSnapshot:
-        return ClusterSnapshot(self._asked(lambda control: control.status()))
+    def snapshot(self) -> ClusterSnapshot:
+        return ClusterSnapshot(self._request(lambda control: control.status()))
 
     def masters(self) -> Sequence[MasterView]:
-        told = ask_masters(self._settings, self.look().status)
-        return [MasterView(one.address, one.name, one.role, one.behind, one.trouble) for one in told]
+        reports = ask_masters(self._settings, self.snapshot().status)
+        return [MasterView(one.address, one.name, one.role, one.behind, one.error) for one in reports]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
-        return self._asked(lambda control: control.topologies())
+        return self._request(lambda control: control.topologies())
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
-        def ask(control: Control) -> pb.ContentsReply:
+        def contents(control: Control) -> pb.ContentsReply:
             limit, hottest = request.max_segments, request.hottest
             return control.contents(request.tenant, request.namespace, max_segments=limit, hottest=hottest)
 
-        return self._asked(ask)
+        return self._request(contents)
 
     def audit(self, after: int) -> Sequence[pb.AuditEntry]:
-        return self._asked(lambda control: control.audit(after))
+        return self._request(lambda control: control.audit(after))
 
     def slow_requests(self) -> Sequence[pb.SlowRequest]:
-        return self._asked(lambda control: control.slow_requests())
+        return self._request(lambda control: control.slow_requests())
 
     def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
-        self._asked(lambda control: control.drain(node, to=to, cancel=cancel))
+        self._request(lambda control: control.drain(node, to=to, cancel=cancel))
 
     def forget(self, node: str, by: Actor) -> None:
-        self._asked(lambda control: control.forget(node))
+        self._request(lambda control: control.forget(node))
 
     def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
         self._check_tenant(tenant)
-        keys = self._asked(lambda control: [stored.key for stored in control.keys(namespace)])
+        keys = self._request(lambda control: [stored.key for stored in control.keys(namespace)])
         found = 0
         with Client(settings=self._settings) as client:
             pin = client.pin if pinned else client.unpin
@@ -92,29 +95,29 @@ class ConsoleClient:
             return client.remove_matching(namespace=namespace)
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
-        self._asked(lambda control: control.set_quota(tenant, limits))
+        self._request(lambda control: control.set_quota(tenant, limits))
 
     def clear_quota(self, tenant: str, names: Sequence[str], by: Actor) -> None:
-        self._asked(lambda control: control.clear_quota(tenant, names))
+        self._request(lambda control: control.clear_quota(tenant, names))
 
     def close(self) -> None:
-        """Hang up. It connects again when it is asked."""
+        """Disconnect. The next request connects again."""
         with self._lock:
-            self._hang_up()
+            self._disconnect()
 
-    def _asked(self, ask: Callable[[Control], T]) -> T:
-        """Of the master that owns the catalog; who failed is looked for anew by the next question, for another one may own it by then."""
+    def _request(self, call: Callable[[Control], T]) -> T:
+        """Call the master that owns the catalog. An error other than InvalidArgument ends the connection."""
         with self._lock:
             try:
                 if self._control is None:
                     self._control = Control.find(self._settings)
-                return ask(self._control)
+                return call(self._control)
             except KVStoreError as error:
                 if not isinstance(error, InvalidArgument):
-                    self._hang_up()
+                    self._disconnect()
                 raise
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._control is not None:
             self._control.close()
         self._control = None
@@ -122,7 +125,7 @@ class ConsoleClient:
     def _check_tenant(self, tenant: str) -> None:
         """Raises InvalidArgument: a client sees one tenant's blocks."""
         if tenant != self._settings.tenant:
-            raise InvalidArgument(f"this console is one of tenant {self._settings.tenant!r}: start it with --tenant {tenant}")
+            raise InvalidArgument(f"this console acts for tenant {self._settings.tenant!r}: start it with --tenant {tenant}")
 
 
 @click.command(short_help="Serve the console of a cluster on this machine.")
@@ -131,7 +134,7 @@ class ConsoleClient:
     default=LISTEN_DEFAULT,
     show_default=True,
     metavar="HOST:PORT",
-    help="Where browsers connect; port 0 takes a free one.",
+    help="Address for browsers; port 0 picks a free port.",
 )
 @click.option(
     "--interval-s",
@@ -139,15 +142,15 @@ class ConsoleClient:
     default=ConsoleSettings().interval_s,
     show_default=True,
     metavar="SECONDS",
-    help="Time between looks at the cluster.",
+    help="Time between two polls of the cluster.",
 )
 @client_options
 def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     """Serve the console of the cluster of --master for browsers, until Ctrl-C.
 
-    Masters serve it themselves on their HTTP port (kvstore status --json names it); this one is for a cluster that a browser does not
-    reach. It acts with the rights of --token: where there is one, or others than this host can connect, the address that is printed ends
-    with a key, without which nobody is let in.
+    Masters serve the console on their HTTP port (see kvstore status --json). Use this command where a browser cannot reach that port.
+    The console acts with the rights of --token. With a token, or on an address that is not loopback, the printed URL ends with an access
+    key, and requests without it are refused.
     """
     key = secrets.token_urlsafe(24) if settings.token or not is_loopback(parse_address(listen).host) else ""
     source = ConsoleClient(settings)
@@ -155,7 +158,7 @@ def console(listen: str, interval_s: float, settings: ClientSettings) -> None:
     watch = ClusterWatcher(source, ConsoleSettings(interval_s=interval_s))
     add_console(server, watch)
     ending = ending_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # of the threads as well: then whoever waits for them misses none
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # before threads start, which inherit it: sigwait then misses no signal
     server.start()
     watch.start()
     try:

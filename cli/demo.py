@@ -1,6 +1,6 @@
-"""`kvstore demo`: conversations through a small cluster of this machine, a node killed and brought back, every byte checked.
+"""`kvstore demo`: runs conversations through a small local cluster, kills and restarts a node, and compares every byte.
 
-It is honest: each claim it prints is checked in the same run, and any that fails makes it fail.
+Each claim that it prints is checked in the same run; a claim that fails makes the demo fail.
 """
 
 import itertools
@@ -32,12 +32,12 @@ BATCH: Final = 1024
 
 FAILED_STATUS: Final = 1
 MIN_REQUESTS: Final = 1000
-"""Fewer would not overflow DRAM, and there would be nothing on NVMe to find again."""
+"""With fewer requests DRAM does not overflow, and no block is on NVMe for the recovery."""
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What became of the blocks that were there before the kill, block ids throughout."""
+    """State of the blocks that were stored before the kill, as block ids."""
 
     on_nvme: set[int]
     elsewhere: set[int]
@@ -46,9 +46,9 @@ class Recovery:
 
 
 class Demo:
-    """One run of it: two thirds of the requests before the kill, the rest after it.
+    """One run: two thirds of the requests before the kill, the rest after it.
 
-    `is_right` tells, at the end, whether everything that was claimed held.
+    `is_right` is False once a claim has failed.
     """
 
     def __init__(self, console: Console, *, requests: int, plan: ClusterPlan) -> None:
@@ -60,7 +60,7 @@ class Demo:
         self.is_right = True
 
     def run(self, on_log: Callable[[str, str], None]) -> None:
-        """Raises what the cluster and its client raise."""
+        """Run all chapters. Raises the errors of LocalCluster and Client."""
         self._chapter("1", f"A cluster: a master, and a node with {_shown(self._plan.dram)} of DRAM and {_shown(self._plan.nvme)} of NVMe")
         with LocalCluster(self._plan, on_log=on_log) as cluster:
             cluster.wait_ready()
@@ -81,7 +81,7 @@ class Demo:
         report = run_replay(_settings_of(cluster), requests, total=len(requests), block_bytes=BLOCK_BYTES, cluster=cluster)
         self._console.print(report.as_table())
         counts = report.counts
-        self._claim(f"{counts.hits:,} blocks came back, every byte as it was put", counts.wrong_bytes == 0)
+        self._claim(f"{counts.hits:,} blocks were read back, every byte as stored", counts.wrong_bytes == 0)
         best = best_prefix_hits(requests, self._known)
         saved = percent(counts.prefix_hits, counts.blocks)
         self._claim(f"{saved} need no prefill: every block that was stored and not lost", counts.prefix_hits == best > 0)
@@ -90,10 +90,10 @@ class Demo:
         self._chapter("3", f"kill -9 of the node (pid {cluster.nodes[0].pid}), and its restart")
         ids = list(dict.fromkeys(block for request in self._requests[: self._kill_at] for block in request.hash_ids))
         with Client(settings=_settings_of(cluster)) as client:
-            on_nvme, elsewhere = places(client, ids)
+            on_nvme, elsewhere = locate_blocks(client, ids)
             cluster.kill_node(0)
             gone = sum(size is not None for size in read(client, ids[:BATCH])[0])
-            self._claim("while it is away every read is a miss, none is an error", gone == 0)
+            self._claim("while it is down every read is a miss, none is an error", gone == 0)
             cluster.restart_node(0)
             cluster.wait_ready()
             with cluster.control() as control:
@@ -102,13 +102,13 @@ class Demo:
             self.judge(recovered(client, ids, on_nvme, elsewhere))
 
     def judge(self, recovery: Recovery) -> None:
-        """Claim what a recovery must be, and remember if it is not."""
+        """Check the claims about the recovery."""
         back = len(recovery.on_nvme & recovery.found)
         self._claim(f"{back:,} of {len(recovery.on_nvme):,} blocks that were on NVMe are served again", recovery.on_nvme <= recovery.found)
         lost = len(recovery.elsewhere - recovery.found)
         self._claim(f"{lost:,} blocks that were in DRAM alone are misses", not recovery.elsewhere & recovery.found)
         self._claim(f"{recovery.wrong_bytes} wrong bytes in {len(recovery.found):,} blocks read after the crash", not recovery.wrong_bytes)
-        self._claim("there were blocks on NVMe to be found again", bool(recovery.on_nvme))
+        self._claim("NVMe held blocks at the time of the crash", bool(recovery.on_nvme))
         self._known = recovery.found
 
     def _chapter(self, number: str, title: str) -> None:
@@ -126,7 +126,7 @@ def _shown(size: str) -> str:
 
 
 def best_prefix_hits(requests: Sequence[TraceRequest], known: set[int]) -> int:
-    """Blocks in the leading runs of a store that forgets nothing and has `known`, to which it adds what it stores."""
+    """Prefix hits of an ideal store that starts with `known` and never evicts. Adds the requests' blocks to `known`."""
     hits = 0
     for request in requests:
         hits += sum(1 for _ in itertools.takewhile(known.__contains__, request.hash_ids))
@@ -134,8 +134,8 @@ def best_prefix_hits(requests: Sequence[TraceRequest], known: set[int]) -> int:
     return hits
 
 
-def places(client: Client, ids: Sequence[int]) -> tuple[set[int], set[int]]:
-    """The blocks with a copy on NVMe, and those with none there."""
+def locate_blocks(client: Client, ids: Sequence[int]) -> tuple[set[int], set[int]]:
+    """Return the blocks with a copy on NVMe, and the stored blocks without one."""
     on_nvme: set[int] = set()
     elsewhere: set[int] = set()
     located = client.locate([block_key(block, BLOCK_BYTES) for block in ids])
@@ -148,7 +148,7 @@ def places(client: Client, ids: Sequence[int]) -> tuple[set[int], set[int]]:
 
 
 def recovered(client: Client, ids: Sequence[int], on_nvme: set[int], elsewhere: set[int]) -> Recovery:
-    """Read all of the blocks, and compare them."""
+    """Read all blocks and compare their bytes."""
     recovery = Recovery(on_nvme, elsewhere, set(), 0)
     for start in range(0, len(ids), BATCH):
         part = ids[start : start + BATCH]
@@ -159,7 +159,7 @@ def recovered(client: Client, ids: Sequence[int], on_nvme: set[int], elsewhere: 
 
 
 def read(client: Client, ids: Sequence[int]) -> tuple[list[int | None], int]:
-    """Sizes of the blocks, None for misses; and how many bytes of those found were wrong."""
+    """Return the sizes of the blocks, None for misses, and the number of wrong bytes in those found."""
     arena, expected = BlockArena(len(ids), BLOCK_BYTES), BlockArena(len(ids), BLOCK_BYTES)
     expected.make(ids)
     sizes = client.get_batch_into([block_key(block, BLOCK_BYTES) for block in ids], arena.views)
@@ -168,16 +168,16 @@ def read(client: Client, ids: Sequence[int]) -> tuple[list[int | None], int]:
 
 
 def _settings_of(cluster: LocalCluster) -> ClientSettings:
-    """Of the demo's own cluster, whatever cluster the environment names."""
+    """Settings for the demo's own cluster; the environment is ignored."""
     return ClientSettings(master=cluster.address, is_loaded=True)
 
 
-@click.command(short_help="Show the store at work; needs nothing.")
+@click.command(short_help="Run a demonstration on a local cluster; needs no setup.")
 @click.option("--requests", type=click.IntRange(min=MIN_REQUESTS), default=3000, show_default=True, metavar="N", help="Number of prompts.")
 def demo(requests: int) -> None:
-    """Show the store at work on this machine: conversations, a node killed and brought back, every byte checked.
+    """Run a demonstration on this machine: conversations, a node that is killed and restarted, every byte compared.
 
-    Starts a small cluster of its own and needs nothing. Exit status 0 only if everything that it claims held.
+    The demo starts a small cluster of its own and needs no setup. Exit status 0 only if all of its claims held.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     begin = time.perf_counter()
@@ -188,6 +188,6 @@ def demo(requests: int) -> None:
     console.print()
     if not show.is_right:
         console.print("\n".join(log[-40:]), style="dim")
-        console.print(Text("Not all of it held: see above.", style="bold red"))
+        console.print(Text("Some claims failed: see above.", style="bold red"))
         sys.exit(FAILED_STATUS)
-    console.print(Text(f"All of it held, in {duration(seconds)}.", style="bold green"))
+    console.print(Text(f"All claims held, in {duration(seconds)}.", style="bold green"))

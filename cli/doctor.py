@@ -1,6 +1,7 @@
-"""`kvstore doctor`: what of this machine the fast transports and a cluster need, how the cluster fares, and what to do about what is amiss.
+"""`kvstore doctor`: checks this machine, its transports and the cluster, with advice for each problem.
 
-Exit status 1: something is wrong that keeps a cluster from working."""
+Exit status 1: a problem keeps a cluster from working.
+"""
 
 import dataclasses
 import datetime
@@ -22,20 +23,20 @@ _STYLES: Final = {CheckVerdict.OK: "green", CheckVerdict.WARNING: "yellow", Chec
 WRONG_STATUS: Final = 1
 
 
-@click.command(short_help="Check this machine and its cluster; say what to do.")
-@click.option(
-    "--nvme", default="", metavar="DIR[:SIZE]", help="Look at the disk there, as for a node's NVMe tier.  [default: the node's setting]"
-)
+@click.command(short_help="Check this machine and its cluster, with advice.")
+@click.option("--nvme", default="", metavar="DIR[:SIZE]", help="Check the disk of DIR for an NVMe tier.  [default: the node's setting]")
 @json_option
 @client_options
 def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
-    """Check this machine: the libraries and devices of the fast transports and the limits that they run into; disk, ports and
-    certificates, as the settings file and variables give them to this host's daemons; and, where a master answers, the cluster: catalog,
-    etcd, masters, nodes, releases, clocks, and who shares memory on this host.
+    """Check this machine and the cluster, and print advice for each problem.
 
-    Each line is ok, a warning (it works, but slower or for fewer), missing (a transport is not used for want of it) or wrong (a cluster
-    does not work before it is mended: exit status 1), with what to do about it. Without UCX, NIXL and RDMA devices kvstore uses TCP
-    and shared memory.
+    \b
+    transports  libraries, devices and limits
+    host        disk, ports and certificates of the settings file and variables
+    cluster     catalog, etcd, masters, nodes, releases, clocks, shared memory of this host; if a master responds
+
+    Verdicts: ok; warning (works, but slower or with restrictions); missing (a transport cannot be used); wrong (the cluster does not
+    work until it is fixed: exit status 1). Without UCX, NIXL and RDMA devices kvstore uses TCP and shared memory.
     """
     now = datetime.datetime.now(datetime.UTC)
     host = [
@@ -54,7 +55,7 @@ def doctor(nvme: str, as_json: bool, settings: ClientSettings) -> None:
 
 
 def doctor_table(checks: Sequence[Check]) -> Table:
-    """One row a check."""
+    """Return a table with one row per check."""
     table = new_table("check", "verdict", "found", "what to do", no_wrap=("check", "verdict"))
     for check in checks:
         table.add_row(check.name, Text(check.verdict.value, style=_STYLES[check.verdict]), Text(check.found), Text(check.advice))

@@ -1,4 +1,4 @@
-"""The commands `drain` and `forget`: a node is emptied so that it can be stopped without misses; one that is gone for good is removed."""
+"""The commands `drain`, which empties a node before it is stopped, and `forget`, which removes a dead node from the cluster."""
 
 import time
 from collections.abc import Iterator
@@ -13,47 +13,49 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 from kvstore.protocol.node_states import NOT_RUNNING
 
-LOOK_S: Final = 0.2
-"""How often the master is asked how far it is."""
+POLL_S: Final = 0.2
+"""Interval at which the master's status is read."""
 
 
-@click.command(short_help="Empty a node that is to be stopped.")
+@click.command(short_help="Empty a node before it is stopped.")
 @click.argument("node")
 @click.option(
     "--to",
     type=click.Choice(["peers", "nvme"]),
     default="peers",
     show_default=True,
-    help="Where what only it has goes: to nodes with room, and to its own NVMe what finds none; or all of it to its own NVMe.",
+    help="Where its last replicas go: peers with free space (the rest to its own NVMe), or its own NVMe only.",
 )
-@click.option("--cancel", is_flag=True, help="It takes blocks again.")
-@click.option("--no-wait", is_flag=True, help="Begin, and do not wait until it is done.")
+@click.option("--cancel", is_flag=True, help="End the drain: the node accepts blocks again.")
+@click.option("--no-wait", is_flag=True, help="Start the drain and return at once.")
 @click.option(
-    "--wait-s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Wait no longer than this; the drain goes on.  [default: no limit]"
+    "--wait-s", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Wait at most this long; the drain continues.  [default: no limit]"
 )
 @client_options
 def drain(node: str, to: str, cancel: bool, no_wait: bool, wait_s: float | None, settings: ClientSettings) -> None:
-    """Drain NODE: new blocks go elsewhere, and blocks that no other node has are copied. The command ends when none of them is left.
+    """Drain NODE: it gets no new blocks, and blocks that no other node has are copied. The command returns when all are copied.
 
-    It is read all the while, and stays drained, over restarts of its own and of masters, until --cancel or `kvstore forget`. Whoever
-    stops waiting (Ctrl-C, --wait-s) leaves the drain going on; the same command waits again, and `kvstore status` shows it.
+    The node stays readable. It stays drained, over restarts of nodes and masters, until --cancel or `kvstore forget`. Ctrl-C and --wait-s
+    end the wait, not the drain: repeat the command to wait again, or see `kvstore status`.
     """
     with Control.find(settings) as control:
         control.drain(node, to=to, cancel=cancel)
         if cancel:
-            click.echo(f"{node} takes blocks again")
+            click.echo(f"{node} accepts blocks again")
         elif no_wait:
-            click.echo(f"{node} is being drained: kvstore status shows how far it is")
+            click.echo(f"{node} is being drained: kvstore status shows the progress")
     if not (cancel or no_wait):
         _wait(settings, node, wait_s)
 
 
 def _wait(settings: ClientSettings, name: str, wait_s: float | None) -> None:
-    """Show what is left whenever that changes, whichever masters own the catalog meanwhile. Raises DeadlineExceeded, Unavailable: somebody
-    has cancelled it, or no master can be reached for deadline_s."""
+    """Print the progress whenever it changes, across failovers of masters.
+
+    Raises DeadlineExceeded after `wait_s`, Unavailable if the drain was cancelled or no master was reachable for deadline_s.
+    """
     until_s = None if wait_s is None else time.monotonic() + wait_s
     shown = ""
-    for status in _looks(settings):
+    for status in _poll_status(settings):
         if status is not None:
             node = next((node for node in status.nodes if node.name == name), None)
             if node is None or not node.HasField("drain"):
@@ -65,12 +67,12 @@ def _wait(settings: ClientSettings, name: str, wait_s: float | None) -> None:
             if node.drain.is_done:
                 return
         if until_s is not None and time.monotonic() >= until_s:
-            raise DeadlineExceeded(f"{name} is not drained after {wait_s:g} s; the drain goes on")
-        time.sleep(LOOK_S)
+            raise DeadlineExceeded(f"{name} is not drained after {wait_s:g} s; the drain continues")
+        time.sleep(POLL_S)
 
 
-def _looks(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
-    """The cluster's status at each look; None: its masters are to be found anew. Raises Unavailable: they could not be for deadline_s."""
+def _poll_status(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
+    """Yield the cluster's status at each poll, None while no master is reachable. Raises Unavailable after deadline_s of that."""
     answered_s = time.monotonic()
     while True:
         try:
@@ -86,26 +88,26 @@ def _looks(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
 
 
 def progress(node: pb.NodeStatus) -> str:
-    """How far the drain of the node is, in a line."""
+    """Return the progress of the node's drain in one line."""
     drain = node.drain
-    kept = f"; {drain.nvme_only_blocks:,} blocks are on its NVMe only, until it is back" if drain.nvme_only_blocks else ""
+    kept = f"; {drain.nvme_only_blocks:,} blocks are on its NVMe only, until it is restarted" if drain.nvme_only_blocks else ""
     if drain.is_done:
-        return f"{node.name} is drained: it holds no block that no other node has, and can be stopped{kept}"
+        return f"{node.name} is drained: no block is in its memory only, and it can be stopped{kept}"
     if node.state in NOT_RUNNING:
-        return f"{node.name} is {node.state}: its drain goes on when it is started again"
+        return f"{node.name} is {node.state}: its drain continues when it is started again"
     if not (drain.remaining_blocks or drain.nvme_only_blocks or drain.copying_blocks):
-        return f"{node.name}: looking for blocks that only its memory has"
-    lacks = " (no node has room)" if drain.lacks_space and drain.remaining_blocks else ""
+        return f"{node.name}: searching for blocks that only its memory has"
+    lacks = " (no node has free space)" if drain.lacks_space and drain.remaining_blocks else ""
     return f"{node.name}: {drain.remaining_blocks:,} blocks left in its memory only{lacks}{kept}; {drain.copying_blocks:,} are being copied"
 
 
-@click.command(short_help="Forget a node that is gone for good.")
+@click.command(short_help="Remove a dead node from the cluster.")
 @click.argument("node")
 @client_options
 def forget(node: str, settings: ClientSettings) -> None:
-    """Forget NODE, which is gone for good: blocks that only it had are gone, and removals need not be kept for it any more.
+    """Remove NODE, which will not return: its last replicas are lost, and the masters drop the tombstones that they keep for it.
 
-    Refused while the node is alive: stop it first. Should it ever return, it is a new node, and drops what it held before.
+    Refused while the node is alive: stop it first. A forgotten node that starts again joins as a new node and drops its old blocks.
     """
     with Control.find(settings) as control:
         control.forget(node)

@@ -1,4 +1,4 @@
-"""How a command ends before it is through: by signals, and where what it prints cannot be written."""
+"""Early ends of a command: signals, and standard output that cannot be written."""
 
 import errno
 import os
@@ -11,22 +11,26 @@ _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Ctrl-C, SIGTERM, and SIGHUP, which says that the terminal is gone: but what was ignored when the command began, as nohup does with
-    SIGHUP and a shell with Ctrl-C for what it runs beside a script."""
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return tuple(number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN)
+    """Return SIGINT, SIGTERM and SIGHUP, less those that were ignored at the start of the command.
+
+    nohup ignores SIGHUP; a shell ignores SIGINT for background jobs of a script.
+    """
+    candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN)
 
 
-def ends_in_a_line(command: Callable[[], object], status: int) -> None:
-    """Carry it out; where the disk under standard output is full, or that is gone, say so, and exit with that status. What it prints goes
-    nowhere where who began it has closed standard output."""
+def run_with_output_errors(command: Callable[[], object], status: int) -> None:
+    """Run the command; if standard output cannot be written (disk full), print one line and exit with `status`.
+
+    Output is discarded if the parent process closed standard output.
+    """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
     try:
         try:
             command()
         finally:
-            sys.stdout.flush()  # or the interpreter would, and say in its own words why it cannot
+            sys.stdout.flush()  # else the interpreter flushes at exit and prints an error of its own
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
@@ -34,4 +38,4 @@ def ends_in_a_line(command: Callable[[], object], status: int) -> None:
         try:
             print(f"kvstore: error: {what} cannot be written: {error.strerror}", file=sys.stderr, flush=True)
         finally:
-            os._exit(status)  # what is still to be written would fail once more
+            os._exit(status)  # a flush at exit would fail again

@@ -1,4 +1,4 @@
-"""`kvstore lab`: eviction policies on recorded prompts, without a cluster."""
+"""`kvstore lab`: replays recorded prompts through eviction policies, without a cluster."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -34,25 +34,25 @@ MAX_CAPACITIES: Final = 64
 @click.argument("trace", metavar="TRACE")
 @click.option("--policies", default=ALL, show_default=True, metavar="NAMES", help="Policies, separated by commas; or all.")
 @click.option("--capacities", default=CAPACITIES, show_default=True, metavar="BLOCKS", help="Capacities in blocks, separated by commas.")
-@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests.")
-@click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with so many blocks of DRAM and of NVMe.")
-@click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of so many blocks each.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only this many requests, from the first.")
+@click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with this many blocks of DRAM and of NVMe.")
+@click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of BLOCKS blocks each.")
 @click.option("--plots", metavar="DIR", help="Write plots to DIR. Needs the extra plots.")
-@click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Of the plots.")
-@click.option("--processes", type=click.IntRange(min=1, max=256), help="Processes to replay in.  [default: one a processor]")
+@click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Format of the plots.")
+@click.option("--processes", type=click.IntRange(min=1, max=256), help="Worker processes.  [default: one per processor]")
 @json_option
 def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_format: str, as_json: bool, **options: Any) -> None:
     """Replay TRACE through eviction policies as a node would, at several capacities, and compare their prefix hit ratios.
 
-    TRACE is a file in the public Mooncake format, a recording of a live cluster (kvstore record), or generated:SEED:COUNT for so many
-    requests of generated conversations. The prefix hit ratio is the leading run of blocks that were there, over all blocks. With
-    --json standard output gets a list of rows, a row for each policy and capacity; with --tiers or --pools an object of such lists.
+    TRACE is a file in the public Mooncake format, a recording of a live cluster (kvstore record), or generated:SEED:COUNT for COUNT
+    requests of generated conversations. The prefix hit ratio is the number of cached blocks before each request's first miss, over all
+    blocks. --json prints a list with a row for each policy and capacity; with --tiers or --pools an object of such lists.
     """
     names, sizes = _policies(policies), _capacities(capacities)
     jobs = _jobs(names, sizes, options["tiers"], options["pools"])
     requests = _requests(trace, options["limit"])
     accesses = flatten(requests)
-    # Before the work, so that a folder that cannot be written is told before it.
+    # Before the replay, so that a folder that cannot be written fails at once.
     if plots is not None:
         save_all(_named(trace_figures(accesses), plot_format), plots)
     with progress("replaying", len(jobs)) as on_done:
@@ -66,9 +66,9 @@ def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_form
 def _policies(text: str) -> list[str]:
     names = list(POLICY_NAMES) if text == ALL else _unique(text)
     for name in names:
-        make_policy(name)  # which says what names there are
+        make_policy(name)  # raises for an unknown name
     if not names:
-        raise InvalidArgument("--policies names none")
+        raise InvalidArgument("--policies is empty: name policies separated by commas, or all")
     return names
 
 
@@ -84,7 +84,7 @@ def _unique(text: str) -> list[str]:
 
 
 def _blocks(text: str, option: str) -> int:
-    """Raises InvalidArgument for what is not a capacity."""
+    """Parse a capacity in blocks. Raises InvalidArgument."""
     if not text.isdecimal():
         raise InvalidArgument(f"{option}: {text!r} is not a number of blocks")
     blocks = int(text)
@@ -93,7 +93,7 @@ def _blocks(text: str, option: str) -> int:
 
 
 def _pair(text: str, form: str) -> tuple[int, int]:
-    """Two whole numbers; the second is one of blocks or of requests, and not 0."""
+    """Parse `FIRST:SECOND`, two whole numbers of which the second is not 0. Raises InvalidArgument."""
     first, _, second = text.partition(":")
     if not first.isdecimal() or not second.isdecimal() or not int(second):
         raise InvalidArgument(f"{text!r} is not of the form {form}, two whole numbers")
@@ -124,7 +124,7 @@ def _named(figures: Mapping[str, "Figure"], suffix: str) -> dict[str, "Figure"]:
 
 
 class _Report:
-    """What came out, by kind of row."""
+    """Results of a run by kind of row, printed as tables, JSON or plots."""
 
     def __init__(self, requests: Sequence[TraceRequest], accesses: Accesses, sizes: Sequence[int], rows: Sequence[Row]) -> None:
         self._summary = summarise(len(requests), accesses)
@@ -137,15 +137,15 @@ class _Report:
         if as_json:
             echo_json(self._json())
             return
-        people = console()
-        people.print(str(self._summary), soft_wrap=True)
-        people.print(policy_table(self._policies, self._limits()))
+        out = console()
+        out.print(str(self._summary), soft_wrap=True)
+        out.print(policy_table(self._policies, self._limits()))
         if self._tiers:
-            people.print(tier_table(self._tiers))
+            out.print(tier_table(self._tiers))
         if self._pools:
-            people.print(pool_table(self._pools))
+            out.print(pool_table(self._pools))
         if plots is not None:
-            people.print(f"plots are in {plots}", soft_wrap=True)
+            out.print(f"plots are in {plots}", soft_wrap=True)
 
     def figures(self) -> dict[str, "Figure"]:
         figures = {"hit_ratio": hit_ratio(self._policies, self._limits())}

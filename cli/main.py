@@ -1,7 +1,7 @@
-"""The `kvstore` command: its subcommands, and how it ends.
+"""Entry point of the `kvstore` command: its subcommands and exit statuses.
 
-Exit status: 0 done; 1 the answer is no (a missing block, wrong bytes, a cluster in trouble); 2 misuse, or the cluster cannot do it now,
-with one line that says why; 130 ended by Ctrl-C, SIGTERM or SIGHUP.
+Exit status: 0 success; 1 negative result (a missing block, wrong bytes, an unhealthy cluster); 2 usage error or the cluster cannot serve
+the request, with the reason in one line; 130 ended by Ctrl-C, SIGTERM or SIGHUP.
 """
 
 import signal
@@ -12,11 +12,11 @@ from typing import Final, NoReturn
 import click
 
 from kvstore.cli.command_group import ERROR_STATUS, PROGRAM, CommandGroup
-from kvstore.cli.exit_signals import ending_signals, ends_in_a_line
+from kvstore.cli.exit_signals import ending_signals, run_with_output_errors
 from kvstore.protocol.extras import DISTRIBUTION
 
 SECTIONS: Final = {
-    "Look": {
+    "Inspect": {
         **dict.fromkeys(("status", "health", "nodes", "tiers"), "status"),
         **{name: name for name in ("top", "console", "topology", "namespaces", "weights", "instances", "doctor")},
     },
@@ -39,21 +39,21 @@ def kvstore() -> None:
 
     Settings come from flags, from KVSTORE_CLIENT_* variables, or from the [client] section of a TOML file (--config, KVSTORE_CONFIG).
 
-    Exit status: 0 done; 1 the answer is no; 2 misuse, or the cluster cannot do it now; 130 interrupted.
+    Exit status: 0 success; 1 negative result; 2 usage error, or the cluster cannot serve the request; 130 interrupted.
     """
 
 
 def main() -> None:
-    """The console script."""
+    """Run the `kvstore` console script."""
     for number in ending_signals():
         signal.signal(number, _terminate)
-    ends_in_a_line(partial(kvstore, prog_name=PROGRAM), ERROR_STATUS)
+    run_with_output_errors(partial(kvstore, prog_name=PROGRAM), ERROR_STATUS)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """As Ctrl-C, so that clusters of one's own are stopped and temporary folders removed."""
+    """Raise KeyboardInterrupt, so that local clusters are stopped and temporary folders removed."""
     if number == signal.SIGHUP:
-        signal.signal(number, signal.SIG_IGN)  # it comes twice, of the shell and of the kernel, and would end the clean-up
+        signal.signal(number, signal.SIG_IGN)  # sent twice, by the shell and the kernel: the second would end the clean-up
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""The command `namespaces`: what is in the store, what a namespace is made of, and why two engines do not share."""
+"""The command `namespaces`: lists namespaces, shows their identity, and explains why two engines do not share blocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,56 +21,56 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.settings import format_size
 
-NOT_REPORTED: Final = "no engine has reported what it is made of: its blocks were put under a name, or its engine does not report"
+NOT_REPORTED: Final = "no engine has reported its identity: its blocks were put under a plain name, or its engine does not report"
 SHORT_ID: Final = 8
-"""Digits of an id that are shown: of 1,000 namespaces two share them in one of 8,600 clusters."""
+"""Digits of an id in tables: among 1,000 namespaces two collide in one of 8,600 clusters."""
 MAX_NAMED: Final = 8
-"""Namespaces that an error names."""
+"""Most namespaces in an error text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedNamespace:
-    """A namespace that has blocks, or that an engine reported. `usage` is empty for one without blocks that no live engine uses."""
+    """A namespace with blocks, or one that an engine reported. `usage` is empty if it has no blocks and no live engine."""
 
     tenant: str
     name: str
     usage: pb.NamespaceUsage
     identity: Namespace | None
-    """With a digest for its salt; None: not reported."""
+    """The salt is replaced by a digest; None: not reported."""
 
 
 def known(reply: pb.ContentsReply, table: pb.WeightsTable) -> list[ListedNamespace]:
-    """All namespaces of both."""
+    """Return the namespaces of both replies, without duplicates."""
     forms = {(one.tenant, one.form.id.hex()): one.form.form for one in table.namespaces}
     usages = {(one.tenant, one.namespace): one for one in reply.namespaces}
-    places = dict.fromkeys((*usages, *forms))
+    keys = dict.fromkeys((*usages, *forms))
     return [
-        ListedNamespace(*place, usages.get(place, pb.NamespaceUsage()), Namespace.from_canonical(forms[place]) if place in forms else None)
-        for place in places
+        ListedNamespace(*key, usages.get(key, pb.NamespaceUsage()), Namespace.from_canonical(forms[key]) if key in forms else None)
+        for key in keys
     ]
 
 
 def find(given: str, among: Sequence[ListedNamespace], tenant: str) -> ListedNamespace:
-    """Return the namespace that `given` names: all of its name, or the beginning of an id. Of several tenants' that of `tenant`.
+    """Return the namespace whose name is `given`, or whose id starts with it. `tenant`'s namespace is preferred.
 
-    Raises InvalidArgument: there is none, or there are several.
+    Raises InvalidArgument if none or several match.
     """
     found = [one for one in among if one.name == given] or [one for one in among if given and one.name.startswith(given.lower())]
     if not found:
-        raise InvalidArgument(f"there is no namespace {given!r}: kvstore namespaces lists those that there are")
+        raise InvalidArgument(f"no namespace {given!r}: `kvstore namespaces` lists them")
     names = sorted({one.name for one in found})
     if len(names) > 1:
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-        raise InvalidArgument(f"{given!r} begins several namespaces: {', '.join(names[:MAX_NAMED])}{more}; give more of it")
+        raise InvalidArgument(f"{given!r} matches several namespaces: {', '.join(names[:MAX_NAMED])}{more}; give more digits")
     own = [one for one in found if one.tenant == tenant] or found
     if len(own) > 1:
         tenants = ", ".join(repr(one.tenant) for one in own)
-        raise InvalidArgument(f"namespace {names[0]} is of several tenants: {tenants}; say which by --tenant")
+        raise InvalidArgument(f"namespace {names[0]} belongs to several tenants: {tenants}; choose one with --tenant")
     return own[0]
 
 
 def namespaces_table(reply: pb.ContentsReply) -> RenderableType:
-    """What is in the store, the largest first, then what engines use that is empty."""
+    """Return a table of the namespaces, largest first, then empty ones that engines use."""
     has_tenants = len({one.tenant for one in reply.namespaces}) > 1
     table = new_table(
         "namespace",
@@ -102,7 +102,7 @@ def namespaces_table(reply: pb.ContentsReply) -> RenderableType:
 
 
 def details(one: ListedNamespace) -> dict[str, Any]:
-    """All that is known of a namespace, for JSON."""
+    """Return all facts about a namespace, for JSON."""
     usage = one.usage
     return {
         "namespace": one.name,
@@ -139,10 +139,13 @@ def details_table(one: ListedNamespace) -> RenderableType:
 
 
 def compared(one: ListedNamespace, other: ListedNamespace) -> list[str]:
-    """Return why engines of two namespaces do not share, a sentence a line. Raises InvalidArgument: one of them was not reported."""
+    """Return why engines of two namespaces do not share blocks, one sentence per line.
+
+    Raises InvalidArgument if the identity of one was not reported.
+    """
     for each in (one, other):
         if each.identity is None:
-            raise InvalidArgument(f"nothing can be said of namespace {each.name}: {NOT_REPORTED}")
+            raise InvalidArgument(f"namespace {each.name} cannot be compared: {NOT_REPORTED}")
     assert one.identity is not None
     assert other.identity is not None
     found = differences(one.identity, other.identity, (one.name[:8], other.name[:8]))
@@ -152,7 +155,7 @@ def compared(one: ListedNamespace, other: ListedNamespace) -> list[str]:
 
 
 def _shown_name(one: pb.NamespaceUsage) -> str:
-    """The name that blocks were put under; of a reported namespace the beginning of its id, which `show` and `diff` take."""
+    """The namespace's name; for one with a reported identity the first digits of its id, which `show` and `diff` accept."""
     return one.namespace[:SHORT_ID] if one.model else one.namespace or "(none)"
 
 
@@ -171,14 +174,14 @@ def _users(one: pb.NamespaceUsage) -> str:
     return ", ".join(one.users) if one.is_used else "-"
 
 
-@click.group(invoke_without_command=True, short_help="List namespaces; say why two engines do not share.")
+@click.group(invoke_without_command=True, short_help="List namespaces; explain why two engines do not share.")
 @json_option
 @client_options
 @click.pass_context
 def namespaces(context: click.Context, as_json: bool, settings: ClientSettings) -> None:
     """List namespaces: model, weights, blocks, size, last read, and the engines that use them.
 
-    The largest come first, 1,000 at most, then empty ones that live engines use. An operator sees all tenants, a tenant its own.
+    Order: the 1,000 largest, then empty ones that live engines use. An operator sees all tenants, a tenant its own.
     """
     if context.invoked_subcommand is not None:
         return
@@ -192,18 +195,18 @@ def namespaces(context: click.Context, as_json: bool, settings: ClientSettings) 
 @json_option
 @client_options
 def show(id: str, as_json: bool, settings: ClientSettings) -> None:
-    """Show what the namespace ID is made of, with its figures. The beginning of an id is enough."""
+    """Show the identity and usage of the namespace ID. The first digits of an id are enough."""
     one = find(id, _known(settings), settings.tenant)
     show_result(details(one), lambda: details_table(one), as_json=as_json)
 
 
-@namespaces.command(short_help="Say why engines of two namespaces do not share.")
+@namespaces.command(short_help="Explain why engines of two namespaces do not share.")
 @click.argument("a")
 @click.argument("b")
 @json_option
 @client_options
 def diff(a: str, b: str, as_json: bool, settings: ClientSettings) -> None:
-    """Say in which fields the namespaces A and B differ, and what to do about each. The beginning of an id is enough."""
+    """Show the fields in which the namespaces A and B differ, with advice. The first digits of an id are enough."""
     among = _known(settings)
     lines = compared(find(a, among, settings.tenant), find(b, among, settings.tenant))
     if as_json:

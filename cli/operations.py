@@ -1,4 +1,4 @@
-"""The commands `audit`, `sessions` and `slow`: who changed what, who is connected to the masters, what took long."""
+"""The commands `audit` (changes and refused requests), `sessions` (connections to the masters) and `slow` (slowest requests)."""
 
 import re
 import time
@@ -37,18 +37,18 @@ class Since(click.ParamType[float]):
         if found := re.fullmatch(r"(\d{1,9})([smhd])", value):
             return time.time() - int(found[1]) * UNITS_S[found[2]]
         try:
-            told = datetime.fromisoformat(value)
+            parsed = datetime.fromisoformat(value)
         except ValueError:
             self.fail(f"{value!r} is not a time: write 90s, 15m, 2h, 7d, 2026-11-27 or 2026-11-27T12:30 (UTC)", param, ctx)
-        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command(short_help="Show who changed what, and refused logins.")
-@click.option("--since", type=Since(), help="Since a time: 15m, 2h, 7d ago, or 2026-11-27T12:30 (UTC).  [default: all that is kept]")
-@click.option("--by", metavar="NAME", help="Of an operator: the name of its token or certificate, or its address.")
-@click.option("--action", metavar="ACTION", help="Of one kind: quota_set, drain, forget, login, ... (docs/operations.md).")
-@click.option("--refused", is_flag=True, help="Only what was refused: wrong credentials, and requests that they do not allow.")
-@click.option("-n", "lines", type=click.IntRange(min=1), default=AUDIT_LINES, show_default=True, help="The newest so many.")
+@click.command(short_help="Show the audit trail: changes and refused logins.")
+@click.option("--since", type=Since(), help="Only later entries: 15m, 2h, 7d ago, or 2026-11-27T12:30 (UTC).  [default: all kept]")
+@click.option("--by", metavar="NAME", help="Only of this operator: name of its token or certificate, or its address.")
+@click.option("--action", metavar="ACTION", help="Only of one kind: quota_set, drain, forget, login, ... (docs/operations.md).")
+@click.option("--refused", is_flag=True, help="Only refused requests: wrong credentials or missing permission.")
+@click.option("-n", "lines", type=click.IntRange(min=1), default=AUDIT_LINES, show_default=True, help="Number of newest entries.")
 @json_option
 @client_options
 def audit(
@@ -57,7 +57,7 @@ def audit(
     """Show the audit trail of the cluster, newest last: operator, address, action, old and new value, result.
 
     The catalog keeps the newest 4,096 changes and 1,024 refused or repeated requests of all masters; each master's log has all of its own
-    (event `audit`). With --json one object a line.
+    (event `audit`). --json prints one object per line.
     """
     with Control.find(settings) as control:
         entries = control.audit()
@@ -68,7 +68,7 @@ def audit(
 def matching(
     entries: Sequence[pb.AuditEntry], *, since_s: float | None, by: str | None, action: str | None, result: str | None
 ) -> list[pb.AuditEntry]:
-    """Entries that pass all filters; None lets all pass. `since_s` is Unix time, `by` the actor's name, kind, credential or address."""
+    """Return the entries that pass all filters; None disables one. `since_s` is Unix time, `by` an actor, kind, credential or address."""
     return [
         entry
         for entry in entries
@@ -80,7 +80,7 @@ def matching(
 
 
 def audit_table(entries: Sequence[pb.AuditEntry]) -> RenderableType:
-    """One row an entry; what was refused or failed is red, with its reason below."""
+    """Return a table with one row per entry; refused and failed ones are red, with the reason."""
     if not entries:
         return Text("The audit trail has no such entry.")
     table = new_table(*COLUMNS)
@@ -100,21 +100,21 @@ def _outcome(entry: pb.AuditEntry) -> Text:
     return Text(f"{entry.result}{times}{detail}", style="" if entry.result == DONE else "red")
 
 
-@click.command(short_help="Show who is connected to the masters; end a connection.")
-@click.option("--end", "end", metavar="ID", help="Close this connection, an ID of the list. Its peer may connect again.")
+@click.command(short_help="Show connections to the masters; close one.")
+@click.option("--end", "end", metavar="ID", help="Close the connection with this ID. Its peer may connect again.")
 @json_option
 @client_options
 def sessions(end: str | None, as_json: bool, settings: ClientSettings) -> None:
     """Show the connections of clients and nodes to the masters that own the catalog: tenant, role, address, since when, requests.
 
-    To keep a peer out take its token out of the tokens file, or add its certificate to tls_revoked: both end its connections to masters
-    and nodes. With --json one object a line.
+    To block a peer remove its token from the tokens file, or add its certificate to tls_revoked: both close its connections to masters
+    and nodes. --json prints one object per line.
     """
     with Control.find(settings) as control:
         if end is not None:
             number, _, master = end.partition("@")
             if not number.isascii() or not number.isdigit():
-                raise InvalidArgument(f"{end!r} is no session: write its ID as `kvstore sessions` prints it")
+                raise InvalidArgument(f"{end!r} is not a session ID: `kvstore sessions` lists them")
             control.end_session(int(number), master)
             click.echo(f"session {end} is closed")
             return
@@ -123,14 +123,14 @@ def sessions(end: str | None, as_json: bool, settings: ClientSettings) -> None:
 
 
 @click.command(short_help="Show the slowest requests by tenant and kind.")
-@click.option("--of-tenant", metavar="TENANT", help="Of one tenant.")
-@click.option("-n", "lines", type=click.IntRange(min=1), default=SLOW_LINES, show_default=True, help="The slowest so many.")
+@click.option("--of-tenant", metavar="TENANT", help="Only of this tenant.")
+@click.option("-n", "lines", type=click.IntRange(min=1), default=SLOW_LINES, show_default=True, help="Number of slowest requests.")
 @json_option
 @client_options
 def slow(of_tenant: str | None, lines: int, as_json: bool, settings: ClientSettings) -> None:
-    """Show the slowest requests of the last 10 minutes at nodes and masters: of each tenant and operation the slowest a minute.
+    """Show the slowest requests of the last 10 minutes at nodes and masters: the slowest of each minute, by tenant and operation.
 
-    Requests of less than 1 ms are not kept. With --json one object a line.
+    Requests under 1 ms are not kept. --json prints one object per line.
     """
     with Control.find(settings) as control:
         found = [one for one in control.slow_requests() if of_tenant in (None, one.tenant)][:lines]
@@ -138,14 +138,14 @@ def slow(of_tenant: str | None, lines: int, as_json: bool, settings: ClientSetti
 
 
 def session_ids(sessions: Sequence[pb.SessionStatus]) -> list[str]:
-    """By which `kvstore sessions --end` knows them: the number, and the master's name where several own a part of the catalog."""
+    """IDs for `kvstore sessions --end`: the number, with the master's name if several own a part of the catalog."""
     has_several = len({one.master for one in sessions}) > 1
     return [f"{one.id}@{one.master}" if has_several else str(one.id) for one in sessions]
 
 
 def sessions_table(sessions: Sequence[pb.SessionStatus]) -> RenderableType:
     if not sessions:
-        return Text("Nobody is connected.")
+        return Text("No connections.")
     table = new_table("id", "who", "role", "address", "connected", "requests", right=("id", "connected", "requests"))
     for id, one in zip(session_ids(sessions), sessions, strict=True):
         who = " ".join(part for part in (one.kind, one.name) if part)
@@ -156,7 +156,7 @@ def sessions_table(sessions: Sequence[pb.SessionStatus]) -> RenderableType:
 def slow_table(requests: Sequence[pb.SlowRequest]) -> RenderableType:
     if not requests:
         return Text("No request took 1 ms or more in the last 10 minutes.")
-    table = new_table("took", "operation", "tenant", "at", "asked by", "time (UTC)", right=("took",))
+    table = new_table("took", "operation", "tenant", "at", "client", "time (UTC)", right=("took",))
     for one in requests:
         when = time.strftime("%H:%M:%S", time.gmtime(one.time_s))
         took = f"{one.duration_us / 1e3:,.1f} ms"

@@ -1,4 +1,4 @@
-"""What the commands share: the options that say which cluster and as whom, and how results are printed."""
+"""Options that the commands share (cluster, tenant, credentials), and output of results as text or JSON."""
 
 import dataclasses
 import functools
@@ -19,20 +19,20 @@ from kvstore.protocol.settings import flag_name, given_settings, load_settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 NAMES: Final = ("master", "tenant", "token", "deadline_s")
-"""Settings that have a flag; the others come from KVSTORE_CLIENT_* and the file only."""
+"""Settings with a flag; the others are read from KVSTORE_CLIENT_* and the file only."""
 
 NAMES_MASTER: Final = "kvstore.names_master"
 CONFIG_FILE: Final = "kvstore.config_file"
 
-_FILLING: Final = re.compile(r" +(?=\n)")
+_PADDING: Final = re.compile(r" +(?=\n)")
 PIPED_COLUMNS: Final = 10_000
-"""Wider than any table: a pipe has no edge at which words would have to be cut."""
+"""Wider than any table, so that output to a pipe is never wrapped."""
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
 def client_options(function: F) -> F:
-    """Adds --master, --tenant, --token, --deadline-s and --config; the command gets `settings`, a ClientSettings."""
+    """Add --master, --tenant, --token, --deadline-s and --config; the command receives `settings`, a ClientSettings."""
 
     @functools.wraps(function)
     def command(*args: Any, config: str | None, **options: Any) -> Any:
@@ -52,34 +52,36 @@ def client_options(function: F) -> F:
 
 
 def names_master() -> bool:
-    """Whether a flag, a variable or the file names the master of the command that runs, be it with the default address."""
+    """Return whether a flag, a variable or the file sets the master for the current command, even to the default address."""
     return bool(click.get_current_context().meta[NAMES_MASTER])
 
 
 def config_file() -> str | None:
-    """What --config names for the command that runs."""
+    """Return the --config of the current command."""
     named: str | None = click.get_current_context().meta[CONFIG_FILE]
     return named
 
 
 def console() -> Console:
-    """Standard output for people: as wide as the terminal, or as COLUMNS says; where it is a pipe or a file, each line as wide as what is
-    printed in it. Text is shown as it is: a name or an IPv6 address may have brackets and colons that rich would take for markup."""
+    """Return a rich console on standard output, as wide as the terminal or COLUMNS; pipes and files are not wrapped.
+
+    Markup is off: names and IPv6 addresses may contain brackets and colons that rich would interpret.
+    """
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return Console(markup=False, emoji=False)
     return Console(markup=False, emoji=False, width=PIPED_COLUMNS, file=cast(IO[str], UnpaddedOutput()))
 
 
 class UnpaddedOutput(io.TextIOBase):
-    """Standard output without the blanks by which a table's lines are all as long as the longest: in a pager each would fill several."""
+    """Standard output that drops the trailing blanks of table rows, which would wrap in a pager."""
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """What it can say."""
+        """Encoding of standard output."""
         return sys.stdout.encoding
 
     def write(self, text: str) -> int:
-        sys.stdout.write(_FILLING.sub("", text))
+        sys.stdout.write(_PADDING.sub("", text))
         return len(text)
 
     def flush(self) -> None:
@@ -87,7 +89,7 @@ class UnpaddedOutput(io.TextIOBase):
 
 
 def show(value: Any, view: Callable[[], RenderableType], *, as_json: bool) -> None:
-    """Print a result: `value` as JSON, or its view for people."""
+    """Print a result: `value` as JSON, or the rendered view."""
     if as_json:
         echo_json(value)
     else:
@@ -95,7 +97,7 @@ def show(value: Any, view: Callable[[], RenderableType], *, as_json: bool) -> No
 
 
 def show_each(values: Iterable[Any], view: Callable[[], RenderableType], *, as_json: bool) -> None:
-    """As `show`, with JSON of one object a line."""
+    """As `show`, with one JSON object per line."""
     if as_json:
         for value in values:
             echo_json(value)
@@ -104,5 +106,5 @@ def show_each(values: Iterable[Any], view: Callable[[], RenderableType], *, as_j
 
 
 def echo_json(value: Any) -> None:
-    """One line on standard output, at once."""
+    """Print the value as one line of JSON."""
     click.echo(json.dumps(value))

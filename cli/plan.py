@@ -1,4 +1,4 @@
-"""`kvstore plan`: how many users a model and its GPUs serve, what tiers below HBM add, and what to do when the cache is full."""
+"""`kvstore plan`: capacity planning: users per GPU set, gain from lower tiers, and strategies for a full cache."""
 
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -34,47 +34,60 @@ from kvstore.scheduler.estimators.analytic import DEFAULT_HBM_EFFICIENCY, DEFAUL
 MIN_COLUMNS: Final = 100
 
 
-@click.command(short_help="Plan capacity: what fits where, and what pays.")
+@click.command(short_help="Plan capacity of HBM, DRAM and NVMe for a model.")
 @click.option("--model", required=True, metavar="NAME", help="A known model, or a config.json of Hugging Face.")
 @click.option("--gpu", required=True, metavar="NAME", help="A known GPU, or a JSON file of its figures.")
-@click.option("--tp", default=1, type=click.IntRange(min=1), show_default=True, metavar="N", help="GPUs among which heads are divided.")
-@click.option("--pp", default=1, type=click.IntRange(min=1), show_default=True, metavar="N", help="Stages among which layers are divided.")
-@click.option("--users", default=10, show_default=True, metavar="N", help="Who are served at the same time.")
-@click.option("--context", default=5000, show_default=True, metavar="TOKENS", help="Of a user's prompt.")
-@click.option("--output-tokens", default=256, show_default=True, metavar="N", help="Of an answer.")
-@click.option("--spread", default=0.25, show_default=True, metavar="SHARE", help="By which prompts and answers differ from these, at most.")
-@click.option("--think-s", default=10.0, show_default=True, metavar="SECONDS", help="From an answer to the next prompt, in the mean.")
-@click.option("--duration-s", default=600.0, show_default=True, metavar="SECONDS", help="That users are simulated for.")
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Of what users ask.")
-@click.option("--dtype", metavar="NAME", help="Of the cache's elements.  [default: the model's]")
-@click.option("--scheme", default="none", show_default=True, metavar="NAME", help="How K and V are stored: fp8-head, int8, int4/64, ...")
-@click.option("--block-tokens", metavar="N", type=click.IntRange(min=1), help="Tokens of a block.  [default: 16, or the scheme's group]")
-@click.option("--weight-bits", metavar="N", type=click.IntRange(1, 64), help="Of a weight of the layers.  [default: the model's]")
-@click.option("--weights", metavar="SIZE", help="Of the whole model.  [default: of all its matrices]")
-@click.option("--reserve", default="2GB", show_default=True, metavar="SIZE", help="Of each GPU, for activations and the runtime.")
-@click.option("--dram", default="256GiB", show_default=True, metavar="SIZE", help="Of the host, for KV cache. 0: none.")
-@click.option("--nvme", default="2TiB", show_default=True, metavar="SIZE", help="Of the host, for KV cache. 0: none.")
+@click.option(
+    "--tp", default=1, type=click.IntRange(min=1), show_default=True, metavar="N", help="Tensor parallelism: GPUs that share the heads."
+)
+@click.option(
+    "--pp",
+    default=1,
+    type=click.IntRange(min=1),
+    show_default=True,
+    metavar="N",
+    help="Pipeline parallelism: stages that share the layers.",
+)
+@click.option("--users", default=10, show_default=True, metavar="N", help="Concurrent users.")
+@click.option("--context", default=5000, show_default=True, metavar="TOKENS", help="Length of a user's prompt.")
+@click.option("--output-tokens", default=256, show_default=True, metavar="N", help="Length of a response.")
+@click.option("--spread", default=0.25, show_default=True, metavar="SHARE", help="Largest deviation of prompts and responses from these.")
+@click.option("--think-s", default=10.0, show_default=True, metavar="SECONDS", help="Mean time from a response to the next prompt.")
+@click.option("--duration-s", default=600.0, show_default=True, metavar="SECONDS", help="Simulated time.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of the simulated users.")
+@click.option("--dtype", metavar="NAME", help="Type of the cache's elements.  [default: the model's]")
+@click.option("--scheme", default="none", show_default=True, metavar="NAME", help="Quantisation of K and V: fp8-head, int8, int4/64, ...")
+@click.option("--block-tokens", metavar="N", type=click.IntRange(min=1), help="Tokens per block.  [default: 16, or the scheme's group]")
+@click.option("--weight-bits", metavar="N", type=click.IntRange(1, 64), help="Bits per weight of the layers.  [default: the model's]")
+@click.option("--weights", metavar="SIZE", help="Size of the model's weights.  [default: sum of its matrices]")
+@click.option("--reserve", default="2GB", show_default=True, metavar="SIZE", help="Memory of each GPU for activations and the runtime.")
+@click.option("--dram", default="256GiB", show_default=True, metavar="SIZE", help="Host DRAM for KV cache. 0: none.")
+@click.option("--nvme", default="2TiB", show_default=True, metavar="SIZE", help="Host NVMe for KV cache. 0: none.")
 @click.option("--dram-bandwidth", metavar="SIZE", help="Bytes/s from DRAM to all GPUs.  [default: 25GB a GPU]")
 @click.option("--nvme-bandwidth", default="6GB", show_default=True, metavar="SIZE", help="Bytes/s from NVMe to the GPUs.")
 @click.option("--nic", metavar="SIZE", help="Bytes/s from other nodes.  [default: by GPU]")
-@click.option("--mfu", default=DEFAULT_MFU, show_default=True, metavar="SHARE", help="Of the peak, what prefill reaches.")
+@click.option("--mfu", default=DEFAULT_MFU, show_default=True, metavar="SHARE", help="Share of peak FLOPS that prefill reaches.")
 @click.option(
     "--hbm-efficiency",
     default=DEFAULT_HBM_EFFICIENCY,
     show_default=True,
     metavar="SHARE",
-    help="Of its bandwidth, what decode reaches.",
+    help="Share of the HBM bandwidth that decode reaches.",
 )
-@click.option("--trace", metavar="TRACE", help="File, or generated:SEED:COUNT: what share of its prompts is in the cache?")
-@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests of it.")
+@click.option("--trace", metavar="TRACE", help="File, or generated:SEED:COUNT, to compute prefix hit ratios for.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only this many of its requests, from the first.")
 @click.option("--plots", metavar="DIR", help="Write charts to this folder. Needs the extra `plots`.")
-@click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Of the charts.")
+@click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Format of the charts.")
 @json_option
 def plan(trace: str | None, limit: int | None, plots: str | None, plot_format: str, as_json: bool, **options: Any) -> None:
-    """How many users MODEL serves on these GPUs: what fits in HBM, what DRAM and NVMe add, which bandwidth lets a cached prefix beat
-    computing it, and what becomes of requests when the cache is full.
+    """Plan the capacity of a model on these GPUs.
 
-    Sizes follow from the model's configuration. Times are those of an analytic model of dense models; nothing is measured.
+    \b
+    users      how many fit in HBM, and with DRAM and NVMe
+    reuse      bandwidth above which fetching a prefix beats computing it
+    when full  outcome of requests under each strategy for a full cache
+
+    Sizes follow from the model's configuration. Times come from an analytic model of dense models; nothing is measured.
     """
     found = make_plan(_setup(options))
     hits = [] if trace is None else _replay(found, trace, limit)
@@ -85,10 +98,10 @@ def plan(trace: str | None, limit: int | None, plots: str | None, plot_format: s
     if as_json:
         echo_json(_json(found, hits))
     else:
-        # Narrower, rich would cut words and figures in two; a terminal folds lines instead.
-        people = console()
-        people.width = max(MIN_COLUMNS, people.width)
-        people.print(plan_table(found, hits))
+        # On a narrower console rich would split words and figures; the terminal folds long lines instead.
+        out = console()
+        out.width = max(MIN_COLUMNS, out.width)
+        out.print(plan_table(found, hits))
 
 
 def _setup(options: dict[str, Any]) -> PlanInputs:
@@ -121,7 +134,7 @@ def _setup(options: dict[str, Any]) -> PlanInputs:
 
 
 def _tier(name: str, size: str, bytes_per_s: float) -> list[LowerTier]:
-    """None of size 0."""
+    """The tier, or an empty list for size 0."""
     size_bytes = parse_size(size)
     return [LowerTier(name=name, capacity_bytes=size_bytes, bytes_per_s=bytes_per_s)] if size_bytes else []
 

@@ -1,4 +1,4 @@
-"""A plan as tables and charts. It reckons nothing itself."""
+"""Tables and charts of a CapacityPlan. Formatting only: all figures are in the plan."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CONTEXTS: Final = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Tokens, of the chart of sequences."""
+"""Context lengths in tokens of the chart of sequences."""
 
 
 OVER_USERS: Final[dict[str, tuple[Callable[[LoadOutcome], float], str, str]]] = {
@@ -31,7 +31,7 @@ OVER_USERS: Final[dict[str, tuple[Callable[[LoadOutcome], float], str, str]]] = 
 
 
 def plan_table(plan: CapacityPlan, hits: Sequence[TraceHits] = ()) -> RenderableType:
-    """All of it, in two screenfuls."""
+    """Return the whole plan as tables."""
     parts: list[RenderableType] = [_summary(plan), Text(), _tiers(plan)]
     if hits:
         parts += [Text(), _hits(hits)]
@@ -85,11 +85,11 @@ def _hits(hits: Sequence[TraceHits]) -> Group:
     table = figures_table("tier", "blocks down to here", "prefix hit ratio", "of it, here")
     for each in hits:
         table.add_row(each.name, f"{each.total_blocks:,}", f"{each.total_ratio:.4f}", f"{each.added_ratio:.4f}")
-    return Group("What of the trace's prompts is in the cache", table)
+    return Group("Prefix hits of the trace", table)
 
 
 def _reuse(plan: CapacityPlan) -> Group:
-    """Where times are unknown the columns that need them are left out."""
+    """Without times the columns that need them are left out."""
     bandwidths = plan.setup.bandwidths
     sources = [f"{name} {_gb_per_s(bytes_per_s)}" for name, bytes_per_s in bandwidths.items()]
     computing = [] if plan.no_times else ["computed in", "needs", "inequality"]
@@ -97,11 +97,11 @@ def _reuse(plan: CapacityPlan) -> Group:
     for row in plan.reuse:
         fetched = [_fetched(row, name) for name in bandwidths]
         table.add_row(f"{row.prefix_tokens:,}", _size(row.size_bytes), *_computed(row), *fetched)
-    return Group("To fetch a prefix or to compute it", table)
+    return Group("Fetching a prefix compared with computing it", table)
 
 
 def _computed(row: Reuse) -> list[str]:
-    """How long, and the bandwidths that would be as good; nothing where that is not known."""
+    """Compute time and break-even bandwidths; empty if times are unknown."""
     if row.compute is None:
         return []
     return [seconds(row.compute.seconds), _gb_per_s(row.compute.needed_bytes_per_s), _gb_per_s(row.compute.inequality_bytes_per_s)]
@@ -146,7 +146,7 @@ def _work(outcomes: Sequence[LoadOutcome]) -> Table:
 
 
 def _spreads(outcome: LoadOutcome, *spreads: MeanAndTail) -> list[str]:
-    """Mean and p99 of each; dashes where nothing was completed."""
+    """Mean and p99 of each; dashes if no request completed."""
     return [seconds(value_s) if outcome.completed else "-" for spread in spreads for value_s in (spread.mean_s, spread.p99_s)]
 
 
@@ -161,11 +161,10 @@ def _gb_per_s(bytes_per_s: float) -> str:
 def draw(
     plan: CapacityPlan, outcomes: Mapping[int, Sequence[LoadOutcome]], hits: Sequence[TraceHits], folder: str | Path, suffix: str
 ) -> list[Path]:
-    """Writes memory, sequences, reuse, ttft, latency, goodput, failed and hits as files of this suffix and says where. Without times or
-    hits those charts are left out.
+    """Write the charts memory, sequences, reuse, ttft, latency, goodput, failed and hits, and return their paths.
 
-    `outcomes`: by number of users, of every strategy. Raises ConfigError for a folder that cannot be made or written, or without
-    matplotlib.
+    Without times or hits the charts that need them are left out. `outcomes`: number of users -> outcome of every strategy. Raises
+    ConfigError if the folder cannot be created or written, or matplotlib is not installed.
     """
     figures = {"memory": _memory_chart(plan), "sequences": _sequences_chart(plan)}
     if not plan.no_times:
@@ -193,13 +192,13 @@ def _sequences_chart(plan: CapacityPlan) -> "Figure":
     lines, names = [], []
     for name, counts in sequence_curve(plan.setup, CONTEXTS).items():
         names.append(name)
-        # A logarithmic axis has no place for none.
+        # 0 cannot be drawn on a logarithmic axis.
         points = [(tokens, count) for tokens, count in zip(CONTEXTS, counts, strict=True) if count]
         if points:
             lines.append(Series(" + ".join(names), [x for x, _ in points], [y for _, y in points]))
-    wanted = Series("users", list(CONTEXTS), [plan.setup.load.users] * len(CONTEXTS), Weight.BOUND)
+    users = Series("users", list(CONTEXTS), [plan.setup.load.users] * len(CONTEXTS), Weight.BOUND)
     return line_chart(
-        [*lines, wanted],
+        [*lines, users],
         title=f"Sequences whose caches fit: {plan.setup.model.name}, {plan.hbm.gpus} x {plan.setup.gpu.name}",
         x_label="context (tokens)",
         y_label="sequences",
@@ -230,7 +229,7 @@ def _reuse_chart(plan: CapacityPlan) -> "Figure":
 def _over_users(
     outcomes: Mapping[int, Sequence[LoadOutcome]], figure: Callable[[LoadOutcome], float], title: str, y_label: str
 ) -> "Figure":
-    """A line a strategy."""
+    """Chart with one line per strategy."""
     users = sorted(outcomes)
     names = [outcome.strategy for outcome in outcomes[users[0]]]
     lines = [Series(name, users, [figure(outcomes[count][index]) for count in users]) for index, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""The command `quota`: what tenants take of the cluster against what they may, and how an operator changes that."""
+"""The command `quota`: shows tenants' usage and quotas, and sets quotas."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,25 +24,25 @@ from kvstore.security.quotas.limits import NO_LIMIT, parse_limit
 from kvstore.security.quotas.quota import BYTES, NAMES
 
 EVICTING: Final = ("hbm_bytes", "dram_bytes", "nvme_bytes", "hbm_slabs", "dram_slabs", "blocks")
-"""Limits above which a node evicts. Above the others it refuses new requests."""
+"""Limits that a node enforces by eviction. It enforces the others by refusing new requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """One limit of one tenant at one daemon; `quota` is None where there is none."""
+    """One limit of one tenant at one daemon; `quota` is None without a limit."""
 
     tenant: str
     at: str
-    """The node's name; of the master "master"."""
+    """The node's name, or "master"."""
     what: str
     used: int
     quota: int | None
     origin: str
-    """Who says so: "operator", "file" (its table) or "default" (that of the file); "" for nobody, or by a master that does not tell."""
+    """Source of the limit: "operator", "file" (the tenant's table), "default" (the file's default), or "" if none or not reported."""
 
 
 def rows(status: pb.StatusReply) -> list[QuotaRow]:
-    """By tenant and node: what is limited, and what is used of anything."""
+    """Return limits and usage of all tenants, by tenant and node."""
     found = [row for node in sorted(status.nodes, key=lambda node: node.name) for row in _at_node(node, status)]
     given = {grants.tenant: grants for grants in status.grants}
     for tenant in {**given, **dict.fromkeys(status.quotas.tenants)}:
@@ -60,19 +60,19 @@ def quota_table(found: Sequence[QuotaRow]) -> RenderableType:
     return table
 
 
-def limit_shown(what: str, limit: int | None) -> str:
+def limit_text(what: str, limit: int | None) -> str:
     return "none" if limit is None else _shown(what, limit)
 
 
 def _at_node(node: pb.NodeStatus, status: pb.StatusReply) -> Iterator[QuotaRow]:
-    """Of the tenants that the node has told of, and of those with a quota of their own."""
-    told = {use.tenant: use for use in node.tenants}
-    for tenant in {**told, **dict.fromkeys(status.quotas.tenants)}:
-        yield from _rows(status, tenant, node.name, AT_NODES, told.get(tenant, pb.TenantUse()))
+    """Rows of the tenants that the node reported, and of those with a quota of their own."""
+    uses = {use.tenant: use for use in node.tenants}
+    for tenant in {**uses, **dict.fromkeys(status.quotas.tenants)}:
+        yield from _rows(status, tenant, node.name, AT_NODES, uses.get(tenant, pb.TenantUse()))
 
 
 def _rows(status: pb.StatusReply, tenant: str, at: str, names: Sequence[str], used: "pb.TenantUse | pb.TenantGrants") -> Iterator[QuotaRow]:
-    """Of what is limited, used, or left without a limit by an operator."""
+    """Rows for limits that are set or used, or that an operator has lifted."""
     quota = status.quotas.tenants.get(tenant, status.quotas.default)
     for name in names:
         limit = getattr(quota, name) if quota.HasField(name) else None
@@ -84,8 +84,8 @@ def _rows(status: pb.StatusReply, tenant: str, at: str, names: Sequence[str], us
 def _origin(status: pb.StatusReply, tenant: str, name: str, limit: int | None) -> str:
     if tenant in status.quotas.tenants and tenant not in status.quota_origins:
         return ""
-    told = status.quota_origins.get(tenant, pb.QuotaOrigins())
-    return "operator" if name in told.operator else "file" if name in told.file else "default" if limit is not None else ""
+    origins = status.quota_origins.get(tenant, pb.QuotaOrigins())
+    return "operator" if name in origins.operator else "file" if name in origins.file else "default" if limit is not None else ""
 
 
 def _shown(what: str, number: int) -> str:
@@ -94,7 +94,7 @@ def _shown(what: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OverQuota:
-    """Use of one tenant at one node above a new limit."""
+    """Usage of one tenant at one node above a new limit."""
 
     at: str
     what: str
@@ -104,13 +104,13 @@ class OverQuota:
     """All blocks of the tenant at the node."""
 
     def __str__(self) -> str:
-        above = limit_shown(self.what, self.used - self.limit)
-        of = f"of {limit_shown(self.what, self.used)} in {self.blocks:,} blocks" if self.what != "blocks" else f"of {self.used:,}"
-        return f"{above} {of} lie above the new {self.what} of {limit_shown(self.what, self.limit)}, and will be evicted"
+        above = limit_text(self.what, self.used - self.limit)
+        of = f"of {limit_text(self.what, self.used)} in {self.blocks:,} blocks" if self.what != "blocks" else f"of {self.used:,}"
+        return f"{above} {of} exceed the new {self.what} of {limit_text(self.what, self.limit)}, and will be evicted"
 
 
 def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | None]) -> list[OverQuota]:
-    """By node and limit. Empty if the status has no use by tenants, as for a caller that is no operator."""
+    """Return the tenant's usage above `limits`, by node and limit. Empty for callers that are not operators: they get no usage."""
     found = []
     for node in sorted(status.nodes, key=lambda node: node.name):
         for use in node.tenants:
@@ -124,7 +124,7 @@ def excesses(status: pb.StatusReply, tenant: str, limits: Mapping[str, int | Non
 
 
 def known_tenants(status: pb.StatusReply) -> list[str]:
-    """Tenants that hold something at a node or a master, or that have limits of their own."""
+    """Return the tenants with usage at a node or master, or with limits of their own."""
     held = {use.tenant for node in status.nodes for use in node.tenants} | {grants.tenant for grants in status.grants}
     return sorted(held | set(status.quotas.tenants))
 
@@ -135,15 +135,18 @@ def is_known(status: pb.StatusReply, tenant: str) -> bool:
 
 @click.group(short_help="Show and set tenants' quotas.")
 def quota() -> None:
-    """Tenants' quotas. What is set here is kept in the catalog, above what the master's quotas file says (docs/security.md)."""
+    """Tenants' quotas. Limits set here are kept in the catalog and override the master's quotas file (docs/security.md)."""
 
 
-@quota.command(short_help="Show what each tenant uses of what it may, by node.")
+@quota.command(short_help="Show each tenant's usage and quotas, by node.")
 @json_option
 @client_options
 def show(as_json: bool, settings: ClientSettings) -> None:
-    """Show by tenant and node what is used, the quota of it (a dash where there is no limit), and who says so: an operator, the tenant's
-    table of the quotas file, or its default. Of a node the tenants that take most."""
+    """Show usage and quotas by tenant and node. A dash means no limit.
+
+    "set by" is the source of the limit: an operator, the tenant's table of the quotas file, or the file's default. Nodes report the tenants
+    with the largest usage.
+    """
     found = cluster_status(settings)
     if not is_whole(found):
         raise Denied(NOT_SHOWN)
@@ -151,23 +154,23 @@ def show(as_json: bool, settings: ClientSettings) -> None:
 
 
 def _limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds an option a limit; the command gets the texts by name, None for one that is not given."""
+    """Add an option for each limit; the command receives the texts by name, None for an option that is not given."""
     for name in reversed(NAMES):
         metavar = "SIZE" if name in BYTES else "NUMBER"
         function = click.option(flag_name(name), name, metavar=metavar, help=f'Its {name}, or "{NO_LIMIT}".')(function)
     return function
 
 
-@quota.command(name="set", short_help="Give a tenant other limits than the quotas file does.")
+@quota.command(name="set", short_help="Set a tenant's limits, overriding the quotas file.")
 @click.argument("of_tenant", metavar="TENANT")
 @_limit_options
-@click.option("--yes", is_flag=True, help="Evict what lies above the new limits without asking.")
+@click.option("--yes", is_flag=True, help="Evict blocks above the new limits without confirmation.")
 @client_options
 def set_(of_tenant: str, yes: bool, settings: ClientSettings, **texts: str | None) -> None:
-    """Give TENANT these limits, for all masters of the catalog; limits that are not named stay as they are.
+    """Set limits of TENANT for all masters of the catalog. Limits that are not named stay unchanged.
 
-    Nodes learn of them with their next heartbeat, and evict the tenant's coldest blocks above a lowered limit. The command says how much
-    that is and asks first; a script passes --yes. Limits outlive masters, except with the catalog memory:.
+    Nodes receive them with their next heartbeat, and evict the tenant's coldest blocks above a lowered limit. The command prints how much
+    would be evicted and asks for confirmation; scripts pass --yes. Limits survive restarts of masters, except with the catalog memory:.
     """
     limits = {name: parse_limit(name, text) for name, text in texts.items() if text is not None}
     with Control.find(settings) as control:
@@ -177,15 +180,15 @@ def set_(of_tenant: str, yes: bool, settings: ClientSettings, **texts: str | Non
     if of_tenant and is_whole(status) and not is_known(status, of_tenant):
         seen = names_shown(known_tenants(status)) or "none"
         click.echo(f"warning: no node or master has seen tenant {of_tenant!r} yet; tenants seen: {seen}", err=True)
-    click.echo(f"{_named(of_tenant)}: {', '.join(f'{name} {limit_shown(name, limit)}' for name, limit in limits.items())}")
+    click.echo(f"{_named(of_tenant)}: {', '.join(f'{name} {limit_text(name, limit)}' for name, limit in limits.items())}")
 
 
-@quota.command(short_help="Let the quotas file say again what a tenant may.")
+@quota.command(short_help="Reset a tenant's limits to the quotas file.")
 @click.argument("of_tenant", metavar="TENANT")
 @click.argument("limits", metavar="[LIMIT]...", nargs=-1)
 @client_options
 def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> None:
-    """Have each LIMIT of TENANT (dram_bytes, blocks, ...; all if none is named) be as the master's quotas file has it."""
+    """Reset each LIMIT of TENANT (dram_bytes, blocks, ...; all if none is named) to the value of the master's quotas file."""
     names = [limit.replace("-", "_") for limit in limits]
     with Control.find(settings) as control:
         control.clear_quota(of_tenant, names)
@@ -193,7 +196,10 @@ def clear(of_tenant: str, limits: tuple[str, ...], settings: ClientSettings) -> 
 
 
 def _confirm(tenant: str, found: Sequence[OverQuota], *, yes: bool) -> None:
-    """Say what will be evicted, and ask. Raises InvalidArgument: standard input is no terminal, and --yes is not given."""
+    """Print what will be evicted and ask for confirmation.
+
+    Raises InvalidArgument if standard input is not a terminal and --yes was not given.
+    """
     if not found:
         return
     for one in found:
@@ -201,10 +207,10 @@ def _confirm(tenant: str, found: Sequence[OverQuota], *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidArgument("nothing was changed: pass --yes to evict what lies above the new limits")
+        raise InvalidArgument("no limit was changed: pass --yes to evict the blocks above the new limits")
     click.confirm("Set the limits, and evict these?", abort=True, err=True)
 
 
 def _named(tenant: str) -> str:
-    """The tenant "" is easily changed by mistake: by a script's variable that is not set."""
-    return tenant or "whoever names no tenant"
+    """Name of a tenant for messages. "" is spelled out: a script with an unset variable passes it by mistake."""
+    return tenant or "requests without a tenant"

@@ -1,4 +1,4 @@
-"""`kvstore record`: what happens to a cluster's blocks, into a file that `kvstore lab` makes prompts of again."""
+"""`kvstore record`: records block events of a cluster into a file, from which `kvstore lab` reconstructs prompts."""
 
 import contextlib
 import dataclasses
@@ -17,20 +17,20 @@ from kvstore.client.recorder import Recorder
 from kvstore.kvcache.traces.event_file import EventWriter
 
 POLL_INTERVAL_S: Final = 0.1
-"""A node keeps 131,072 events for a recorder: it may have more than a million a second before any are lost."""
+"""A node buffers 131,072 events for a recorder, so none are lost below a million a second."""
 
 
-@click.command(short_help="Record what happens to blocks, for the policy lab.")
+@click.command(short_help="Record block events for `kvstore lab`.")
 @click.argument("file", metavar="FILE")
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="How long.  [default: until Ctrl-C]")
 @json_option
 @client_options
 def record(file: str, duration: float | None, as_json: bool, settings: ClientSettings) -> None:
-    """Record into FILE what happens to the tenant's blocks on all nodes: stored, read, removed.
+    """Record the events of the tenant's blocks on all nodes into FILE: stored, read, removed.
 
-    FILE is made anew, a JSON object a line, whole lines at any time; `kvstore lab FILE` replays its prompts. Nodes are not slowed:
-    what could not be fetched in time is lost, and the file and the summary say how much. A node that leaves or joins, or a master that
-    is away, ends nothing: it is said on standard error.
+    FILE is overwritten. It has one JSON object per line and only whole lines at any time; `kvstore lab FILE` replays its prompts. Nodes
+    are not slowed down: events that are not fetched in time are lost, and the file and the summary count them. The recording continues when
+    nodes join or leave and when a master is unreachable; standard error reports these.
     """
     began_s = time.monotonic()
     with interrupts() as interrupted, Recorder(settings, _say) as recorder, EventWriter(file) as writer:
@@ -47,8 +47,7 @@ def record(file: str, duration: float | None, as_json: bool, settings: ClientSet
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, SIGTERM or SIGHUP, which interrupt nothing meanwhile: what a node has told is written whole, and what it has left is
-    fetched. For the main thread."""
+    """Context in which Ctrl-C, SIGTERM and SIGHUP only set the event, so that the recording ends with whole lines. Main thread only."""
     interrupted = threading.Event()
 
     def note(number: int, frame: Any) -> None:
@@ -73,4 +72,4 @@ def _summarise(file: str, recorder: Recorder, *, seconds: float, as_json: bool) 
         return
     click.echo(f"{file}: {counts.stored} blocks stored, {counts.read} read, {counts.removed} removed in {seconds:.1f} s")
     if counts.lost or counts.interruptions:
-        click.echo(f"incomplete: {counts.lost} events were lost, and {counts.interruptions} times a node was recorded only from then on")
+        click.echo(f"incomplete: {counts.lost} events were lost; recording of a node was interrupted {counts.interruptions} times")

@@ -1,4 +1,4 @@
-"""`kvstore replay`: a production trace through a real cluster, every byte checked."""
+"""`kvstore replay`: replays a production trace through a real cluster and compares every byte."""
 
 import contextlib
 import dataclasses
@@ -19,19 +19,19 @@ from kvstore.protocol.settings import parse_size
 from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 OWN = ("dram", "nvme", "hbm", "nodes", "catalog", "policy")
-"""Options that describe a cluster of the replay's own."""
+"""Options that describe a local cluster that the replay starts."""
 DRAM_BYTES: Final = 1 << 30
-"""Of each node's tier, unless told."""
+"""Default DRAM tier of each node."""
 TABLE_BYTES: Final = 800
-"""Memory of a node's table for each block, and for what the policy remembers of others."""
+"""Memory per block in a node's block table, ghost entries of the eviction policy included."""
 MIN_TABLE_SHARE, MAX_TABLE_SHARE = 0.5, 16.0
-"""What a node has by default, and at most."""
+"""A node's default and largest `table_share`."""
 
 
-@click.command(short_help="Replay a production trace, every byte checked.")
+@click.command(short_help="Replay a production trace and compare every byte.")
 @click.argument("trace", metavar="TRACE")
 @click.option("--block-bytes", default="4KiB", show_default=True, metavar="SIZE", help="Size of a stored block.")
-@click.option("--limit", type=click.IntRange(min=1), help="Replay only the first so many requests.")
+@click.option("--limit", type=click.IntRange(min=1), help="Replay only this many requests, from the first.")
 @click.option("--dram", default="", metavar="SIZE", help="Own cluster: DRAM tier of each node.  [default: 1 GiB]")
 @click.option("--nvme", default="", metavar="[DIR:]SIZE", help="Own cluster: NVMe tier of each node; without DIR in a temporary folder.")
 @click.option("--hbm", default="", metavar="DEVICE:SIZE", help="Own cluster: HBM tier of each node.")
@@ -43,11 +43,11 @@ MIN_TABLE_SHARE, MAX_TABLE_SHARE = 0.5, 16.0
 def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, settings: ClientSettings, **own: Any) -> None:
     """Replay TRACE and compare every byte that is read.
 
-    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for so many requests of generated conversations.
+    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for COUNT requests of generated conversations.
 
-    Against the cluster that a master is named of, else against one of its own: a master and nodes in processes of their own, gone
-    at the end. Each prompt's blocks are read, then the missing ones stored. The prefix hit ratio is the leading run of blocks that
-    were there, over all blocks. Exit status 1: bytes were wrong.
+    With a master configured the replay uses that cluster. Otherwise it starts a temporary one: a master and nodes as processes. Each
+    prompt's blocks are read, then the missing ones are stored. The prefix hit ratio is the number of cached blocks before each request's
+    first miss, over all blocks. Exit status 1: bytes were wrong.
     """
     size = parse_size(block_bytes)
     total = count_requests(trace, limit=limit)
@@ -61,34 +61,36 @@ def replay(trace: str, block_bytes: str, limit: int | None, as_json: bool, setti
 
 @contextlib.contextmanager
 def _cluster(settings: ClientSettings, own: dict[str, Any], block_bytes: int) -> Iterator[tuple[ClientSettings, LocalCluster | None]]:
-    """The cluster to use, by its settings; a Cluster if it is the replay's own."""
+    """Yield settings for the cluster to use, and the LocalCluster if the replay started one."""
     context = click.get_current_context()
     described = [name for name in OWN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if described and context.get_parameter_source("master") == ParameterSource.COMMANDLINE:
-        raise click.UsageError(f"--master names a cluster that runs: --{described[0]} is for one that the replay starts itself")
+        raise click.UsageError(f"--master names a running cluster: --{described[0]} is only for a cluster that the replay starts")
     if not described and names_master():
         yield settings, None
         return
     table = table_share(block_bytes, own["dram"], own["nvme"], own["hbm"])
     plan = ClusterPlan(**own, table_share=table, demotion_wait_s=LONG_DEMOTION_WAIT_S, is_private=True)
-    with LocalCluster(plan, on_log=show_trouble) as cluster:
+    with LocalCluster(plan, on_log=show_warning) as cluster:
         cluster.wait_warm()
         yield dataclasses.replace(settings, master=cluster.address), cluster
 
 
 def table_share(block_bytes: int, dram: str, *lower: str) -> str:
-    """What share of its DRAM a node's table may take besides, so that its tiers, of these sizes, hold as many blocks as there is room for;
-    "": what it has by default is enough, or a size is none, which the node says."""
+    """Return the `table_share` with which a node's block table covers tiers of these sizes, as a share of its DRAM.
+
+    "" if the default suffices, or a size is malformed: the node reports that.
+    """
     try:
         dram_bytes = parse_size(dram) if dram else DRAM_BYTES
-        room_bytes = dram_bytes + sum(parse_size(tier.rpartition(":")[2]) for tier in lower if tier)
+        tiers_bytes = dram_bytes + sum(parse_size(tier.rpartition(":")[2]) for tier in lower if tier)
     except ConfigError:
         return ""
-    share = math.ceil(100 * room_bytes * TABLE_BYTES / max(1, block_bytes * dram_bytes)) / 100
+    share = math.ceil(100 * tiers_bytes * TABLE_BYTES / max(1, block_bytes * dram_bytes)) / 100
     return f"{min(share, MAX_TABLE_SHARE)}" if share > MIN_TABLE_SHARE else ""
 
 
-def show_trouble(name: str, line: str) -> None:
-    """Pass on what a daemon warns of; the rest is of no interest here."""
+def show_warning(name: str, line: str) -> None:
+    """Print a daemon's log line unless it is of level INFO."""
     if " INFO " not in line:
         click.echo(f"{name} | {line}", err=True)

@@ -1,4 +1,4 @@
-"""`kvstore simulate`: a trace through the scheduler into a cluster that exists as a model only; the report as tables and charts."""
+"""`kvstore simulate`: replays a trace through the scheduler into simulated instances; reports tables and charts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,19 +31,19 @@ MODE_TITLES: Final = {
     Mode.CHUNKED: "chunked prefill",
     Mode.DISAGGREGATED: "P/D disaggregation",
 }
-"""In the order of the table that is redrawn."""
+"""In the order of the paper's table (see modes_table)."""
 
 CURVE_POINTS: Final = 400
-"""Of a distribution that are drawn: more cannot be told apart."""
+"""Points drawn of a distribution: more are indistinguishable on a chart."""
 
 
 def report_table(report: SimulationReport) -> RenderableType:
-    """One simulation in a screenful."""
+    """Return the report of one simulation as tables."""
     return Group(_counts(report), Text(), _latencies(report), Text(), _pools(report))
 
 
 def modes_table(reports: Mapping[Mode, SimulationReport]) -> RenderableType:
-    """TTFT, TBT and MFU of each mode: the table "Serving Scheduling", with figures for its signs.
+    """Return TTFT, TBT and MFU of each mode: the paper's table "Serving Scheduling", with figures in place of signs.
 
     Source: "Mooncake: Trading More Storage for Less Computation", Serving Scheduling - Summary.
     """
@@ -72,7 +72,7 @@ def _counts(report: SimulationReport) -> RenderableType:
     table.add_row("throughput", f"{report.output_tokens_per_s:,.0f} output tokens/s")
     table.add_row("prefix hit ratio", f"{report.hit_ratio_blocks:.4f} of blocks, {report.hit_ratio_tokens:.4f} of tokens")
     table.add_row("fetched", f"{format_size(report.fetched_bytes)} of prefixes between instances")
-    table.add_row("streamed", f"{format_size(report.streamed_bytes)} of KV caches to where they are decoded")
+    table.add_row("streamed", f"{format_size(report.streamed_bytes)} of KV caches to decode instances")
     table.add_row("loaded", f"{format_size(report.loaded_bytes)} of prefixes from DRAM to GPUs")
     return table
 
@@ -98,11 +98,11 @@ def _columns(spread: DurationSummary) -> tuple[float, float, float, float]:
 
 
 def draw(reports: Mapping[str, SimulationReport], slo: Slo, folder: str | Path) -> list[Path]:
-    """Writes ttft.svg, tbt.svg, stages.svg and load.svg and says where. There is a load-NAME.svg for each of several reports, and no
-    tbt.svg where nothing has a second token.
+    """Write ttft.svg, tbt.svg, stages.svg and load.svg, and return their paths.
 
-    `reports` by the name each is drawn under. Raises InvalidArgument where none finished a request, ConfigError for a folder that cannot
-    be made or written, or without matplotlib.
+    Several reports get a load-NAME.svg each. tbt.svg is left out if no request has a second token. `reports`: name in the charts ->
+    report. Raises InvalidArgument if no report has a finished request, ConfigError if the folder cannot be created or written, or
+    matplotlib is not installed.
     """
     drawn = {name: report for name, report in reports.items() if report.finished}
     if not drawn:
@@ -114,7 +114,7 @@ def draw(reports: Mapping[str, SimulationReport], slo: Slo, folder: str | Path) 
     figures["stages.svg"] = stacked_bars(
         list(drawn),
         {stage: [report.stages_s[stage] for report in drawn.values()] for stage in STAGES},
-        title="Where a request's time goes",
+        title="Mean time of a request by stage",
         x_label="simulation",
         y_label="mean time a request (s)",
     )
@@ -124,20 +124,20 @@ def draw(reports: Mapping[str, SimulationReport], slo: Slo, folder: str | Path) 
 
 
 def _curves(points: Mapping[str, Sequence[tuple[float, float]]], title: str, what: str, things: str) -> "Figure":
-    """Distributions; the times on a logarithmic axis, since a few are a hundred times the others."""
+    """Chart of distributions, with times on a logarithmic axis: a few are a hundred times the median."""
     lines = [Series(name, *thinned(curve)) for name, curve in points.items() if curve]
     return line_chart(lines, title=title, x_label=f"{what} (s)", y_label=f"share of {things} at or below", log_x=True)
 
 
 def thinned(curve: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Times and shares of about CURVE_POINTS of its points, the last among them; none at 0, which has no logarithm."""
+    """Return times and shares of about CURVE_POINTS points, the last included, without those at time 0 (logarithmic axis)."""
     step = max(1, len(curve) // CURVE_POINTS)
     kept = [point for number, point in enumerate(curve) if (number % step == 0 or number == len(curve) - 1) and point[0] > 0]
     return [gap_s for gap_s, _ in kept], [share for _, share in kept]
 
 
 def _load(report: SimulationReport, slo: Slo) -> "Figure":
-    """Both pools over time, each as a share of what its SLO allows."""
+    """Chart of the load of both pools over time, as a share of the SLO."""
     at_s = [sample.at_s for sample in report.samples]
     lines = [
         Series("prefill", at_s, [sample.prefill_queue_s / slo.ttft_s for sample in report.samples]),
@@ -148,18 +148,24 @@ def _load(report: SimulationReport, slo: Slo) -> "Figure":
 
 @click.command(short_help="Simulate a serving cluster on a trace.")
 @click.argument("trace", metavar="TRACE")
-@click.option("--mode", default="disaggregated", show_default=True, type=click.Choice([mode.value for mode in Mode]), help="Who does what.")
+@click.option(
+    "--mode",
+    default="disaggregated",
+    show_default=True,
+    type=click.Choice([mode.value for mode in Mode]),
+    help="How prefill and decode share the instances.",
+)
 @click.option("--prefill", default=8, show_default=True, metavar="N", help="Prefill instances.")
 @click.option(
     "--decode", default=8, show_default=True, metavar="N", help="Decode instances. In other modes, instances of one kind: the sum."
 )
 @click.option("--model", default="llama2-70b", show_default=True, metavar="NAME", help="A known model, or a JSON file of its shape.")
 @click.option("--gpu", default="A800", show_default=True, metavar="NAME", help="A known GPU, or a JSON file of its figures.")
-@click.option("--gpus-per-instance", "gpus", default=8, show_default=True, metavar="N", help="GPUs that hold one copy of the model.")
-@click.option("--mfu", default=0.5, show_default=True, metavar="SHARE", help="Of the peak, what prefill reaches.")
-@click.option("--hbm-efficiency", default=0.8, show_default=True, metavar="SHARE", help="Of the HBM bandwidth, what decode reaches.")
+@click.option("--gpus-per-instance", "gpus", default=8, show_default=True, metavar="N", help="GPUs per instance.")
+@click.option("--mfu", default=0.5, show_default=True, metavar="SHARE", help="Share of peak FLOPS that prefill reaches.")
+@click.option("--hbm-efficiency", default=0.8, show_default=True, metavar="SHARE", help="Share of HBM bandwidth that decode reaches.")
 @click.option("--bandwidth", metavar="SIZE", help="Bytes/s of an instance's network, as 100GB.  [default: by GPU]")
-@click.option("--dispatcher", default="kvcache_centric", show_default=True, metavar="NAME", help="Who chooses instances.")
+@click.option("--dispatcher", default="kvcache_centric", show_default=True, metavar="NAME", help="Dispatcher, which chooses instances.")
 @click.option("--threshold", default=1.0, show_default=True, metavar="RATIO", help="kvcache_balancing_threshold of kvcache_centric.")
 @click.option(
     "--admission",
@@ -168,29 +174,29 @@ def _load(report: SimulationReport, slo: Slo) -> "Figure":
     metavar="NAME",
     help="slo (Algorithm 1), all, late, early, predicted, predicted_uniform.",
 )
-@click.option("--load-limit", default=1.0, show_default=True, metavar="SHARE", help="Of an SLO, what late, early and predicted allow.")
+@click.option("--load-limit", default=1.0, show_default=True, metavar="SHARE", help="Share of an SLO that late, early and predicted allow.")
 @click.option("--cache-blocks", default=6000, show_default=True, metavar="N", help="512-token blocks that an instance's DRAM caches.")
 @click.option("--policy", default="lru", show_default=True, metavar="NAME", help="Eviction policy of these caches.")
 @click.option("--rate", default=1.0, show_default=True, metavar="FACTOR", help="2: requests arrive twice as fast as recorded.")
-@click.option("--ttft-slo-s", default=30.0, show_default=True, metavar="SECONDS", help="Time to the first token that is promised.")
-@click.option("--tbt-slo-s", default=0.1, show_default=True, metavar="SECONDS", help="Time between tokens that is promised.")
-@click.option("--chunk-tokens", default=512, show_default=True, metavar="N", help="Of a prompt in a step, in mode chunked.")
+@click.option("--ttft-slo-s", default=30.0, show_default=True, metavar="SECONDS", help="SLO of the time to first token.")
+@click.option("--tbt-slo-s", default=0.1, show_default=True, metavar="SECONDS", help="SLO of the time between tokens.")
+@click.option("--chunk-tokens", default=512, show_default=True, metavar="N", help="Prompt tokens per step, in mode chunked.")
 @click.option("--overlap/--no-overlap", default=True, show_default=True, help="Send KV caches during prefill, layer by layer.")
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Of dispatchers that draw.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many requests.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed of random dispatchers.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only this many requests, from the first.")
 @click.option("--compare-modes", is_flag=True, help="Simulate every mode and print TTFT, TBT and MFU side by side.")
 @click.option("--plots", metavar="DIR", help="Write charts to this folder. Needs the extra `plots`.")
 @json_option
 def simulate(trace: str, limit: int | None, compare_modes: bool, plots: str | None, as_json: bool, **options: Any) -> None:
     """Send the requests of TRACE through the scheduler into simulated instances.
 
-    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for so many requests of generated conversations.
+    TRACE is a file in the public Mooncake format, or generated:SEED:COUNT for COUNT requests of generated conversations.
 
-    The dispatcher, its estimators and the admission policy are those that run live; instances take the time that an analytic model of
-    the language model and the GPU says. Equal options give equal results.
+    Dispatcher, estimators and admission policy are those of the live scheduler. The times of instances come from an analytic model of the
+    language model and the GPU. Equal options give equal results.
     """
     scenario = _scenario(options)
-    scenario.simulation()  # Everything but the trace is known to be right before the trace is read.
+    scenario.simulation()  # validates all options before the trace is read
     requests = list(read_requests(trace, limit=limit))
     if not requests:
         raise TraceError(f"{trace} has no requests")

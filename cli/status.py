@@ -1,4 +1,4 @@
-"""Commands that look at the cluster once: status, health, nodes, tiers."""
+"""Commands that show the cluster's state once: status, health, nodes, tiers."""
 
 import sys
 from dataclasses import asdict
@@ -10,13 +10,13 @@ from kvstore.cli.options import client_options, console, echo_json, json_option,
 from kvstore.cli.tools.cluster_report import (
     ask_masters,
     exit_status,
+    find_problems,
     health_line,
     healths,
     master_line,
     probe_shared_memory,
+    problem_lines,
     shared_memory_line,
-    trouble_lines,
-    troubles,
 )
 from kvstore.cli.tools.status_tables import effective_bits, nodes_table, status_lines, tiers_table
 from kvstore.client.config import ClientSettings
@@ -27,71 +27,71 @@ from kvstore.protocol.errors import DeadlineExceeded, Unavailable
 TROUBLE_STATUS: Final = 1
 
 
-@click.command(short_help="Show the cluster in a few lines, trouble first.")
+@click.command(short_help="Show a summary of the cluster, problems first.")
 @json_option
 @client_options
 def status(as_json: bool, settings: ClientSettings) -> None:
-    """Show the cluster in a few lines: what is wrong, its masters where --master names several, its nodes, and with which nodes of this
-    host this user shares memory.
+    """Show a summary of the cluster: problems, masters (if --master names several), nodes, and the nodes of this host whose memory this
+    user shares.
 
-    Exit status 0: all is well; 1: something is wrong; 2: no master answers for the cluster.
+    Exit status 0: healthy; 1: a problem was found; 2: no master owns the catalog.
 
-    --json has everything the master knows of the cluster, in masters what each of them says of itself, in troubles what is wrong, and in
-    shared_memory each node of this host with why not: "" where it does.
+    --json adds all that the master knows. `masters` has each master's own report, `problems` the problems, and `shared_memory` for each
+    node of this host the reason why memory is not shared, or "".
     """
     try:
         found = cluster_status(settings)
     except Unavailable as error:
         _show_unowned(settings, error, as_json=as_json)
         raise
-    told = ask_masters(settings, found)
-    wrong = troubles(found, told)
-    near, why = probe_shared_memory(settings)
+    reports = ask_masters(settings, found)
+    problems = find_problems(found, reports)
+    local, why = probe_shared_memory(settings)
     if as_json:
-        more = {"masters": [asdict(master) for master in told], "troubles": [asdict(one) for one in wrong], "shared_memory": near}
+        more = {"masters": [asdict(one) for one in reports], "problems": [asdict(one) for one in problems], "shared_memory": local}
         echo_json({**as_dict(found), **more})
     else:
-        if wrong:
-            console().print(trouble_lines(wrong))
-        each = [master_line(master, known=found.catalog_health) for master in told] if len(told) > 1 else ()
-        console().print(status_lines(found, shared_memory_line(near, why), each))
-    if wrong:
+        if problems:
+            console().print(problem_lines(problems))
+        each = [master_line(report, known=found.catalog_health) for report in reports] if len(reports) > 1 else ()
+        console().print(status_lines(found, shared_memory_line(local, why), each))
+    if problems:
         sys.exit(TROUBLE_STATUS)
 
 
 def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool) -> None:
-    """What each master says of itself while none of them answers for the cluster."""
-    told = ask_masters(settings, pb.StatusReply())
+    """Print each master's own report while no master owns the catalog."""
+    reports = ask_masters(settings, pb.StatusReply())
     if as_json:
-        echo_json({"error": str(error), "masters": [asdict(master) for master in told]})
-    elif len(told) > 1 or not told[0].trouble:
-        healths = {master.catalog_health for master in told if not master.trouble} - {"ok"}
+        echo_json({"error": str(error), "masters": [asdict(report) for report in reports]})
+    elif len(reports) > 1 or not reports[0].error:
+        healths = {report.catalog_health for report in reports if not report.error} - {"ok"}
         known = healths.pop() if len(healths) == 1 else "ok"
         cause = f", {known.partition(';')[0]}" if known != "ok" else ""
-        click.echo(f"no master owns the catalog now{cause}: only blocks that clients have located are read")
-        for master in told:
-            click.echo(f"  {master_line(master, known=known)}" + (f", {master.records:,} records" if not master.trouble else ""))
+        click.echo(f"no master owns the catalog now{cause}: clients can read only blocks that they have located")
+        for master in reports:
+            click.echo(f"  {master_line(master, known=known)}" + (f", {master.records:,} records" if not master.error else ""))
 
 
-@click.command(short_help="Show where nodes are, their state and what they hold.")
+@click.command(short_help="Show nodes: address, state, contents.")
 @json_option
 @client_options
 def nodes(as_json: bool, settings: ClientSettings) -> None:
-    """Show the nodes: where they are, whether they live, what they hold."""
+    """Show the nodes: address, state, transports, blocks, tiers and last heartbeat."""
     found = cluster_status(settings)
     show([as_dict(node) for node in found.nodes], lambda: nodes_table(found), as_json=as_json)
 
 
-@click.command(short_help="Show how full each tier is, and its hit ratio.")
+@click.command(short_help="Show occupancy and hit ratio of each tier.")
 @json_option
 @client_options
 def tiers(as_json: bool, settings: ClientSettings) -> None:
     """Show each tier of each node: occupancy, blocks, hit ratio, evictions.
 
-    The hit ratio is the tier's share of all blocks that were asked for; the column sums to the cluster's.
+    The hit ratio is the tier's share of all requested blocks; the column sums to the cluster's hit ratio.
 
-    Where a tier quantises values (nvme_codec), also what it holds is worth to readers, and the payload, metadata and bits an element of
-    what is encoded.
+    For tiers that quantise values (nvme_codec) a second table has the decoded size, and the payload, metadata and bits per element of the
+    encoded values.
     """
     found = cluster_status(settings)
     show([_tier(node, tier) for node in found.nodes for tier in node.tiers], lambda: tiers_table(found), as_json=as_json)
@@ -106,13 +106,13 @@ def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
     }
 
 
-@click.command(short_help="Say whether each master and node is healthy.")
+@click.command(short_help="Check whether each master and node is healthy.")
 @json_option
 @client_options
 def health(as_json: bool, settings: ClientSettings) -> None:
-    """Say of each master that --master names, and of each node, whether it is healthy.
+    """Check each master that --master names, and each node.
 
-    Exit status 0: all are; 1: some are not; 2: no master answers for the cluster.
+    Exit status 0: all are healthy; 1: some are not; 2: no master owns the catalog.
     """
     try:
         status, why = cluster_status(settings), ""

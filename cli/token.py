@@ -1,4 +1,4 @@
-"""`kvstore token`: a random token, and the line by which the masters' tokens file knows it; the tokens that masters accept."""
+"""`kvstore token`: creates tokens and their entries for the masters' tokens file; lists the tokens that masters accept."""
 
 import json
 import os
@@ -21,43 +21,43 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.security.credentials import ANY_NAME, digest_of
 
 TOKEN_BYTES: Final = 32
-"""256 random bits: nobody finds it by trying, and its digest can be kept where others read."""
+"""256 random bits: too many to guess, and the digest may be stored where others can read it."""
 
 
 SOON_S: Final = 14 * 86_400
-"""A token that ends within so long is shown in yellow."""
+"""A token that expires within this time is shown in yellow."""
 
 
-@click.group(short_help="Make tokens for tenants, nodes, engines and operators.")
+@click.group(short_help="Create tokens for tenants, nodes, engines and operators.")
 def token() -> None:
-    """Tokens, by which tenants, nodes, engines and operators show who they are (docs/security.md)."""
+    """Tokens authenticate tenants, nodes, engines and operators (docs/security.md)."""
 
 
 @token.command()
 @click.option("--tenant", metavar="NAME", help="For clients of this tenant.")
-@click.option("--role", type=click.Choice(["read", "write", "admin"]), help="What it allows a tenant.  [default: write]")
+@click.option("--role", type=click.Choice(["read", "write", "admin"]), help="Permissions of a tenant's token.  [default: write]")
 @click.option(
     "--node", metavar="NAME", is_flag=False, flag_value=ANY_NAME, help="For the node of this name to join; for any without a name."
 )
 @click.option(
     "--instance", metavar="NAME", is_flag=False, flag_value=ANY_NAME, help="For the engine of this name to report; for any without a name."
 )
-@click.option("--admin", metavar="NAME", help="For an operator, who belongs to no tenant.")
-@click.option("--expires", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help="The day at whose beginning (UTC) it ends.")
+@click.option("--admin", metavar="NAME", help="For an operator (no tenant).")
+@click.option("--expires", type=click.DateTime(["%Y-%m-%d"]), metavar="YYYY-MM-DD", help="Day (00:00 UTC) on which it expires.")
 @click.option("--out", metavar="FILE", help="Write the token to FILE, readable by its owner only, and do not print it.")
 @json_option
 def new(role: str | None, expires: datetime | None, out: str | None, as_json: bool, **names: str | None) -> None:
-    """Make a token, and print what to add to the masters' tokens file: its digest only. The token cannot be had again later.
+    """Create a token, and print the entry for the masters' tokens file. The entry has only a digest: the token cannot be recovered.
 
     An existing FILE is not overwritten. A node reads it by --join-token-file; for a client export KVSTORE_CLIENT_TOKEN=$(cat FILE).
     """
     [(section, name), *others] = [(f"{option}s", name) for option, name in names.items() if name is not None] or [("", "")]
     if not section or others:
-        raise InvalidArgument("say for whom the token is, by one of --tenant, --node, --instance and --admin")
+        raise InvalidArgument("give exactly one of --tenant, --node, --instance and --admin")
     if role is not None and section != "tenants":
-        raise InvalidArgument("--role is of a tenant's token: the others have one each")
+        raise InvalidArgument("--role applies to --tenant only: the other kinds have a fixed role")
     if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
-        raise InvalidArgument(f"--expires {expires:%Y-%m-%d} is over: no master would take the token")
+        raise InvalidArgument(f"--expires {expires:%Y-%m-%d} is in the past: no master would accept the token")
     made = secrets.token_urlsafe(TOKEN_BYTES)
     entry = _entry(section, name, made, role, expires)
     if out is not None:
@@ -66,7 +66,7 @@ def new(role: str | None, expires: datetime | None, out: str | None, as_json: bo
         echo_json(({"token": made} if out is None else {"token_file": out}) | {"toml": entry})
         return
     made_line = f"token: {made}" if out is None else f"wrote the token to {out}, which only its owner can read"
-    click.echo(f"{made_line}\n\nAdd to the tokens file of the masters, which take it up by themselves:\n\n{entry}", nl=False)
+    click.echo(f"{made_line}\n\nAdd to the tokens file of the masters, which reload it without a restart:\n\n{entry}", nl=False)
 
 
 def _entry(section: str, name: str, token: str, role: str | None, expires: datetime | None) -> str:
@@ -90,12 +90,14 @@ def _write(file: str, token: str) -> None:
         raise InvalidArgument(f"cannot write {file}: {error.strerror}") from None
 
 
-@token.command(short_help="List names, roles and ends of the tokens that the masters accept.")
+@token.command(short_help="List the tokens that the masters accept.")
 @json_option
 @client_options
 def ls(as_json: bool, settings: ClientSettings) -> None:
-    """List the tokens that the masters accept: kind, name, role, id and end. The id is that of logs and `kvstore audit`; the token itself
-    is known to its owner only. With --json one object a line."""
+    """List the tokens that the masters accept: kind, name, role, id and expiry.
+
+    The id appears in logs and in `kvstore audit`; the token itself is not shown. --json prints one object per line.
+    """
     with Control.find(settings) as control:
         found = control.tokens()
     values = [as_dict(one) | ({} if one.HasField("expires_s") else {"expires_s": None}) for one in found]
@@ -104,8 +106,8 @@ def ls(as_json: bool, settings: ClientSettings) -> None:
 
 def tokens_table(tokens: Sequence[pb.TokenStatus], *, now_s: float) -> RenderableType:
     if not tokens:
-        return Text("No tokens: the masters have no tokens file, and let everybody in.")
-    table = new_table("kind", "name", "role", "id", "ends")
+        return Text("No tokens: the masters have no tokens file and accept unauthenticated clients.")
+    table = new_table("kind", "name", "role", "id", "expires")
     for one in tokens:
         table.add_row(one.kind, one.name or "*", one.role or "-", one.credential, _end(one, now_s))
     return table
@@ -116,5 +118,5 @@ def _end(token: pb.TokenStatus, now_s: float) -> Text:
         return Text("never")
     left_s, day = token.expires_s - now_s, time.strftime("%Y-%m-%d %H:%M", time.gmtime(token.expires_s))
     if left_s <= 0:
-        return Text(f"{day}: has ended", style="red")
+        return Text(f"{day}: expired", style="red")
     return Text(f"{day}, in {duration(left_s)}", style="yellow" if left_s < SOON_S else "")

@@ -1,7 +1,7 @@
-"""The command `topology`: NUMA nodes, NICs, GPUs and preferred rails of the cluster's hosts or of this machine, as tables and as one SVG.
+"""The command `topology`: NUMA nodes, NICs, GPUs and preferred rails of hosts, as tables or an SVG drawing.
 
-The drawing has a panel a host, in it a box a NUMA node with the memory (processor, GPUs) on the left and the NICs on the right; lines go
-from memory to its preferred rails. The middle is left free, so that lines to another node's NICs cross nothing but lines.
+The drawing has a panel per host and in it a box per NUMA node: memory (processor, GPUs) on the left, NICs on the right. Lines connect
+memory with its preferred rails. The middle of a box is empty, so that lines to another node's NICs cross only lines.
 """
 
 import math
@@ -33,7 +33,7 @@ from kvstore.transfer.topology.model import RDMA_KINDS, UNKNOWN_NODE, Nic, Topol
 
 MAX_COLUMNS: Final = 3
 WIDTH: Final = 720
-"""Of a panel, in pixels like all lengths here."""
+"""Width of a panel, in pixels like all lengths here."""
 MARGIN: Final = 16
 CARD_HEIGHT: Final = 40
 ROW: Final = 48
@@ -43,7 +43,7 @@ TITLE_HEIGHT: Final = 44
 BOX_TITLE_HEIGHT: Final = 28
 LEGEND_HEIGHT: Final = 36
 CHARACTER_WIDTH: Final = 6.9
-"""Of the small text, on average; what would be longer than its card is cut."""
+"""Average width of a character of the small text; longer texts are truncated."""
 
 _STYLE: Final = """
 svg { --ground: #ffffff; --panel: #f6f7f9; --box: #ffffff; --edge: #c5cbd4; --text: #1b2430; --soft: #566170; --down: #c02b22;
@@ -63,7 +63,7 @@ path { fill: none; stroke-width: 1.6; } .cpu { stroke: var(--cpu); } .gpu { stro
 
 @dataclass(frozen=True, slots=True)
 class HostPanel:
-    """A host to be shown. `state` is its node's ("" for this machine). Without a topology the note says why there is none."""
+    """A host to be shown. `state` is its node's ("" for this machine). Without a topology `note` has the reason."""
 
     name: str
     topology: Topology | None
@@ -76,7 +76,7 @@ class HostPanel:
 
 
 def topology_view(subject: HostPanel) -> RenderableType:
-    """One host: a headline, its NICs, its GPUs if any, and which rails are near which memory."""
+    """Return tables of one host: headline, NICs, GPUs, and the rails of each memory."""
     topology = subject.topology
     if topology is None:
         return Group(Text(subject.title, style="bold"), Text(f"  {subject.note}", style="red"), Text())
@@ -121,7 +121,7 @@ def _matrix(topology: Topology) -> Table:
 
 
 def draw(subjects: Sequence[HostPanel]) -> str:
-    """The whole SVG document, a panel a subject."""
+    """Return the SVG document, with one panel per host."""
     columns = max(1, min(MAX_COLUMNS, math.ceil(math.sqrt(len(subjects)))))
     panels = [_Panel(subject) for subject in subjects]
     parts, top = [], float(MARGIN)
@@ -144,7 +144,7 @@ def draw(subjects: Sequence[HostPanel]) -> str:
 
 @dataclass(slots=True)
 class _Panel:
-    """One host. Cards are laid out first, because lines lead to cards of boxes further down."""
+    """SVG panel of one host. Cards are laid out first, because lines lead to cards of later boxes."""
 
     subject: HostPanel
     height: float = field(init=False)
@@ -213,7 +213,7 @@ def _nic_card(nic: Nic, x: float, y: float) -> Iterator[str]:
 
 
 def speed(nic: Nic) -> str:
-    """ "400 Gbit/s", or that it is unknown."""
+    """Format the speed, such as "400 Gbit/s", or "speed unknown"."""
     return f"{nic.speed_gbit_s:g} Gbit/s" if nic.speed_gbit_s else "speed unknown"
 
 
@@ -226,23 +226,23 @@ def _label(x: float, y: float, text: str, style: str) -> str:
 
 
 def _fit(text: str, width: float) -> str:
-    room = int(width / CHARACTER_WIDTH)
-    return text if len(text) <= room else text[: room - 1] + "…"
+    characters = int(width / CHARACTER_WIDTH)
+    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 @click.command(short_help="Show NICs, GPUs and NUMA nodes of the nodes' hosts.")
 @click.option("--node", metavar="NAME", help="Only this node.")
-@click.option("--local", "is_local", is_flag=True, help="This machine as it is now, without asking a master.")
+@click.option("--local", "is_local", is_flag=True, help="Show this machine, without contacting a master.")
 @click.option("--svg", metavar="FILE", help="Write a drawing to FILE; - is standard output.")
 @json_option
 @client_options
 def topology(node: str | None, is_local: bool, svg: str | None, as_json: bool, settings: ClientSettings) -> None:
-    """Show the topology of the nodes' hosts, as the nodes last said it: NICs with speed and state, GPUs, preferred rails.
+    """Show the topology of the nodes' hosts, as last reported: NICs with speed and state, GPUs, preferred rails.
 
-    With --local or --node, --json prints the form that the setting `topology` of [transfer] reads; else a list of the nodes.
+    With --local or --node, --json prints the form that the setting `topology` of [transfer] reads; otherwise a list of the nodes.
     """
     if is_local and node is not None:
-        raise InvalidArgument("--local is this machine and --node one of the cluster: give one of them")
+        raise InvalidArgument("--local and --node exclude each other: give one of them")
     if svg == "-" and as_json:
         raise InvalidArgument("--svg - and --json both write to standard output: give --svg a file")
     subjects = [_this_machine()] if is_local else _of_cluster(settings, node)
@@ -267,10 +267,10 @@ def _of_cluster(settings: ClientSettings, node: str | None) -> list[HostPanel]:
 
 def _subject(found: pb.NodeTopology) -> HostPanel:
     if not found.topology:
-        return HostPanel(found.name, None, found.state, "it has not told its topology")
+        return HostPanel(found.name, None, found.state, "it has not reported its topology")
     try:
         return HostPanel(found.name, parse_topology(found.topology), found.state)
-    except ProtocolError as error:  # one node of another release must not hide the others
+    except ProtocolError as error:  # a node of another release must not hide the others
         return HostPanel(found.name, None, found.state, f"its topology cannot be read: {error}")
 
 

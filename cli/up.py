@@ -1,4 +1,4 @@
-"""`kvstore up`: a whole cluster in the foreground."""
+"""`kvstore up`: runs a local cluster in the foreground."""
 
 import json
 from typing import Any
@@ -12,8 +12,8 @@ from kvstore.tiers.policies.by_name import POLICY_NAMES
 
 
 @click.command(short_help="Run a whole cluster on this machine, until Ctrl-C.")
-@click.option("--listen", default="", metavar="HOST:PORT", help="Where clients connect.  [default: the master's, 127.0.0.1:7440]")
-@click.option("--memory", default="", metavar="SIZE", help="Most memory of each node in all, in place of --dram.")
+@click.option("--listen", default="", metavar="HOST:PORT", help="Address for clients.  [default: the master's, 127.0.0.1:7440]")
+@click.option("--memory", default="", metavar="SIZE", help="Total memory of each node, instead of --dram.")
 @click.option("--dram", default="", metavar="SIZE", help="DRAM tier of each node.  [default: the node's, 1 GiB]")
 @click.option("--nvme", default="", metavar="DIR:SIZE", help="NVMe tier of each node; with several nodes DIR/node-0 and so on.")
 @click.option("--hbm", default="", metavar="DEVICE:SIZE", help="HBM tier of each node, such as cuda:0:8GiB.")
@@ -25,33 +25,33 @@ from kvstore.tiers.policies.by_name import POLICY_NAMES
 def up(as_json: bool, **plan: Any) -> None:
     """Run a whole cluster on this machine: a master and its nodes, until Ctrl-C or SIGTERM.
 
-    What is not given comes from the daemons' own settings (KVSTORE_MASTER_*, KVSTORE_NODE_*, the TOML file). If a daemon ends by
-    itself, the others are stopped, and the exit status is not 0.
+    Other settings come from the daemons' own sources (KVSTORE_MASTER_*, KVSTORE_NODE_*, the TOML file). If a daemon exits, the others are
+    stopped, and the exit status is not 0.
 
-    It is ready while the nodes still touch their DRAM, for half a second a GiB: until then first writes are slower.
+    The cluster is ready before all DRAM is touched, which takes half a second per GiB: until then first writes are slower.
     """
     console = Console(stderr=True)
     try:
-        with LocalCluster(ClusterPlan(**plan), on_log=lambda name, line: pass_on(console, f"{name} | {line}")) as cluster:
+        with LocalCluster(ClusterPlan(**plan), on_log=lambda name, line: print_log(console, f"{name} | {line}")) as cluster:
             if as_json:
-                _say("serving", cluster)
+                _print_event("serving", cluster)
             cluster.wait_ready()
             if as_json:
-                _say("ready", cluster)
+                _print_event("ready", cluster)
             else:
                 click.echo(f"ready: clients connect to {cluster.address}; Ctrl-C stops the cluster")
                 if cluster.console_address:
                     click.echo(f"console: {cluster.console_address}")
             _await_memory(cluster, console)
             if as_json:
-                _say("warm", cluster)
+                _print_event("warm", cluster)
             cluster.wait_for_end()
     except KeyboardInterrupt:
         console.print("stopped", style="dim")
 
 
-def pass_on(console: Console, line: str) -> None:
-    """As it is, and above the progress bar where there is one."""
+def print_log(console: Console, line: str) -> None:
+    """Print a log line unchanged, above the progress bar if one is shown."""
     console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
@@ -62,7 +62,7 @@ def _await_memory(cluster: LocalCluster, console: Console) -> None:
         cluster.wait_warm(lambda done, whole: progress.update(task, completed=done, total=whole))
 
 
-def _say(event: str, cluster: LocalCluster) -> None:
+def _print_event(event: str, cluster: LocalCluster) -> None:
     nodes = [{"name": node.name, "pid": node.pid} for node in cluster.nodes]
-    places = {"master": cluster.address, "control": cluster.control_address, "console": cluster.console_address}
-    click.echo(json.dumps({"event": event, **places, "master_pid": cluster.master_pid, "nodes": nodes}))
+    addresses = {"master": cluster.address, "control": cluster.control_address, "console": cluster.console_address}
+    click.echo(json.dumps({"event": event, **addresses, "master_pid": cluster.master_pid, "nodes": nodes}))

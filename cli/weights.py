@@ -1,4 +1,4 @@
-"""The command `weights`: versions of weights that engines use, and how an operator retires one."""
+"""The command `weights`: lists versions of model weights that engines use, and retires one."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ from kvstore.client.control import Control, as_dict
 from kvstore.protocol import control_pb2 as pb
 
 SHORT: Final = 48
-"""Characters of a base that are shown in a table; JSON has all of it."""
+"""Longest base in a table; JSON has the whole text."""
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 
 def weights_table(found: pb.WeightsTable, *, tenants: bool) -> RenderableType:
-    """`tenants`: whether they are of more than one tenant."""
+    """`tenants`: add a column with the tenant."""
     columns = ("weights", "adapter", "state", "used", "namespaces", "engines")
     table = new_table(*(("tenant",) if tenants else ()), *columns, right=("namespaces",))
     for one in found.versions:
@@ -37,27 +37,27 @@ def shortened(base: str) -> str:
 
 
 def state(one: pb.WeightsVersion) -> str:
-    """Whether an engine uses it, and whether its blocks are evicted first."""
+    """State in words: in use or unused, retired, private."""
     return ("in use" if one.is_used else "unused") + (", retired" if one.is_retired else "") + ("" if one.is_durable else ", private")
 
 
 def age(seconds: float) -> str:
-    """Time since something, to two digits or so."""
+    """Format the time since an event, to about two digits."""
     for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
 
 
-@click.group(invoke_without_command=True, short_help="List versions of weights and who uses them; retire one.")
+@click.group(invoke_without_command=True, short_help="List versions of model weights and their users; retire one.")
 @json_option
 @client_options
 @click.pass_context
 def weights(context: click.Context, as_json: bool, settings: ClientSettings) -> None:
-    """List the versions of weights that engines reported, who uses them, and whether their blocks are evicted first (retired).
+    """List the versions of weights that engines reported, the engines that use them, and whether they are retired.
 
-    A version is retired while no live engine uses it and another version of the same weights came into use after it. An operator sees all
-    tenants, a tenant its own.
+    Blocks of retired versions are evicted first. A version is retired while no live engine uses it and a later version of the same weights
+    is in use. An operator sees all tenants, a tenant its own.
     """
     if context.invoked_subcommand is not None:
         return
@@ -67,13 +67,14 @@ def weights(context: click.Context, as_json: bool, settings: ClientSettings) -> 
     show([as_dict(one) for one in found.versions], lambda: weights_table(found, tenants=len(tenants) > 1), as_json=as_json)
 
 
-@weights.command(short_help="Have blocks of a version evicted first.")
+@weights.command(short_help="Retire a version: its blocks are evicted first.")
 @click.argument("name", metavar="BASE[@VERSION]")
 @client_options
 def retire(name: str, settings: ClientSettings) -> None:
-    """Have the blocks of BASE@VERSION (BASE: the weights of the files) of the tenant evicted before its others, with all adapters.
+    """Retire BASE@VERSION with all its adapters: its blocks are evicted before the tenant's others.
 
-    It holds until an engine begins to use the version. Blocks stay until their room is needed.
+    Without @VERSION: the weights as loaded from files. The version stays retired until an engine uses it. Blocks stay until their space is
+    needed.
     """
     base, _at, version = name.partition("@")
     with Control.find(settings) as control:

@@ -1,1 +1,1 @@
-"""The cluster as an operator sees it: what it is now, an hour of what it was, and the page that shows both."""
+"""Web console for operators: current state of the cluster, an hour of history, and the page."""

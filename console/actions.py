@@ -1,4 +1,4 @@
-"""What an operator can do from the page: each checks what it is told, and then does it. The audit trail has who did what."""
+"""Actions that an operator can start from the page. Each parses its JSON arguments into a call; the audit trail records the operator."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -9,24 +9,24 @@ from kvstore.security.actor import Actor
 from kvstore.security.quotas.limits import check_name, parse_limit
 
 Act = Callable[[ConsoleSource, Actor], str]
-"""Does it for an operator, in a thread where it may block; what came of it, in a line. Raises errors of protocol/errors.py."""
-PLACES: Final = ("peers", "nvme")
+"""Performs the action for an operator, in a thread that may block; returns the result as a line. Raises errors of protocol/errors.py."""
+DRAIN_TARGETS: Final = ("peers", "nvme")
 
 
-def _drain(told: Any) -> Act:
-    node, to, cancel = _text(told, "node"), told.get("to", "peers"), told.get("cancel", False)
-    if to not in PLACES or not isinstance(cancel, bool):
-        raise InvalidArgument(f"a drain goes to one of {', '.join(PLACES)}, and cancel is true or false")
+def _drain(arguments: Any) -> Act:
+    node, to, cancel = _text(arguments, "node"), arguments.get("to", "peers"), arguments.get("cancel", False)
+    if to not in DRAIN_TARGETS or not isinstance(cancel, bool):
+        raise InvalidArgument(f"drain: 'to' must be one of {', '.join(DRAIN_TARGETS)}, and 'cancel' true or false")
 
     def act(source: ConsoleSource, by: Actor) -> str:
         source.drain(node, by, to=to, cancel=cancel)
-        return f"{node} takes blocks again" if cancel else f"{node} is being drained"
+        return f"{node} accepts blocks again" if cancel else f"{node} is being drained"
 
     return act
 
 
-def _forget(told: Any) -> Act:
-    node = _text(told, "node")
+def _forget(arguments: Any) -> Act:
+    node = _text(arguments, "node")
 
     def act(source: ConsoleSource, by: Actor) -> str:
         source.forget(node, by)
@@ -35,10 +35,10 @@ def _forget(told: Any) -> Act:
     return act
 
 
-def _pin(told: Any) -> Act:
-    tenant, namespace, pinned = _text(told, "tenant", ""), _text(told, "namespace", ""), told.get("pinned")
+def _pin(arguments: Any) -> Act:
+    tenant, namespace, pinned = _text(arguments, "tenant", ""), _text(arguments, "namespace", ""), arguments.get("pinned")
     if not isinstance(pinned, bool):
-        raise InvalidArgument("pinned is true or false")
+        raise InvalidArgument(f"'pinned' is {pinned!r}: it must be true or false")
 
     def act(source: ConsoleSource, by: Actor) -> str:
         blocks = source.pin(tenant, namespace, by, pinned=pinned)
@@ -47,8 +47,8 @@ def _pin(told: Any) -> Act:
     return act
 
 
-def _remove(told: Any) -> Act:
-    tenant, namespace = _text(told, "tenant", ""), _text(told, "namespace", "")
+def _remove(arguments: Any) -> Act:
+    tenant, namespace = _text(arguments, "tenant", ""), _text(arguments, "namespace", "")
 
     def act(source: ConsoleSource, by: Actor) -> str:
         blocks = source.remove(tenant, namespace, by)
@@ -57,8 +57,8 @@ def _remove(told: Any) -> Act:
     return act
 
 
-def _quota(told: Any) -> Act:
-    tenant, name, text = _text(told, "tenant", ""), _text(told, "limit"), _text(told, "value", "").strip()
+def _quota(arguments: Any) -> Act:
+    tenant, name, text = _text(arguments, "tenant", ""), _text(arguments, "limit"), _text(arguments, "value", "").strip()
     check_name(name)
     limit = parse_limit(name, text) if text else None
 
@@ -73,15 +73,15 @@ def _quota(told: Any) -> Act:
 
 
 ACTIONS: Final[Mapping[str, Callable[[Any], Act]]] = {"drain": _drain, "forget": _forget, "pin": _pin, "remove": _remove, "quota": _quota}
-"""By name: what is told (JSON) becomes what is done. Raises InvalidArgument."""
+"""Name -> parser of the action's JSON arguments; raises InvalidArgument."""
 
 
-def _text(told: Any, name: str, least: str | None = None) -> str:
-    if not isinstance(told, dict):
-        raise InvalidArgument("an action is told in an object")
-    value = told.get(name, least)
-    if not isinstance(value, str) or (least is None and not value):
-        raise InvalidArgument(f"{name} is missing, or no text")
+def _text(arguments: Any, name: str, default: str | None = None) -> str:
+    if not isinstance(arguments, dict):
+        raise InvalidArgument(f"the arguments of an action must be a JSON object, not {type(arguments).__name__}")
+    value = arguments.get(name, default)
+    if not isinstance(value, str) or (default is None and not value):
+        raise InvalidArgument(f"{name!r} is missing or not a string")
     return value
 
 

@@ -1,6 +1,6 @@
-"""Documents of the page beside the cluster's: hosts with their NICs and GPUs, what the directory holds, slow requests; and their cache.
+"""Further JSON documents of the page (hosts, directory contents, slow requests) and their cache.
 
-Each document is kept for some seconds, so that many readers cost what one does.
+Documents are cached for some seconds, so that many readers cost as much as one.
 """
 
 import math
@@ -14,26 +14,26 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ProtocolError
 from kvstore.transfer.topology.json_form import as_json, parse_topology
 
-MAX_KEPT = 64
+MAX_CACHED = 64
 FAILURE_S: Final = 1.0
-"""For which it is kept that there is no answer: who asks a master that is silent again and again would have it asked without a pause."""
+"""Time for which a failure is cached, so that many readers do not request from an unreachable master without a pause."""
 
 
 def host(found: pb.NodeTopology) -> dict[str, Any]:
-    """A node's host: `topology` as the node told it (docs/topology.md), or null and in `note` why."""
+    """Return a node's host: `topology` as reported (docs/topology.md), or null and the reason in `note`."""
     topology, note = None, ""
     if not found.topology:
-        note = "it has not told its topology"
+        note = "it has not reported its topology"
     else:
         try:
             topology = as_json(parse_topology(found.topology))
-        except ProtocolError as error:  # one node of another release must not hide the others
+        except ProtocolError as error:  # a node of another release must not hide the others
             note = f"its topology cannot be read: {error}"
     return {"node": found.name, "state": found.state, "topology": topology, "note": note}
 
 
 def contents(reply: pb.ContentsReply) -> dict[str, Any]:
-    """Namespaces, and the tree of one of them as segments: `parent` is an index of the list, null for one that begins a prompt."""
+    """Return the namespaces, and the prefix tree of one of them as segments: `parent` is an index into the list, null for a root."""
     return {
         "namespaces": [
             {
@@ -67,7 +67,7 @@ def contents(reply: pb.ContentsReply) -> dict[str, Any]:
 
 
 def slow_request(one: pb.SlowRequest) -> dict[str, Any]:
-    """A slow request."""
+    """Return a slow request as a JSON object."""
     return {
         "tenant": one.tenant,
         "operation": one.operation,
@@ -89,35 +89,38 @@ def _stored(stored: pb.StorageUsage) -> dict[str, int]:
 
 
 class CachedCalls:
-    """Thread-safe. Calls of one key at once are one call, and the others wait for it, whatever comes of it; other keys' do not."""
+    """Cache of call results with a time to live. Thread-safe.
+
+    Concurrent calls with one key make a single call, and all get its result or error. Calls with other keys do not wait for it.
+    """
 
     def __init__(self, ttl_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl_s, self._clock = ttl_s, clock
-        self._kept: dict[Hashable, tuple[float, Future[Any]]] = {}
-        """Until when each is good; without an end while it is being asked for."""
+        self._cached: dict[Hashable, tuple[float, Future[Any]]] = {}
+        """Key -> expiry (infinite while the call is under way), and the result."""
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, ask: Callable[[], Any]) -> Any:
-        """What `ask` returned for this key lately, or returns now. Raises what it raises, or raised within FAILURE_S."""
+    def get(self, key: Hashable, call: Callable[[], Any]) -> Any:
+        """Return the cached result for this key, or call `call`. Raises its error, which is cached for FAILURE_S."""
         with self._lock:
-            until_s, answer = self._kept.get(key, (0.0, Future[Any]()))
-            is_asked = self._clock() < until_s
-            if not is_asked:
-                answer = Future()
-                self._keep(key, math.inf, answer)
-        if not is_asked:
+            until_s, result = self._cached.get(key, (0.0, Future[Any]()))
+            is_cached = self._clock() < until_s
+            if not is_cached:
+                result = Future()
+                self._store(key, math.inf, result)
+        if not is_cached:
             ttl_s = self._ttl_s
             try:
-                answer.set_result(ask())
+                result.set_result(call())
             except BaseException as error:
-                answer.set_exception(error)
+                result.set_exception(error)
                 ttl_s = min(ttl_s, FAILURE_S)
             with self._lock:
-                self._keep(key, self._clock() + ttl_s, answer)
-        return answer.result()
+                self._store(key, self._clock() + ttl_s, result)
+        return result.result()
 
-    def _keep(self, key: Hashable, until_s: float, answer: "Future[Any]") -> None:
-        self._kept.pop(key, None)
-        if len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = (until_s, answer)
+    def _store(self, key: Hashable, until_s: float, result: "Future[Any]") -> None:
+        self._cached.pop(key, None)
+        if len(self._cached) >= MAX_CACHED:
+            del self._cached[next(iter(self._cached))]
+        self._cached[key] = (until_s, result)

@@ -1,4 +1,4 @@
-"""What happened: who came, died, returned, was drained or took over, told from one document of the cluster to the next. Sans-I/O."""
+"""Event log of the console: nodes that join, die, return or drain, and changes of owners, derived from successive documents. Sans-I/O."""
 
 import itertools
 from collections import deque
@@ -12,12 +12,12 @@ from kvstore.protocol.audit_lines import DONE, line_of
 from kvstore.protocol.node_states import NOT_RUNNING
 
 MAX_AT_ONCE: Final = 20
-"""Events of one kind told one by one between two looks; of more there is one line: a rack that goes is one thing."""
+"""Most events of one kind between two polls; more (a rack that fails) become a single line."""
 _NAME, _STATE, _DRAIN, _HEALTH = map(NODE_FIELDS.index, ("name", "state", "drain", "health"))
 
 
 class ClusterEvent(NamedTuple):
-    """`subject` is the node's name, or "" for the cluster."""
+    """An event in words. `subject` is the node's name, or "" for the cluster."""
 
     level: str
     subject: str
@@ -25,34 +25,37 @@ class ClusterEvent(NamedTuple):
 
 
 class ClusterEventLog:
-    """The last `limit` events. Each has a number, higher than those before it, of its time: so a page that saw those of a process that was
-    started again is behind the new one's, and hears of them. Not thread-safe."""
+    """The last `limit` events. Not thread-safe.
+
+    Event numbers ascend and start from the time of day, so those of a restarted process are higher, and a page that was connected to the
+    old process receives them.
+    """
 
     def __init__(self, limit: int) -> None:
         self._events: deque[dict[str, Any]] = deque(maxlen=limit)
         self.last = 0
-        """The number of the newest; 0 for none."""
+        """Number of the newest event; 0 for none."""
 
     def add(self, event: ClusterEvent, wall_s: float) -> None:
         self.last = max(self.last + 1, int(wall_s * 1000))
         self._events.append({"number": self.last, "time_s": wall_s, **event._asdict()})
 
     def after(self, number: int) -> list[dict[str, Any]]:
-        """Those that are newer than `number`, and not forgotten."""
+        """Return the kept events with a number above `number`."""
         return [event for event in self._events if event["number"] > number]
 
 
 def audited_event(entry: pb.AuditEntry) -> ClusterEvent:
-    """An entry of the audit trail."""
+    """Return the event of an entry of the audit trail."""
     kind, _, name = entry.target.partition(" ")
     return ClusterEvent(INFO if entry.result == DONE else WARNING, name if kind == "node" else "", line_of(entry))
 
 
 def differences(before: Document, after: Document) -> Iterator[ClusterEvent]:
-    """What has happened between two looks at one cluster."""
+    """Yield the events between two documents of one cluster."""
     yield from _of_master(before, after)
     if "following" in (before["master"]["role"], after["master"]["role"]):
-        return  # one that follows knows no nodes: they neither went nor came
+        return  # a follower has no nodes in its status
     former, now = _by_name(before), _by_name(after)
     kinds: dict[tuple[str, str], list[str]] = {}
     for name, row in now.items():
@@ -83,7 +86,7 @@ def _of_master(before: Document, after: Document) -> Iterator[ClusterEvent]:
         if owner["name"]:
             yield ClusterEvent(WARNING if former["name"] else INFO, "", f"{owner['name']} owns the catalog, epoch {owner['epoch']}")
         else:
-            yield ClusterEvent(ERROR, "", "Nobody owns the catalog")
+            yield ClusterEvent(ERROR, "", "No master owns the catalog")
     health, was = after["catalog"]["health"], before["catalog"]["health"]
     if health != was:
         yield ClusterEvent(INFO if health == "ok" else ERROR, "", f"Catalog: {health}")
@@ -96,28 +99,28 @@ def _of_node(before: list[Any] | None, row: list[Any]) -> Iterator[tuple[str, st
     if before is None:
         return
     if row[_DRAIN] != before[_DRAIN]:
-        yield INFO, {"": "takes blocks again", "draining": "is being drained", "drained": "is drained: it can be stopped"}[row[_DRAIN]]
+        yield INFO, {"": "accepts blocks again", "draining": "is being drained", "drained": "is drained: it can be stopped"}[row[_DRAIN]]
     if row[_HEALTH] != before[_HEALTH]:
-        yield (WARNING, f"has a tier that failed, {row[_HEALTH]}") if row[_HEALTH] else (INFO, "has no failed tier any more")
+        yield (WARNING, f"has a failed tier, {row[_HEALTH]}") if row[_HEALTH] else (INFO, "has no failed tier any more")
 
 
 _STATES: Final = {
-    (True, "alive"): ((INFO, "has come, and told what it has"),),
-    (True, "syncing"): ((INFO, "has come, and tells what it has"),),
-    (True, "dead"): ((INFO, "is known of, and dead"),),
+    (True, "alive"): ((INFO, "has joined and is in sync"),),
+    (True, "syncing"): ((INFO, "has joined and is resyncing its inventory"),),
+    (True, "dead"): ((INFO, "is in the catalog, and dead"),),
     (True, "stopped"): ((INFO, "has stopped"),),
     (False, "stopped"): ((INFO, "has stopped"),),
     (False, "dead"): ((ERROR, "is dead"),),
-    (False, "alive"): ((INFO, "has told what it has"),),
-    (False, "syncing"): ((INFO, "has returned, and tells what it has"),),
+    (False, "alive"): ((INFO, "is in sync"),),
+    (False, "syncing"): ((INFO, "has registered again and is resyncing its inventory"),),
 }
-"""By whether it was away or unknown, and by what it is now."""
+"""(was away or unknown, state now) -> events."""
 
 
 def first(document: Document) -> Iterator[ClusterEvent]:
-    """What a log begins with, for nobody knows what was before."""
+    """Yield the first events of a log, from the first document."""
     totals, owner = document["totals"], document["master"]["owner"]
-    yield ClusterEvent(INFO, "", f"The console began to look: {totals['alive']} of {totals['nodes']} nodes are alive")
+    yield ClusterEvent(INFO, "", f"The console has started: {totals['alive']} of {totals['nodes']} nodes are alive")
     yield from itertools.islice(
         (ClusterEvent(WARNING, row[_NAME], f"{row[_NAME]} is dead") for row in document["nodes"]["rows"] if row[_STATE] == "dead"),
         MAX_AT_ONCE,

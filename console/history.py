@@ -1,7 +1,7 @@
-"""An hour of figures in columns, without a database: a ring of samples for the cluster, and a coarser one for each node.
+"""An hour of samples in ring buffers: one for the cluster, and a coarser one for each node.
 
-A sample takes 4 bytes a figure. So the cluster's hour at one a second and 20 figures takes 288 kB, and that of a thousand nodes at one in
-ten seconds and 6 figures 8.6 MB.
+A sample takes 4 bytes per figure: 288 kB for an hour of the cluster (each second, 20 figures), and 8.6 MB for a thousand nodes (every ten
+seconds, 6 figures).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 LATE_SAMPLES: Final = 2
-"""As many missing ones are no gap but a look that came late: the next one stands for them."""
+"""Up to this many missing samples are a late poll, not a gap: the next sample fills them."""
 
 
 class SampleRing:
-    """The last `samples` values of named figures. A figure that a sample lacks is no number there. Not thread-safe."""
+    """Ring buffer of the last `samples` values of named figures. Missing values are NaN. Not thread-safe."""
 
     def __init__(self, names: Sequence[str], samples: int) -> None:
         self.names = tuple(names)
@@ -23,34 +23,34 @@ class SampleRing:
         self._next = 0
 
     def add(self, figures: Mapping[str, float | None]) -> None:
-        """One sample more; the oldest goes. Figures of other names are left out."""
+        """Add a sample, replacing the oldest. Figures of unknown names are ignored."""
         values = (figures.get(name) for name in self.names)
         self._columns[:, self._next % self._columns.shape[1]] = [np.nan if value is None else value for value in values]
         self._next += 1
 
     def skip(self, samples: int) -> None:
-        """So many samples were not taken."""
+        """Record this many missing samples."""
         for _ in range(min(samples, self._columns.shape[1])):
             self.add({})
 
     def last(self, samples: int) -> dict[str, list[float | None]]:
-        """The newest `samples`, oldest first: as many of each figure. None: no number."""
+        """Return the newest `samples` of each figure, oldest first. None: missing."""
         size = self._columns.shape[1]
         count = min(samples, self._next, size)
         columns = self._columns.take(range(self._next - count, self._next), axis=1, mode="wrap")
-        # Four digits are what a chart can show, and half of what JSON would take.
+        # Four digits are enough for a chart, and halve the JSON.
         return {name: [_short(value) for value in column] for name, column in zip(self.names, columns.tolist(), strict=True)}
 
 
 class _SampleSchedule:
-    """When the next sample is due, and how many are missing when it is late."""
+    """Decides when a sample is due, and how many are missing before a late one."""
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
         self.last_s: float | None = None
 
     def missed(self, at_s: float) -> int | None:
-        """How many samples are missing before the one of `at_s`, which is taken; None: it is not due."""
+        """Return the number of missing samples before the one at `at_s`, which counts as taken; None if it is not due."""
         intervals = 1 if self.last_s is None else round((at_s - self.last_s) / self.interval_s)
         if intervals < 1:
             return None
@@ -59,12 +59,12 @@ class _SampleSchedule:
 
 
 class History:
-    """The cluster's ring and the nodes', all of them filled by `add`. Not thread-safe."""
+    """Ring buffers of the cluster and of its nodes, filled by `add`. Not thread-safe."""
 
     def __init__(
         self, names: Sequence[str], node_names: Sequence[str], *, span_s: float, interval_s: float, node_interval_s: float, max_nodes: int
     ) -> None:
-        """A sample of the cluster each `interval_s`, of each node each `node_interval_s`. Nodes beyond `max_nodes` have no history."""
+        """Samples the cluster every `interval_s` and nodes every `node_interval_s`. Nodes beyond `max_nodes` have no history."""
         self._node_names, self._node_samples = tuple(node_names), max(1, round(span_s / node_interval_s))
         self._max_nodes = max_nodes
         self._pace, self._node_pace = _SampleSchedule(interval_s), _SampleSchedule(node_interval_s)
@@ -79,8 +79,10 @@ class History:
         *,
         rested_s: float = 0.0,
     ) -> None:
-        """What the cluster and `nodes` are at `at_s`, by a clock that nobody sets. Where samples are missing, for nobody could be asked,
-        there are gaps; not for `rested_s`, in which nobody was meant to be: rates are means over it."""
+        """Add the figures at `at_s`, by a monotonic clock. Failed polls leave gaps.
+
+        An intended pause of `rested_s` before this poll leaves none: the rates are means over it.
+        """
         if (missed := self._pace.missed(at_s)) is not None:
             stands_for = LATE_SAMPLES + round(rested_s / self._pace.interval_s)
             for _ in range(missed if missed <= stands_for else 0):
@@ -93,7 +95,7 @@ class History:
             self._add_nodes(nodes)
 
     def cluster(self, samples: int) -> dict[str, Any]:
-        """The newest `samples` of the cluster: the interval and a list a figure, oldest first."""
+        """Return the newest `samples` of the cluster: the interval and a list per figure, oldest first."""
         return {"interval_s": self._pace.interval_s, "series": self._cluster.last(samples)}
 
     def node(self, name: str, samples: int) -> dict[str, Any]:
@@ -103,7 +105,7 @@ class History:
 
     def _add_nodes(self, nodes: Mapping[str, Mapping[str, float | None]]) -> None:
         for name in self._nodes.keys() - nodes.keys():
-            del self._nodes[name]  # forgotten: dead ones are still told
+            del self._nodes[name]  # forgotten nodes; dead ones are still in the status
         for name, figures in nodes.items():
             ring = self._nodes.get(name)
             if ring is None:

@@ -1,20 +1,20 @@
-"""The cluster as one document for JSON, made of a master's status and the look before it. Sans-I/O: the time is passed in.
+"""The console's JSON document of a cluster, computed from a master's status and the status before. Sans-I/O: the time is passed in.
 
-Nodes are rows under one line of field names: a thousand of them take 200 kB so, and half as much again as objects. Rates are per second,
-sizes bytes, shares 0 to 1; null is what is not known.
+Nodes are rows under a list of field names: 200 kB for a thousand nodes, two thirds of what objects take. Units: rates per second, sizes in
+bytes, shares 0 to 1; null is unknown.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from kvstore.console.banners import Banners, tier_health, troubles
+from kvstore.console.banners import Banners, find_banners, tier_health
 from kvstore.console.rates import RateTracker
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import NOT_RUNNING
 
 TIERS: Final = ("hbm", "dram", "nvme")
-"""From the fastest to the slowest."""
+"""Fastest first."""
 RATED: Final = frozenset(("misses", "in_bytes", "out_bytes", "engine_bytes"))
 _REQUEST: Final = "request_"
 _SLOWEST: Final = "_slowest_us"
@@ -25,22 +25,25 @@ NODE_FIELDS: Final = (
     "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s", "connections",
 )  # fmt: skip
 MASTER: Final = "\n"
-"""Names the master among those that rates are taken of: no node is called so."""
+"""Name of the master in RateTracker; no node can have this name."""
 
 Document = dict[str, Any]
 
 
 class ConsoleModel:
-    """Makes the documents, one look after the other. Not thread-safe."""
+    """Computes a document per poll; keeps the state for rates and for the begin of problems. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rates, self._banners = RateTracker(), Banners()
 
     def document(self, status: pb.StatusReply, *, at_s: float, wall_s: float, missing: Sequence[str] = (), age_s: float = 0.0) -> Document:
-        """What the page shows. `at_s` is by a clock that nobody sets, `wall_s` the time of day; `missing` what could not be asked for,
-        `age_s` how long ago the oldest part of the status was told, if it is not of now."""
+        """Return the document for a status.
+
+        `at_s` is monotonic time, `wall_s` Unix time. `missing`: a line per master that did not respond; `age_s`: age of the oldest part of
+        the status.
+        """
         nodes = [self._node(node, at_s) for node in sorted(status.nodes, key=lambda node: node.name)]
-        epochs = status.epoch, *((owner.name, owner.epoch) for owner in status.owners)  # counters of an owner that is new begin at 0
+        epochs = status.epoch, *((owner.name, owner.epoch) for owner in status.owners)  # a new owner's counters start at 0
         own = self._rates.of(MASTER, at_s=at_s - age_s, epoch=epochs, counters=dict(status.counters))
         self._rates.keep([MASTER, *(node["name"] for node in nodes)])
         tiers = [tier for name in TIERS if (tier := _tier(name, nodes))]
@@ -54,15 +57,15 @@ class ConsoleModel:
                 "version": status.version,
                 "uptime_s": status.uptime_s,
                 "rss_bytes": status.rss_bytes,
-                # As a text: it is beyond the integers that JavaScript has.
+                # A string: epochs exceed JavaScript's integers.
                 "owner": {"name": owner.name, "address": owner.address, "epoch": str(owner.epoch)},
             },
             "catalog": {"address": status.catalog, "health": status.catalog_health, "records": status.records, "shards": status.shards}
             | {"partitions": max(1, status.partitions), "shares": shares(status)},
-            "troubles": self._banners.of(troubles(status, missing, shares(status)), wall_s),
+            "problems": self._banners.of(find_banners(status, missing, shares(status)), wall_s),
             "totals": totals,
             "tiers": tiers,
-            "ways": _ways(status),
+            "paths": _paths(status),
             "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] not in NOT_RUNNING], own),
             "nodes": {"fields": NODE_FIELDS, "rows": [[node[name] for name in NODE_FIELDS] for node in nodes]},
         }
@@ -102,23 +105,23 @@ class ConsoleModel:
 
 
 def shares(status: pb.StatusReply) -> dict[str, int]:
-    """How many partitions of the key space each master owns, by its name; empty where there is one partition only."""
+    """Return master name -> number of partitions that it owns; empty for a cluster with a single partition."""
     owned = Counter(owner.name for owner in status.owners if owner.name) if status.partitions > 1 else {}
     return dict(sorted(owned.items()))
 
 
 def figures(document: Document) -> dict[str, float | None]:
-    """What the history keeps of the cluster, by name."""
+    """Return the cluster's figures for the history, by name."""
     totals = document["totals"]
     tiers = {f"{tier['name']}_{name}": tier[name] for tier in document["tiers"] for name in ("used_bytes", "hits_per_s", "evictions_per_s")}
     return {name: totals[name] for name in TOTALS_KEPT} | tiers
 
 
 def node_figures(document: Document) -> dict[str, dict[str, float | None]]:
-    """What it keeps of each node, by the node's name."""
+    """Return node name -> figures for the history."""
     fields, name_at = document["nodes"]["fields"], NODE_FIELDS.index("name")
-    places = [(name, fields.index(name)) for name in NODE_KEPT]
-    return {row[name_at]: {name: row[place] for name, place in places} for row in document["nodes"]["rows"]}
+    indices = [(name, fields.index(name)) for name in NODE_KEPT]
+    return {row[name_at]: {name: row[index] for name, index in indices} for row in document["nodes"]["rows"]}
 
 
 TOTALS_KEPT: Final = (
@@ -130,7 +133,7 @@ NODE_KEPT: Final = ("used_bytes", "hits_per_s", "misses_per_s", "in_bytes_per_s"
 
 
 def _tier(name: str, nodes: list[Document]) -> Document | None:
-    """A tier of all nodes that live, added up; None where no node has it."""
+    """Sum of a tier over the live nodes; None if no node has it."""
     having = [(node["tiers"][name], node["rates"]) for node in nodes if name in node["tiers"] and node["state"] not in NOT_RUNNING]
     if not having:
         return None
@@ -169,7 +172,7 @@ def _totals(nodes: list[Document], tiers: list[Document], status: pb.StatusReply
 
 
 def operations(status: pb.StatusReply, nodes: Sequence[tuple[str, Mapping[str, float]]], own: Mapping[str, float]) -> list[Document]:
-    """What daemons were asked for, the slowest request of the last minute first: by operation at the master and at all nodes together."""
+    """Return rates and latencies by operation, for the master and for all nodes together, the slowest of the last minute first."""
     at = {node.name: node.counters for node in status.nodes}
     return sorted(
         [*_operations("master", [(status.name or "master", own, status.counters)])]
@@ -200,16 +203,16 @@ def _operations(where: str, daemons: Sequence[tuple[str, Mapping[str, float], Ma
         }
 
 
-MAX_WAYS: Final = 200
+MAX_PATHS: Final = 200
 
 
-def _ways(status: pb.StatusReply) -> list[Document]:
-    """What was measured lately from node to node, the slowest first."""
+def _paths(status: pb.StatusReply) -> list[Document]:
+    """Recently measured rates between nodes, slowest first."""
     names = {node.node_id: node.name for node in status.nodes}
     found = [(rate.bytes_per_s, names.get(rate.node_id, f"node {rate.node_id}"), node.name) for node in status.nodes for rate in node.rates]
-    return [{"from": source, "to": target, "bytes_per_s": _short(rate)} for rate, source, target in sorted(found)[:MAX_WAYS]]
+    return [{"from": source, "to": target, "bytes_per_s": _short(rate)} for rate, source, target in sorted(found)[:MAX_PATHS]]
 
 
 def _short(value: float) -> float:
-    """Rates to four digits: what is shown, in half of the characters."""
+    """Round to four digits, as shown; this halves the JSON."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""Where a console has its figures from, and who does as an operator asks: a master's own loop, or its control plane from outside."""
+"""Interface of the console's data source: a master's own event loop, or the control plane from outside."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,46 +10,47 @@ from kvstore.security.actor import Actor
 
 @dataclass(frozen=True, slots=True)
 class MasterView:
-    """One master. `behind` is how many blocks fewer than the owner it knows of; with `trouble` it does not answer, and `role` is empty."""
+    """State of one master. `behind`: records that it lacks compared with the owner. `error`: why it did not respond; `role` is then ""."""
 
     address: str
     name: str = ""
     role: str = ""
     behind: int = 0
-    trouble: str = ""
+    error: str = ""
 
 
 class ClusterSnapshot(NamedTuple):
-    """The cluster as it is now, but for what is `missing`, a line each: what those who know it did not tell."""
+    """Status of the cluster. `missing` has a line per master that did not respond, whose part of the status is old or absent."""
 
     status: pb.StatusReply
     missing: tuple[str, ...] = ()
     age_s: float = 0.0
-    """Since the oldest part of the status was told: long, where who knows it does not answer. The nodes' `heartbeat_age_s` include it."""
+    """Age of the oldest part of the status, long for a master that does not respond. The nodes' `heartbeat_age_s` include it."""
 
 
 class ConsoleSource(Protocol):
-    """Every call may block until a deadline of its own, comes from a thread of the console, and raises errors of protocol/errors.py."""
+    """Data and actions of a cluster. Calls come from the console's threads, block up to a deadline, and raise errors of protocol/errors.py.
 
-    def look(self) -> ClusterSnapshot:
-        """At the whole cluster."""
+    `by` is the operator, for the audit trail; a source with a credential of its own is recorded under that.
+    """
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Return the status of the whole cluster."""
 
     def masters(self) -> Sequence[MasterView]:
-        """Those that are known of here."""
+        """Return the known masters."""
 
     def topologies(self) -> Sequence[pb.NodeTopology]:
-        """What the nodes last said of their hosts."""
+        """Return the topologies that the nodes last reported."""
 
     def contents(self, request: pb.ContentsRequest) -> pb.ContentsReply:
-        """What the directory holds, by tenant and namespace, and the largest prefixes of one namespace."""
+        """Return the directory's contents by tenant and namespace, and the largest or hottest prefixes of one namespace."""
 
     def audit(self, after: int) -> Sequence[pb.AuditEntry]:
-        """Entries of the audit trail with a higher number, oldest first."""
+        """Return the entries of the audit trail with a higher number, oldest first."""
 
     def slow_requests(self) -> Sequence[pb.SlowRequest]:
-        """The slowest requests of the last minutes at masters and nodes, slowest first."""
-
-    # `by` is the operator, for the audit trail; a source that logs in itself is known by its own credential instead.
+        """Return the slowest requests of the last minutes at masters and nodes, slowest first."""
 
     def drain(self, node: str, by: Actor, *, to: str, cancel: bool) -> None:
         """As `kvstore drain`."""
@@ -58,10 +59,10 @@ class ConsoleSource(Protocol):
         """As `kvstore forget`."""
 
     def pin(self, tenant: str, namespace: str, by: Actor, *, pinned: bool) -> int:
-        """Keep all blocks of a namespace from eviction and removal, or let them go; how many there were."""
+        """Pin or unpin all blocks of a namespace; return their number."""
 
     def remove(self, tenant: str, namespace: str, by: Actor) -> int:
-        """Remove all blocks of a namespace that are not pinned; how many are gone."""
+        """Remove all blocks of a namespace that are not pinned; return their number."""
 
     def set_quota(self, tenant: str, limits: Mapping[str, int | None], by: Actor) -> None:
         """As `kvstore quota set`; None: no limit."""

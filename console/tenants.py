@@ -1,6 +1,6 @@
-"""How near tenants are to their quotas: of each the limit that is most used, and where. Pure: from a master's status.
+"""The most used limit of each tenant, from a master's status.
 
-Most limits hold at each node by itself, so it is the fullest node that counts, not the sum.
+Most limits apply per node, so the fullest node counts, not the sum.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,11 @@ AT_MASTER: Final = ("pins", "reservations", "requests_in_flight", "connections")
 
 
 def nearest(status: pb.StatusReply) -> list[dict[str, Any]]:
-    """By tenant, of those that have a limit: `what` is the one that is nearest to being reached, with `used` of `limit`, `share` (above 1:
-    it was lowered, 1 for a limit of 0) and `at`, the node's name or "" for the master. Of a tenant that uses nothing, any of its limits."""
+    """Return the most used limit of each tenant that has one, by tenant.
+
+    `what` is the limit's name; `share` is `used` over `limit` (above 1 after it was lowered; 1 for a used limit of 0); `at` is the node's
+    name, or "" for the master. Tenants without usage get one of their limits.
+    """
     found: dict[str, dict[str, Any]] = {}
     for one in _limits(status):
         known = found.get(one["tenant"])

@@ -1,7 +1,7 @@
-"""Looks at a cluster again and again, in a thread of its own: the last document, its history and what happened, for any thread to read.
+"""Background poller of the console: keeps the last document, the history and the events of a cluster.
 
-A source that cannot answer is asked again at the next look; until it does, the last document stays, with what is wrong. One that has to ask
-others may have looks come less often while nobody wants to see them.
+After a failed poll the last document stays, with a banner, until a later poll succeeds. A source whose polls are expensive may slow them
+down while no page is open.
 """
 
 import json
@@ -24,17 +24,17 @@ from kvstore.protocol.errors import Denied, KVStoreError
 log = logging.getLogger("kvstore.console")
 
 MAX_AUDITED: Final = 100
-"""Entries of the audit trail taken in by one look."""
+"""Most entries of the audit trail in one poll."""
 MAX_SHARE: Final = 0.05
-"""Of a processor, for looks: of a very large cluster they come less often, so that a master goes on serving."""
+"""Share of a processor for polls: a very large cluster is polled less often, so that the master keeps serving."""
 STOP_S: Final = 10.0
-"""For a look under way to end."""
-WANTED_S: Final = 30.0
-"""After somebody has read the state he is taken to look on for so long."""
+"""Time for a poll under way to end."""
+WATCHED_S: Final = 30.0
+"""A reader of the state counts as watching for this long."""
 
 
 class ClusterWatcher:
-    """See the module. Thread-safe; `look` is for its own thread, and for tests."""
+    """Polls a ConsoleSource in a thread of its own. Thread-safe; `poll` is for that thread, and for tests."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class ClusterWatcher:
         wall: Callable[[], float] = time.time,
         rest_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Nothing is asked before `start`. `rest_s`: how long after a look the next one comes at the earliest while nobody wants it."""
+        """Does not poll before `start`. `rest_s`: returns the additional pause after a poll while no page is open."""
         self.source, self.settings = source, settings
         self._rest_s = rest_s
         self._rested_s = 0.0
-        """Before the last look."""
-        self._wanted_until_s = 0.0
+        """Pause before the last poll."""
+        self._watched_until_s = 0.0
         self.clock, self._wall = clock, wall
         self._model = ConsoleModel()
         self._history = History(
@@ -64,36 +64,36 @@ class ClusterWatcher:
         self._events = ClusterEventLog(settings.max_events)
         self._document: Document | None = None
         self._audited: int | None = 0
-        """Number of the last entry of the audit trail that was read; None: this console may not read it."""
+        """Number of the last audit entry that was read; None: this console has no permission for the audit trail."""
         self._status = pb.StatusReply()
         self._failure = ""
         self._unreachable = Banners()
         self._banner: dict[str, Any] | None = None
-        """Of the failure."""
+        """Banner of the failure."""
         self._version = 0
         self._encoded = b""
         self._listeners: set[Callable[[], None]] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
-        self._is_wanted = threading.Event()
-        """It does not rest; also once it is closed."""
+        self._is_watched = threading.Event()
+        """Ends the pause of `_rest`; also set by `close`."""
         self._thread = threading.Thread(target=self._run, name="console", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self, *, wait_s: float = STOP_S) -> None:
-        """Look no more, and wait so long for a look under way. A second close is a no-op."""
+        """Stop polling, and wait at most `wait_s` for a poll under way. Idempotent."""
         with self._lock:
             self._is_closed.set()
-            self._is_wanted.set()
+            self._is_watched.set()
         if self._thread.is_alive():
             self._thread.join(wait_s)
 
-    def look(self) -> None:
-        """Ask the source, and tell who listens."""
+    def poll(self) -> None:
+        """Poll the source, update the document, and call the listeners."""
         try:
-            status, missing, age_s = self.source.look()
+            status, missing, age_s = self.source.snapshot()
             audited = self._newly_audited()
         except KVStoreError as error:
             self._fail(str(error))
@@ -106,8 +106,8 @@ class ClusterWatcher:
             listener()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Have `listener` called in the watching thread after each look, until what is returned is called."""
-        self._want()
+        """Call `listener` in the polling thread after each poll. Returns the function that removes it."""
+        self._mark_watched()
         with self._lock:
             self._listeners.add(listener)
 
@@ -118,8 +118,8 @@ class ClusterWatcher:
         return stop
 
     def state(self) -> bytes:
-        """The last document as JSON, and how it came to be. While it rests another look comes at once, for who reads it again."""
-        self._want()
+        """Return the last document and the state of polling as JSON. Ends a pause, so that the next read has a newer document."""
+        self._mark_watched()
         with self._lock:
             if not self._encoded:
                 about = {"version": self._version, "interval_s": self.settings.interval_s, "failure": self._failure}
@@ -128,16 +128,16 @@ class ClusterWatcher:
             return self._encoded
 
     def tenants(self) -> list[dict[str, Any]]:
-        """How near tenants are to their quotas, as of the last look: made when it is asked for."""
+        """Return the most used limit of each tenant, as of the last poll."""
         return nearest(self._status)
 
     def events(self, after: int) -> list[dict[str, Any]]:
-        """What happened since event `after`."""
+        """Return the events after number `after`."""
         with self._lock:
             return self._events.after(after)
 
     def history(self, node: str, samples: int) -> dict[str, Any]:
-        """The newest samples of a node, or of the cluster ("")."""
+        """Return the newest samples of a node, or of the cluster ("")."""
         with self._lock:
             return self._history.node(node, samples) if node else self._history.cluster(samples)
 
@@ -146,30 +146,30 @@ class ClusterWatcher:
         while not self._is_closed.is_set():
             begun_s = time.thread_time()
             try:
-                self.look()
-            except Exception:  # a console that ends unseen shows what was for ever
-                log.exception("a look at the cluster failed")
+                self.poll()
+            except Exception:  # a dead thread would leave the page frozen without notice
+                log.exception("polling the cluster for the console failed")
             rest_s = (time.thread_time() - begun_s) / MAX_SHARE
             due_s = max(due_s + self.settings.interval_s, self.clock() + rest_s)
             self._is_closed.wait(due_s - self.clock())
             self._rest()
 
     def _rest(self) -> None:
-        """Until a look is wanted, or none was taken for long enough."""
+        """Pause for `rest_s` unless a page is open or opens meanwhile."""
         begun_s = self.clock()
         with self._lock:
-            if not (self._listeners or begun_s < self._wanted_until_s or self._is_closed.is_set()):
-                self._is_wanted.clear()
-        self._is_wanted.wait(self._rest_s())
+            if not (self._listeners or begun_s < self._watched_until_s or self._is_closed.is_set()):
+                self._is_watched.clear()
+        self._is_watched.wait(self._rest_s())
         self._rested_s = self.clock() - begun_s
 
-    def _want(self) -> None:
+    def _mark_watched(self) -> None:
         with self._lock:
-            self._wanted_until_s = self.clock() + WANTED_S
-            self._is_wanted.set()
+            self._watched_until_s = self.clock() + WATCHED_S
+            self._is_watched.set()
 
     def _newly_audited(self) -> Sequence[pb.AuditEntry]:
-        """Entries of the audit trail since the last look; at the first one the newest MAX_AUDITED. None for who may not read it."""
+        """Audit entries since the last poll, at most the newest MAX_AUDITED; empty without permission."""
         if self._audited is None:
             return ()
         try:
@@ -186,24 +186,24 @@ class ClusterWatcher:
             for entry in audited:
                 self._events.add(audited_event(entry), entry.time_s)
             before, self._document = self._document, document
-            happened = list(differences(before, document)) if before else list(first(document))
+            events = list(differences(before, document)) if before else list(first(document))
             if self._failure:
-                happened.append(ClusterEvent(INFO, "", "The cluster answers again"))
+                events.append(ClusterEvent(INFO, "", "The cluster answers again"))
             self._failure, self._banner = "", None
             self._unreachable.of((), self._wall())
-            if before:  # the first look knows no rates
+            if before:  # the first document has no rates
                 self._history.add(self.clock(), figures(document), node_figures(document), rested_s=self._rested_s)
-            self._told(happened)
+            self._publish(events)
 
     def _fail(self, failure: str) -> None:
         with self._lock:
-            happened = [] if self._failure else [ClusterEvent(ERROR, "", f"The cluster does not answer: {failure}")]
+            events = [] if self._failure else [ClusterEvent(ERROR, "", f"The cluster does not answer: {failure}")]
             self._failure = failure
             (self._banner,) = self._unreachable.of([unreachable(failure)], self._wall())
-            self._told(happened)
+            self._publish(events)
 
-    def _told(self, happened: list[ClusterEvent]) -> None:
-        for event in happened:
+    def _publish(self, events: list[ClusterEvent]) -> None:
+        for event in events:
             self._events.add(event, self._wall())
         self._version += 1
         self._encoded = b""

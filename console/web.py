@@ -1,7 +1,7 @@
-"""The console on a daemon's HTTP port: the page, what it shows as JSON and as a stream, and what an operator does.
+"""HTTP routes of the console: the page's files, JSON documents, the stream of server-sent events, and operators' actions.
 
-Nothing of the page comes from elsewhere, and a browser is told to refuse it if it did (the Content-Security-Policy). Actions are POSTs of
-JSON, which a page of another site cannot send: the server refuses its Origin, and a form has another type.
+The page loads nothing from other sites, and the Content-Security-Policy forbids it. Actions are POSTs of JSON. A page of another site
+cannot send them: the server refuses its Origin, and a form has another content type.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ SECURITY: Final = {
 MAX_NODES_ASKED: Final = 64
 MAX_SEGMENTS: Final = 1000
 MAX_DIGITS: Final = 20
-"""Of a number in a query."""
+"""Most digits of a number in a query."""
 
 
 def add_console(server: HttpServer, watch: ClusterWatcher) -> None:
-    """Serve the console of what `watch` looks at. Before `HttpServer.start`; the caller starts and closes the watch."""
+    """Add the console's routes for the cluster of `watch`. Call before `HttpServer.start`; the caller starts and closes the watcher."""
     page, api = _Page(), _Api(server, watch)
     server.add("GET", "/", page.index, needs=AccessLevel.NONE)
     server.add("GET", "/console/{name}", page.file, needs=AccessLevel.NONE)
@@ -59,7 +59,7 @@ def add_console(server: HttpServer, watch: ClusterWatcher) -> None:
 
 
 class _Page:
-    """The files of page/, read once."""
+    """Serves the files of page/, which are read once."""
 
     def __init__(self) -> None:
         folder = files("kvstore.console") / "page"
@@ -67,15 +67,15 @@ class _Page:
         self._tags = {name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in self._files.items()}
 
     async def index(self, request: web.Request) -> web.Response:
-        return self._answer(request, "index.html")
+        return self._response(request, "index.html")
 
     async def file(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         if name not in self._files:
             raise web.HTTPNotFound(text=f"the console has no file {name}")
-        return self._answer(request, name)
+        return self._response(request, name)
 
-    def _answer(self, request: web.Request, name: str) -> web.Response:
+    def _response(self, request: web.Request, name: str) -> web.Response:
         headers = {**SECURITY, "ETag": self._tags[name]}
         if request.headers.get("If-None-Match") == self._tags[name]:
             return web.Response(status=304, headers=headers)
@@ -83,7 +83,7 @@ class _Page:
 
 
 class _Api:
-    """What the page asks for."""
+    """Handlers of /api/."""
 
     def __init__(self, server: HttpServer, watch: ClusterWatcher) -> None:
         self._server, self._watch = server, watch
@@ -93,10 +93,10 @@ class _Api:
         self._tenants = CachedCalls(watch.settings.contents_ttl_s)
         self._slow = CachedCalls(watch.settings.masters_ttl_s)
         self._flows = FlowRates()
-        self._flowing = threading.Lock()
+        self._flows_lock = threading.Lock()
 
     async def access(self, request: web.Request) -> web.Response:
-        """What whoever asks may do: none, read, admin."""
+        """Access level of the request: none, read or admin."""
         return _json({"access": self._server.access_control.allowed(request).name.lower()})
 
     async def state(self, _request: web.Request) -> web.Response:
@@ -107,38 +107,38 @@ class _Api:
         return _json(await run_in_thread(lambda: self._watch.history(request.query.get("node", ""), samples)))
 
     async def masters(self, _request: web.Request) -> web.Response:
-        """The masters that are known of."""
+        """The known masters."""
         source = self._watch.source
         return _json(await run_in_thread(lambda: self._masters.get("", lambda: [asdict(one) for one in source.masters()])))
 
     async def hosts(self, request: web.Request) -> web.Response:
-        """The hosts of the nodes named."""
-        wanted = _nodes(request)
-        return _json(await run_in_thread(lambda: [host(one) for one in self._told(wanted)[1]]))
+        """The hosts of the nodes in the query."""
+        names = _nodes(request)
+        return _json(await run_in_thread(lambda: [host(one) for one in self._topologies_of(names)[1]]))
 
     async def flows(self, request: web.Request) -> web.Response:
-        """What flows over the NICs of the nodes named."""
-        wanted = _nodes(request)
+        """Traffic of the NICs of the nodes in the query."""
+        names = _nodes(request)
 
         def found() -> list[dict[str, Any]]:
-            at_s, told = self._told(wanted)
-            with self._flowing:
-                return self._flows.of(told, at_s)
+            at_s, topologies = self._topologies_of(names)
+            with self._flows_lock:
+                return self._flows.of(topologies, at_s)
 
         return _json(await run_in_thread(found))
 
-    def _told(self, wanted: list[str]) -> tuple[float, list[pb.NodeTopology]]:
-        """When those nodes were asked after last, and what was told of them."""
+    def _topologies_of(self, names: list[str]) -> tuple[float, list[pb.NodeTopology]]:
+        """Cached topologies of these nodes, and the time of their request."""
 
-        def ask() -> tuple[float, dict[str, pb.NodeTopology]]:
+        def request() -> tuple[float, dict[str, pb.NodeTopology]]:
             found = self._watch.source.topologies()
             return self._watch.clock(), {one.name: one for one in found}
 
-        at_s, told = self._topologies.get("", ask)
-        return at_s, [told[name] for name in wanted if name in told]
+        at_s, by_name = self._topologies.get("", request)
+        return at_s, [by_name[name] for name in names if name in by_name]
 
     async def tenants(self, _request: web.Request) -> web.Response:
-        """How near each is to its quota."""
+        """The most used limit of each tenant."""
         return _json(await run_in_thread(lambda: self._tenants.get("", self._watch.tenants)))
 
     async def slow(self, _request: web.Request) -> web.Response:
@@ -147,49 +147,49 @@ class _Api:
         return _json(await run_in_thread(lambda: self._slow.get("", lambda: [slow_request(one) for one in source.slow_requests()])))
 
     async def prefixes(self, request: web.Request) -> web.Response:
-        """What each namespace takes, and the largest prefixes of one of them, or those that are read most."""
+        """Namespaces with their sizes, and the largest or hottest prefixes of one of them."""
         query = request.query
         segments = _number(request, "segments", most=MAX_SEGMENTS)
         by = query.get("by", "bytes")
         if by not in ("bytes", "reads"):
             raise InvalidArgument(f"by is {by!r}: it must be bytes or reads")
-        wanted = pb.ContentsRequest(
+        parameters = pb.ContentsRequest(
             tenant=query.get("tenant", ""), namespace=query.get("namespace", ""), max_segments=segments, hottest=by == "reads"
         )
-        key = wanted.SerializeToString()
-        return _json(await run_in_thread(lambda: self._contents.get(key, lambda: contents(self._watch.source.contents(wanted)))))
+        key = parameters.SerializeToString()
+        return _json(await run_in_thread(lambda: self._contents.get(key, lambda: contents(self._watch.source.contents(parameters)))))
 
     async def act(self, request: web.Request) -> web.Response:
-        """Do as the operator asks; answered when it is done."""
+        """Perform an operator's action, and respond when it is done."""
         action = ACTIONS.get(request.match_info["name"])
         if action is None:
-            raise web.HTTPNotFound(text=f"there is no action {request.match_info['name']}; there are: {', '.join(ACTIONS)}")
+            raise web.HTTPNotFound(text=f"no action {request.match_info['name']!r}: use one of {', '.join(ACTIONS)}")
         if request.content_type != "application/json":
-            raise web.HTTPUnsupportedMediaType(text="an action is told in JSON (Content-Type: application/json)")
+            raise web.HTTPUnsupportedMediaType(text="the arguments of an action must be JSON (Content-Type: application/json)")
         try:
-            told = json.loads(await request.text())
-        except (ValueError, LookupError, RecursionError) as error:  # also a charset that there is not, and what is nested too deep
-            raise InvalidArgument(f"this is not JSON: {error}") from None
-        act, by = action(told), self._server.actor(request, CONSOLE)
+            arguments = json.loads(await request.text())
+        except (ValueError, LookupError, RecursionError) as error:  # LookupError: unknown charset; RecursionError: nested too deep
+            raise InvalidArgument(f"the body is not JSON: {error}") from None
+        act, by = action(arguments), self._server.actor(request, CONSOLE)
         return _json({"text": await run_in_thread(lambda: act(self._watch.source, by))})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """The state now and after each look, and what happens, as server-sent events `state` and `happened`."""
+        """Stream server-sent events: `state` now and after each poll, and `happened` for each event."""
         after = _number(request, "after", most=1 << 53)
-        looked, loop = asyncio.Event(), asyncio.get_running_loop()
-        looked.set()
+        polled, loop = asyncio.Event(), asyncio.get_running_loop()
+        polled.set()
 
-        def tell() -> None:
+        def notify() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(looked.set)
+                loop.call_soon_threadsafe(polled.set)
 
         stream = web.StreamResponse(headers={**SECURITY, "Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await stream.prepare(request)
-        stop = self._watch.listen(tell)
+        stop = self._watch.listen(notify)
         try:
             while True:
-                await looked.wait()
-                looked.clear()
+                await polled.wait()
+                polled.clear()
                 for event in self._watch.events(after):
                     await stream.write(_sent("happened", json.dumps(event).encode()))
                     after = event["number"]
@@ -201,11 +201,11 @@ class _Api:
 
 
 def _nodes(request: web.Request) -> list[str]:
-    """The names of the query. Raises InvalidArgument."""
-    wanted: list[str] = request.query.getall("node", [])
-    if not 1 <= len(wanted) <= MAX_NODES_ASKED:
-        raise InvalidArgument(f"name 1 to {MAX_NODES_ASKED} nodes")
-    return wanted
+    """Node names of the query. Raises InvalidArgument."""
+    names: list[str] = request.query.getall("node", [])
+    if not 1 <= len(names) <= MAX_NODES_ASKED:
+        raise InvalidArgument(f"the query names {len(names)} nodes: name 1 to {MAX_NODES_ASKED}")
+    return names
 
 
 def _sent(name: str, data: bytes) -> bytes:
@@ -221,7 +221,7 @@ def _compact(value: Any) -> str:
 
 
 def _number(request: web.Request, name: str, *, most: int) -> int:
-    """A whole number of the query, 0 where it is not given. Raises InvalidArgument."""
+    """A whole number of the query; 0 if absent. Raises InvalidArgument."""
     text = request.query.get(name, "0")
     if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS or int(text) > most:
         raise InvalidArgument(f"{name} is {text[:MAX_DIGITS]!r}: it must be a whole number up to {most}")

@@ -1,4 +1,4 @@
-"""Writes deploy/prometheus/alerts.yml and deploy/grafana/*.json from the lists: `python deploy/make_dashboards.py`."""
+"""Generates deploy/prometheus/alerts.yml and deploy/grafana/*.json from the metrics and alerts: `python deploy/make_dashboards.py`."""
 
 import json
 import sys
@@ -10,9 +10,9 @@ from kvstore.telemetry.metrics.metric import CLIENT, MASTER, NODE, PUBLISHER, RO
 
 HERE: Final = Path(__file__).parent
 COLUMNS: Final = 24
-"""Of Grafana's grid."""
+"""Width of Grafana's grid."""
 DASHBOARDS: Final = {"node": NODE, "master": MASTER, "client": CLIENT, "router": ROUTER, "sidecar": SIDECAR, "publisher": PUBLISHER}
-"""Each with a panel for every metric."""
+"""Role -> metrics; each dashboard has a panel per metric."""
 OVERVIEW: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ("Nodes", "short", (("max by (state) (kvstore_master_nodes)", "{{state}}"),)),
     ("Partitions of the catalog, by their owners", "short", (("kvstore_master_partitions_owned", "{{instance}}"),)),
@@ -84,11 +84,11 @@ OVERVIEW: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
     ),
     ("Memory of the daemons", "bytes", (('process_resident_memory_bytes{job=~"kvstore.*"}', "{{instance}}"),)),
 )
-"""Title, unit and queries of each panel of the first dashboard."""
+"""(title, unit, queries) of each panel of the overview dashboard."""
 
 
 def files() -> dict[Path, str]:
-    """What is to stand in each file."""
+    """Return path -> content of the generated files."""
     found = {HERE / "prometheus" / "alerts.yml": alert_rules(), HERE / "grafana" / "kvstore.json": dashboard("kvstore", OVERVIEW)}
     for role, metrics in DASHBOARDS.items():
         panels = tuple((metric.help, unit(metric), queries(metric)) for metric in metrics if not metric.name.endswith("_info"))
@@ -97,14 +97,14 @@ def files() -> dict[Path, str]:
 
 
 def alert_rules() -> str:
-    """As Prometheus reads them."""
+    """Return the alert rules as YAML for Prometheus."""
     head = "# Made by `python deploy/make_dashboards.py` from telemetry/metrics/alerts.py; tested with promtool.\n"
     return head + "groups:\n  - name: kvstore\n    rules:\n" + "".join(map(_rule, ALERTS))
 
 
 def _rule(alert: Alert) -> str:
     def text(value: str) -> str:
-        return json.dumps(value, ensure_ascii=False)  # which YAML reads, too
+        return json.dumps(value, ensure_ascii=False)  # JSON strings are valid YAML
 
     return (
         f"      - alert: {alert.name}\n        expr: {text(alert.expression)}\n        for: {alert.hold}\n"
@@ -114,14 +114,14 @@ def _rule(alert: Alert) -> str:
 
 
 def unit(metric: Metric) -> str:
-    """Grafana's name of it."""
+    """Return Grafana's name of the metric's unit."""
     if metric.kind is MetricKind.COUNTER:
         return "Bps" if metric.unit == "bytes" else "cps"
     return {"bytes": "bytes", "seconds": "s"}.get(metric.unit, "short")
 
 
 def queries(metric: Metric) -> tuple[tuple[str, str], ...]:
-    """What a panel of this metric asks, and how its lines are called."""
+    """Return the (query, legend) pairs of a metric's panel."""
     labels = ", ".join(("instance", *metric.labels))
     legend = " ".join(f"{{{{{label}}}}}" for label in ("instance", *metric.labels))
     match metric.kind:
@@ -135,7 +135,7 @@ def queries(metric: Metric) -> tuple[tuple[str, str], ...]:
 
 
 def dashboard(title: str, panels: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]) -> str:
-    """Two panels a row, all of the data source that Grafana is told."""
+    """Return a dashboard as JSON: two panels per row, with the data source as a variable."""
     width, height = COLUMNS // 2, 8
     shown = [
         {

@@ -1,4 +1,4 @@
-"""Makes docs/console/*.png and top.svg: the console and `kvstore top` of a simulated cluster of a thousand nodes. `make screenshots`."""
+"""Creates docs/console/*.png and top.svg: the console and `kvstore top` of a simulated cluster of a thousand nodes. `make screenshots`."""
 
 import io
 import sys
@@ -40,11 +40,11 @@ def main() -> None:
                 if name == "hottest":
                     page.get_by_role("button", name="Hottest").click()
                     page.wait_for_selector(".icicle text:has-text('/s')")
-                if name == "network":  # what NICs carry is known from the second time on that nodes tell it
+                if name == "network":  # rates of NICs need two reports of the nodes
                     page.wait_for_selector(".numa")
                     clock.now_s += 10
                     while not page.locator(".carried:not([hidden])").count():
-                        served.watch.look()
+                        served.watch.poll()
                         page.wait_for_timeout(DRAWN_MS)
                 watched.page.wait_for_timeout(DRAWN_MS)
                 watched.page.screenshot(path=FOLDER / f"{name}.png")
@@ -54,17 +54,17 @@ def main() -> None:
             page.wait_for_selector("dialog .numa")
             page.wait_for_timeout(DRAWN_MS)
             page.screenshot(path=FOLDER / "node.png")
-        trouble(served, source, clock, browser)
+        problems(served, source, clock, browser)
     (FOLDER / "top.svg").write_text(top())
 
 
 def trouble(served: Served, source: Simulated, clock: Clock, browser: BrowserContext) -> None:
-    """The same cluster with dead nodes, an etcd without a quorum and a certificate that ends soon: whole, and on a narrow screen."""
+    """Capture same cluster with dead nodes, an etcd without a quorum and a certificate that ends soon: whole, and on a narrow screen."""
     source.role, source.health = "cut off", "etcd has no quorum: 1 of 3 answers; reads go on, puts are not confirmed"
     source.expirations = [pb.Expiration(what="certificate tls_cert", left_s=9.5 * DAY_S)]
     for _ in range(3):
         clock.now_s += 10
-        served.watch.look()
+        served.watch.poll()
     for name, theme, width in (("trouble", "light", WIDTH), ("trouble-narrow", "dark", NARROW)):
         with Watched(browser, served.address, theme=theme, width=width, height=HEIGHT) as watched:
             page = watched.show()
@@ -73,7 +73,7 @@ def trouble(served: Served, source: Simulated, clock: Clock, browser: BrowserCon
 
 
 def top() -> str:
-    """The terminal as a drawing."""
+    """Return the screen of `kvstore top` as SVG."""
     clock, model, view = Clock(), ConsoleModel(), ScreenView()
     source = Simulated(NODES, clock, dead=(12, 500, 501))
     for _ in range(40):

@@ -1,7 +1,7 @@
-"""The documentation as a site, in the folder that is given or build/site: python docs/make_site.py [FOLDER]. Fails for a link to nowhere.
+"""Builds the documentation site in FOLDER or build/site: python docs/make_site.py [FOLDER]. Fails for broken links.
 
-The library's reference is made from the docstrings, the command line's from its commands. What reads the docstrings follows links, so it is
-shown the packages without build/typing, in which the whole project lies once more.
+The library's reference is generated from docstrings, the command line's from its commands. mkdocstrings follows symbolic links, so it gets
+a folder without build/typing, which contains the whole project again.
 """
 
 import os
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def show_packages() -> None:
-    """Link the folders of all packages below build/packages/kvstore."""
+    """Create symbolic links to all packages in build/packages/kvstore."""
     (PACKAGES / "kvstore").mkdir(parents=True, exist_ok=True)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     for name in {package.split(".")[1] for package in packages if "." in package}:

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: benchmarks/RESULTS.md, which lies outside docs/, becomes the page `results.md`, and links to it lead there."""
+"""mkdocs hooks that include benchmarks/RESULTS.md, which is outside docs/, as the page `results.md`, and rewrite links to it."""
 
 import re
 from pathlib import Path
@@ -15,14 +15,14 @@ OUTSIDE: Final = re.compile(r"\]\(\.\./docs/")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the page. Its links to docs/ are links to its neighbours."""
+    """Add the page, with its links to docs/ made relative."""
     text = OUTSIDE.sub("](", RESULTS.read_text(encoding="utf-8"))
     files.append(File.generated(config, PAGE, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to the file to the page, from any depth of folders."""
+    """Rewrite links to the file as links to the page, for any folder depth."""
     del config, files
     depth = page.file.src_uri.count("/")
     return TO_RESULTS.sub(f"]({'../' * depth}{PAGE}", markdown)

@@ -1,1 +1,1 @@
-"""The policy lab: eviction policies on recorded prompts, the bounds they are measured against, and plots."""
+"""Policy lab: eviction policies on recorded prompts, upper bounds, models of serving clusters, and plots."""

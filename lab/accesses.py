@@ -1,9 +1,7 @@
-"""A trace's uses of blocks as arrays, and what follows from them alone: reuse distances, working set, bounds of any policy's hits.
+"""A trace's block accesses as arrays, and statistics of them: reuse distances, working set, upper bounds of any policy's hits.
 
-Bounds are the infinite cache, and Belady's choice with bypass. Both know the future, and count hits at any position of a prompt. A prefix
-hit is such a hit, and a prompt's leading run is read before anything of the prompt is stored, so they bound the prefix hit ratio too, in
-either order of storing (replay.py). At small capacities that bound is loose: hits behind a miss, which Belady collects, are worth nothing
-to an engine.
+The bounds are an infinite cache, and Belady's algorithm with bypass. They count hits at any position of a prompt, so they also bound the
+prefix hit ratio. At small capacities the bound is loose: Belady also collects hits after a miss, which are useless to an engine.
 """
 
 import heapq
@@ -21,16 +19,16 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """Uses of blocks in the order of prompts and of blocks in them; all arrays have one element a use."""
+    """Block accesses in the order of prompts and of their blocks; each array has one element per access."""
 
     times_s: NDArray[np.float64]
-    """Of the prompts, ascending: one that is earlier in the trace than the prompt before has that one's time."""
+    """Time of the prompt, ascending: a prompt with an earlier timestamp than its predecessor gets the predecessor's."""
     blocks: Indices
-    """Numbered from 0 without gaps, in no order that matters."""
+    """Block numbers, from 0 without gaps."""
     previous: Indices
-    """Index of the same block's use before, -1 for its first."""
+    """Index of the block's previous access, or -1."""
     next: Indices
-    """Index of the same block's next use, -1 for its last."""
+    """Index of the block's next access, or -1."""
 
     def __len__(self) -> int:
         return self.blocks.size
@@ -41,7 +39,7 @@ class Accesses:
 
 
 def flatten(requests: Iterable[TraceRequest]) -> Accesses:
-    """O(n log n) for n uses of blocks."""
+    """Convert requests to arrays. O(n log n) for n accesses."""
     lengths: list[int] = []
     times_ms: list[float] = []
     ids: list[int] = []
@@ -52,7 +50,7 @@ def flatten(requests: Iterable[TraceRequest]) -> Accesses:
     times_s = np.repeat(np.maximum.accumulate(np.asarray(times_ms, dtype=np.float64)) / 1000, lengths)
     every: NDArray[np.uint64] = np.asarray(ids, dtype=np.uint64)
     blocks: Indices = np.unique(every, return_inverse=True)[1].astype(np.int64)
-    # Stable: uses of one block stand together, in their order.
+    # Stable sort: accesses of one block are adjacent and in order.
     order = np.argsort(blocks, kind="stable")
     is_same = blocks[order[1:]] == blocks[order[:-1]]
     previous = np.full(len(ids), -1, dtype=np.int64)
@@ -63,49 +61,48 @@ def flatten(requests: Iterable[TraceRequest]) -> Accesses:
 
 
 def reuse_distances(accesses: Accesses) -> NDArray[np.float64]:
-    """For every use the number of other blocks used since the same block's last use; infinite for a first use.
+    """Return for each access the number of other blocks accessed since the same block's last access; infinite for a first access.
 
-    A use is a hit of LRU, one block at a time, exactly if its distance is below the capacity. O(n log^2 n) for n uses, in numpy.
+    An access hits in LRU if and only if its distance is below the capacity. O(n log^2 n) for n accesses, in numpy.
     Source: Mattson, Gecsei, Slutz, Traiger, Evaluation techniques for storage hierarchies, IBM Systems Journal 1970.
     """
     distances = np.full(len(accesses), np.inf)
     again = np.flatnonzero(accesses.previous >= 0)
     previous = accesses.previous[again]
-    # Between the two uses each further use of a block that was used there already is one that counts no new block. Its own last use is
-    # then later than `previous`; and whatever was last used after `previous` stands after it.
+    # Among the accesses between the two, those whose own previous access is also later than `previous` repeat a block and are not counted.
     distances[again] = again - previous - 1 - _greater_before(previous)
     return distances
 
 
 def reuse_gaps_s(accesses: Accesses) -> NDArray[np.float64]:
-    """Seconds since the same block's last use, of all uses but first ones."""
+    """Return the seconds since the same block's last access, for all but first accesses."""
     again = np.flatnonzero(accesses.previous >= 0)
     return accesses.times_s[again] - accesses.times_s[accesses.previous[again]]
 
 
 def used_once_share(accesses: Accesses) -> float:
-    """Share of the unique blocks that are used once. 0 without blocks."""
+    """Return the share of unique blocks that are accessed once; 0 without blocks."""
     once = np.count_nonzero((accesses.previous < 0) & (accesses.next < 0))
     return float(once) / accesses.unique if accesses.unique else 0.0
 
 
 def _greater_before(values: Indices) -> Indices:
-    """For each of these distinct values the number of greater ones before it.
+    """Return for each of these distinct values the number of greater values before it.
 
-    A merge sort's passes, from pairs of single values up: in each pass an element of a right half counts the greater ones of its left half.
+    Bottom-up merge sort: in each pass an element of a right half counts the greater elements of its left half.
     """
     count = values.size
     ranks = np.empty(count, dtype=np.int64)
     ranks[np.argsort(values)] = np.arange(count)
     greater = np.zeros(count, dtype=np.int64)
-    places = np.arange(count)
+    indices = np.arange(count)
     width = 1
     while width < count:
-        pair = places // (2 * width)
+        pair = indices // (2 * width)
         order = np.argsort(pair * count + ranks)
         is_left = (order // width) % 2 == 0
         lefts_up_to_here = np.cumsum(is_left)
-        # Of its own pair: those of all earlier pairs are whole, and have `width` left places each.
+        # Left elements of its own pair: all earlier pairs are complete and have `width` each.
         lefts_in_pair = np.minimum(width, count - pair[order] * 2 * width)
         lefts_below = lefts_up_to_here - pair[order] * width
         greater[order] += np.where(is_left, 0, lefts_in_pair - lefts_below)
@@ -114,13 +111,13 @@ def _greater_before(values: Indices) -> Indices:
 
 
 def working_set(accesses: Accesses, *, window_s: float, at_s: NDArray[np.float64]) -> Indices:
-    """Unique blocks used in (t - window_s, t], for each t of `at_s`. O((n + m) log n) for n uses and m times.
+    """Return the number of unique blocks accessed in (t - window_s, t], for each t of `at_s`. O((n + m) log n) for n accesses, m times.
 
-    Raises InvalidArgument for a window that is not above 0 seconds.
+    Raises InvalidArgument unless the window is positive.
     """
     if not window_s > 0:
-        raise InvalidArgument(f"a window of {window_s:g} seconds: it must be above 0")
-    # A use counts from its time until the window has passed, or until the block's next use counts in its place.
+        raise InvalidArgument(f"the window is {window_s:g} seconds: it must be above 0")
+    # An access counts until the window has passed, or until the block's next access replaces it.
     ends_s = accesses.times_s + window_s
     is_used_again = accesses.next >= 0
     ends_s[is_used_again] = np.minimum(ends_s[is_used_again], accesses.times_s[accesses.next[is_used_again]])
@@ -130,23 +127,22 @@ def working_set(accesses: Accesses, *, window_s: float, at_s: NDArray[np.float64
 
 
 def infinite_hits(accesses: Accesses) -> int:
-    """Uses of blocks used before. Where equal ids are equal prefixes all of them are prefix hits."""
+    """Return the hits of an infinite cache. If equal ids are equal prefixes, all of them are prefix hits."""
     return len(accesses) - accesses.unique
 
 
 def belady_hits(accesses: Accesses, capacity_blocks: int) -> int:
-    """The most hits that `capacity_blocks` blocks can give when a missing block need not be stored. O(n log n).
+    """Return the most hits that a cache of `capacity_blocks` blocks can have, with bypass. O(n log n).
 
-    A missing block is stored if it is used again sooner than the resident one used again last, which leaves for it.
-    Source: Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 1966, with the newcomer among
-    those that may leave.
+    A missing block replaces the resident block with the latest next access, unless its own next access is later still.
+    Source: Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 1966, extended by bypass.
     """
     never = len(accesses)
     next_use = np.where(accesses.next < 0, never, accesses.next).tolist()
     blocks = accesses.blocks.tolist()
     resident: set[int] = set()
     latest: list[tuple[int, int]] = []
-    """Heap of (-next use, block). Entries of uses that are past stay: they lie below those of any resident block."""
+    """Heap of (-next access, block). Stale entries stay: they sort after those of all resident blocks."""
     hits = 0
     for block, soon in zip(blocks, next_use, strict=True):
         if block in resident:
@@ -162,7 +158,7 @@ def belady_hits(accesses: Accesses, capacity_blocks: int) -> int:
 
 
 def _displace(resident: set[int], latest: list[tuple[int, int]], soon: int) -> bool:
-    """Have the block used again last leave, if that is later than `soon`."""
+    """Evict the block with the latest next access, if that is later than `soon`."""
     if -latest[0][0] < soon:
         return False
     resident.remove(heapq.heappop(latest)[1])

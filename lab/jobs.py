@@ -1,4 +1,4 @@
-"""What the lab is asked to replay, as values: a job for each row of a report, and the row that it gives. It starts no processes."""
+"""Jobs of the lab and their result rows, as values that can be sent to worker processes (runs.py)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from kvstore.lab.tiers import TwoTiers
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One policy at one capacity. Hits are those before each prompt's first miss; the ratio is theirs to all blocks."""
+    """Result of one policy at one capacity. Hits are prefix hits: blocks before each prompt's first miss."""
 
     policy: str
     capacity_blocks: int
@@ -22,7 +22,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
-    """One policy over DRAM and NVMe. Hits as in PolicyRow, by the fastest tier that had the block."""
+    """Result of one policy over DRAM and NVMe. Prefix hits count for the fastest tier that had the block."""
 
     policy: str
     dram_blocks: int
@@ -38,7 +38,7 @@ class TierRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """One pool against local caches of the same blocks in all, by one way of dealing prompts out to instances."""
+    """Comparison of one pool with local caches of the same total size, for one routing of prompts."""
 
     policy: str
     routing: str
@@ -47,7 +47,7 @@ class PoolRow:
     pooled_prefix_hit_ratio: float
     local_prefix_hit_ratio: float
     gain: float | None
-    """Pooled over local; None where the local caches had no hit."""
+    """Pooled over local; None if the local caches had no hit."""
     blocks: int
 
 

@@ -1,7 +1,7 @@
-"""How plots look: colours for light and dark ground, and SVG text that follows the reader's choice of the two. It draws nothing.
+"""Theme of plots: colours for light and dark background, markers, and the adaptation of SVG to the reader's colour scheme.
 
-Everything is drawn in the colours for a light ground, each of which stands for one role. In SVG each is then replaced by a CSS variable
-with a second value for a dark ground. PNG stays as drawn, on white.
+Plots are drawn in the colours for a light background, one per role. In SVG each colour is replaced by a CSS variable that has a second
+value for a dark background. PNG stays as drawn, on white.
 """
 
 from typing import Any, Final
@@ -21,15 +21,15 @@ COLOURS: Final = {
     "series-6": ("#a31f34", "#ff8391"),
     "series-7": ("#00788c", "#62d6e6"),
 }
-"""Role to (on light, on dark ground). No two roles share a light colour: that is how they are told apart in the SVG. Series colours
-keep 4.5:1 to either ground; neighbours differ in brightness or hue to colour-blind readers too, and markers tell the rest."""
+"""Role -> (colour on light, on dark background). Light colours are unique, because `adapt` finds roles by them. Series colours have a
+contrast of 4.5:1, and neighbours are distinct for colour-blind readers."""
 SERIES_COLOURS: Final = sum(role.startswith("series") for role in COLOURS)
 TIERS: Final = {"HBM": 5, "DRAM": 7, "NVMe": 4}
-"""Whose series has the same colour and marker in every plot: those that a plot's other series come to last."""
+"""Series with the same colour and marker in every plot; the indices are those that other series use last."""
 MARKERS: Final = "osD^vPXph*<"
-"""A number of markers that has no factor in common with the number of colours: 88 series before a pair comes again."""
+"""Their number is coprime to that of the colours, so 88 series have distinct pairs."""
 FONT: Final = "DejaVu Sans"
-"""matplotlib's own, by which it lays text out; wider than what system-ui stands for, so that nothing runs over in SVG."""
+"""matplotlib's own font, for layout. It is wider than system-ui fonts, so that text in SVG does not overflow."""
 SETTINGS: Final[dict[str, Any]] = {
     "font.family": FONT,
     "font.size": 10,
@@ -40,12 +40,12 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def colour(role: str) -> str:
-    """On a light ground, as #rrggbb."""
+    """Return the colour on a light background, as #rrggbb."""
     return COLOURS[role][0]
 
 
 def series_index(name: str, index: int) -> int:
-    """Of the series called that, the `index`-th of its plot: by which its colour and marker are chosen. `A + B` goes by B, what it adds."""
+    """Return the index for colour and marker of the series `name`, the `index`-th of its plot. `A + B` is treated as B."""
     return TIERS.get(name.rpartition(" + ")[2], index)
 
 
@@ -58,7 +58,7 @@ def marker(index: int) -> str:
 
 
 def adapt(svg: str) -> str:
-    """An SVG document drawn in light colours, as one that follows the reader's colour scheme."""
+    """Make an SVG document drawn in light colours follow the reader's colour scheme."""
     for role, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{role})")
     svg = svg.replace(f"'{FONT}'", "system-ui, sans-serif")

@@ -1,7 +1,7 @@
-"""Charts from plain numbers: lines, distributions and stacked bars, saved as SVG or PNG. It knows neither policies nor requests.
+"""Charts from plain numbers: lines, distributions and stacked bars, saved as SVG or PNG.
 
-Every line and part has its name beside it instead of in a box apart. Needs matplotlib (the extra `plots`), which is imported when a chart
-is drawn. The same numbers give the same bytes.
+Lines and parts are labelled directly, without a legend. Needs matplotlib (the extra `plots`), which is imported when a chart is drawn. The
+same numbers give the same bytes.
 """
 
 import io
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 SIZE_INCHES: Final = (8.4, 4.7)
 PNG_DOTS_PER_INCH: Final = 160
 CDF_POINTS: Final = 400
-"""Points of a distribution that are drawn: more cannot be told apart."""
+"""Points drawn of a distribution: more are indistinguishable."""
 MAX_MARKERS: Final = 9
-"""Markers on one line: those of longer ones are spread out."""
+"""Most markers on one line."""
 MAX_NAMED_TICKS: Final = 8
-"""With no more places than this on a logarithmic axis, each has its tick."""
+"""Up to this many values on a logarithmic axis each has a tick."""
 DASHES: Final = (0, (4, 2))
 BAR_WIDTH: Final = 0.62
 NAME_GAP: Final = 0.052
-"""Between two names beside the chart, as a share of its height."""
+"""Least distance of two labels beside the chart, as a share of its height."""
 AXES: Final = (0.09, 0.125, 0.72, 0.765)
-"""Left, bottom, width, height of the chart's ground, as shares of the figure's. What stands around it may need more: `save` makes room."""
+"""Left, bottom, width and height of the axes, as shares of the figure. `save` extends the figure to fit all labels."""
 MARGIN_INCHES: Final = 0.15
 MAX_UPRIGHT: Final = 70
-"""Characters that the names of all bars have room for side by side."""
+"""Most characters of all bar names together that fit horizontally; longer ones are slanted."""
 
 
 class Weight(Enum):
-    """How much a line wants to be looked at."""
+    """Emphasis of a line."""
 
     NORMAL = "normal"
     MAIN = "main"
-    """What the chart is about: a thicker line."""
+    """Subject of the chart: a thicker line."""
     BOUND = "bound"
-    """What nothing can exceed: dashed, without colour."""
+    """Upper bound: dashed grey."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SeriesLabel:
-    """A name beside the chart, and the point of the data that it is for."""
+    """Label beside the chart, and the data point that it belongs to."""
 
     name: str
     x: float
@@ -81,7 +81,7 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> "Figure":
-    """A line a series, each with its own colour and marker and its name at its right end. Labels name the units.
+    """Draw a line per series, each with its own colour, marker and label at its right end. Axis labels should have the units.
 
     The vertical axis begins at 0 unless it is logarithmic. Raises ConfigError without matplotlib.
     """
@@ -115,9 +115,9 @@ def cdf(
     y_label: str = "share at or below",
     log_x: bool = False,
 ) -> "Figure":
-    """For each name the share of its samples that are at most x. Infinite samples count, but no x reaches them.
+    """Draw the cumulative distribution of each list of samples. Infinite samples count in the total only.
 
-    On a logarithmic axis samples below 1 of x's unit are drawn at the least positive one. Raises as `line_chart` does.
+    On a logarithmic axis samples of 0 are drawn at the least positive sample. Raises as `line_chart`.
     """
     ordered = {name: np.sort(np.asarray(values, dtype=float)) for name, values in samples.items()}
     finite = {name: values[np.isfinite(values)] for name, values in ordered.items()}
@@ -139,9 +139,9 @@ def stacked_bars(
     x_label: str,
     y_label: str,
 ) -> "Figure":
-    """A bar each of `bars`, of the parts laid on one another in their order: `parts` gives each part's value in every bar.
+    """Draw a bar for each of `bars`, with the parts stacked in order: `parts` has each part's value in every bar.
 
-    Labels name the units. Raises ConfigError without matplotlib.
+    Axis labels should have the units. Raises ConfigError without matplotlib.
     """
     figure, axes = _chart(title, x_label, y_label)
     below = np.zeros(len(bars))
@@ -166,16 +166,16 @@ def stacked_bars(
 
 
 def save(figure: "Figure", path: str | Path) -> None:
-    """Write the chart as its file's suffix says: .svg readable on light and on dark ground, .png on white.
+    """Write the chart as .svg, for light and dark background, or .png, on white, by the file's suffix.
 
-    Raises ConfigError when the file cannot be written.
+    Raises ConfigError if the file cannot be written.
     """
     path = Path(path)
     import matplotlib
 
     drawn = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
-        # Neither the day nor the library's version: equal numbers are to give equal files.
+        # No date or library version, so that equal numbers give equal files.
         metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else {"Software": None}
         frame: dict[str, Any] = {"facecolor": colour("ground"), "bbox_inches": "tight", "pad_inches": MARGIN_INCHES}
         figure.savefig(drawn, format=path.suffix[1:], dpi=PNG_DOTS_PER_INCH, metadata=metadata, **frame)
@@ -187,19 +187,19 @@ def save(figure: "Figure", path: str | Path) -> None:
 
 
 def save_all(figures: Mapping[str, "Figure"], folder: str | Path) -> list[Path]:
-    """Write the charts, by file name, into a folder that is made if need be; the files. Raises as `save`."""
+    """Write charts by file name into a folder, which is created if needed, and return the paths. Raises as `save`."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the folder {folder} for plots: {error.strerror or error}") from None
+        raise ConfigError(f"cannot create the folder {folder} for plots: {error.strerror or error}") from None
     for name, figure in figures.items():
         save(figure, folder / name)
     return [folder / name for name in figures]
 
 
 def _chart(title: str, x_label: str, y_label: str) -> tuple["Figure", "Axes"]:
-    """An empty chart."""
+    """Create an empty chart."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -233,7 +233,7 @@ def _line_style(line: Series, index: int) -> dict[str, Any]:
         "linewidth": 2.8 if is_main else 1.5,
         "marker": marker(look),
         "markersize": 7 if is_main else 5.5,
-        # Each line's begin at another point, so that lines that run together still show all their markers.
+        # Markers start at different points, so that those of overlapping lines stay visible.
         "markevery": (index % every, every),
         "markeredgecolor": colour("ground"),
         "markeredgewidth": 0.8,
@@ -242,38 +242,38 @@ def _line_style(line: Series, index: int) -> dict[str, Any]:
 
 
 def _distribution(name: str, values: np.ndarray, count: int, end: float, log_x: bool) -> Series:
-    """The line of one distribution, drawn on to `end`, where the longest one ends."""
+    """Line of one distribution, extended to `end`, the end of the longest one."""
     picked = np.unique(np.linspace(0, values.size - 1, min(values.size, CDF_POINTS)).round().astype(int))
     x = [*values[picked], end]
     y = [*((picked + 1) / count), values.size / count]
     if log_x:
         positive = values[values > 0]
         least = float(positive[0]) if positive.size else 1.0
-        x = [max(place, least) for place in x]
-    return Series(name, [float(place) for place in x], [float(share) for share in y])
+        x = [max(value, least) for value in x]
+    return Series(name, [float(value) for value in x], [float(share) for share in y])
 
 
-def _logarithmic(axes: "Axes", places: Sequence[float]) -> None:
+def _logarithmic(axes: "Axes", values: Sequence[float]) -> None:
     axes.set_xscale("log")
-    if len(places) <= MAX_NAMED_TICKS:
-        axes.set_xticks(places)
+    if len(values) <= MAX_NAMED_TICKS:
+        axes.set_xticks(values)
         axes.set_xticks([], minor=True)
     axes.xaxis.set_minor_formatter("")
     axes.xaxis.set_major_formatter(_number)
 
 
 def _number(value: float, position: float = 0) -> str:
-    """Of a tick, whatever its position."""
+    """Tick label; matplotlib passes a position, which is not used."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
 
 
 def _figure(value: float) -> str:
-    """Of a bar: three digits are as much as one reads."""
+    """Label of a bar, to three digits."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _name(axes: "Axes", keys: Sequence[_SeriesLabel]) -> None:
-    """Names beside the chart, each as near as may be to what it names, with a line that leads there and the marker."""
+    """Draw labels beside the chart, each close to its data point, with a leader line and the marker."""
     ends = [_share_of(axes, key.x, key.y) for key in keys]
     for key, (x, y), place in zip(keys, ends, _apart([y for _, y in ends]), strict=True):
         drawn: dict[str, Any] = {"transform": axes.transAxes, "color": key.colour, "clip_on": False}
@@ -284,21 +284,21 @@ def _name(axes: "Axes", keys: Sequence[_SeriesLabel]) -> None:
 
 
 def _share_of(axes: "Axes", x: float, y: float) -> tuple[float, float]:
-    """A point of the data as shares of the chart's width and height."""
-    place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
-    return float(place[0]), float(place[1])
+    """Convert a data point to shares of the chart's width and height."""
+    point = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))
+    return float(point[0]), float(point[1])
 
 
-def _apart(wanted: Sequence[float]) -> list[float]:
-    """Heights as near to those wanted as a gap between any two allows, within the chart as far as they fit."""
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    places = [0.0] * len(wanted)
+def _apart(targets: Sequence[float]) -> list[float]:
+    """Return heights close to `targets`, at least NAME_GAP apart, within the chart as far as they fit."""
+    order = sorted(range(len(targets)), key=targets.__getitem__)
+    heights = [0.0] * len(targets)
     floor = 0.0
     for index in order:
-        places[index] = max(wanted[index], floor)
-        floor = places[index] + NAME_GAP
+        heights[index] = max(targets[index], floor)
+        floor = heights[index] + NAME_GAP
     ceiling = 1.0
     for index in reversed(order):
-        places[index] = min(places[index], ceiling)
-        ceiling = places[index] - NAME_GAP
-    return places
+        heights[index] = min(heights[index], ceiling)
+        ceiling = heights[index] - NAME_GAP
+    return heights

@@ -1,11 +1,11 @@
-"""One pool of all instances' blocks against a cache on each instance that only it can use. No scheduler: prompts are dealt out simply.
+"""Comparison of one shared pool with a private cache per instance, under simple routing without a scheduler.
 
-What a local cache loses depends on who gets the next turn of a conversation. Dealt out without regard to caches (round robin, random)
-it is mostly another instance; cache-aware dealing finds the one that has the blocks, and loses little as long as that one is not busy.
+Private caches lose hits when the next turn of a conversation is routed to another instance. Round robin and random routing mostly do that;
+cache-aware routing finds the instance with the blocks, and loses little unless that one is busy.
 
-Of the public conversation trace, with LRU and 3M tokens (5,859 blocks of 512) an instance, the pool hits 2.36 times what four instances hit
-by round robin, 3.4 times with ten, and 1.1 to 1.2 times with cache-aware dealing. Published: 2.22 for this trace, 1.4 to 2.4 over three
-traces. Which way of dealing out that was is not told with it; a few instances that do not look at their caches come nearest.
+Measured on the public conversation trace, with LRU and 3M tokens (5,859 blocks of 512) per instance: the pool has 2.36 times the prefix
+hits of four instances under round robin, 3.4 times with ten, and 1.1 to 1.2 times under cache-aware routing. Published: 2.22 for this
+trace, 1.4 to 2.4 over three traces, without the routing; a few instances with cache-unaware routing come closest.
 Source: Qin et al., Mooncake, FAST'25.
 """
 
@@ -21,30 +21,30 @@ from kvstore.protocol.errors import InvalidArgument
 
 MAX_INSTANCES: Final = 4096
 PREFILL_S_PER_BLOCK: Final = 0.06
-"""Of 512 tokens of a 70B model on 8 x A800 at half their peak: l (4 n^2 d + 22 n d^2) = 1.8e15 operations for the trace's average prompt of
-23.5 blocks (l = 80, d = 8192), at 1.25e15 a second. Source: Mooncake, FAST'25, and GPU data sheet."""
+"""512 tokens of a 70B model on 8 x A800 at half of peak: l (4 n^2 d + 22 n d^2) = 1.8e15 operations for the trace's average prompt of
+23.5 blocks (l = 80, d = 8192), at 1.25e15 per second. Source: Mooncake, FAST'25, and GPU data sheet."""
 
 
 class Routing(Enum):
-    """Which instance gets a prompt."""
+    """How prompts are assigned to instances."""
 
     ROUND_ROBIN = "round_robin"
     RANDOM = "random"
     CACHE_AWARE = "cache_aware"
-    """The one that is done with it first: what waits there, and the prefill of what it does not have."""
+    """To the instance that would finish first, counting its queue and the prefill of blocks that it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolComparison:
-    """Of one policy, over all instances together."""
+    """Hits of one policy, summed over all instances."""
 
     pooled: HitCounts
-    """One cache of all instances' blocks."""
+    """Of one cache with the capacity of all instances."""
     local: HitCounts
 
     @property
     def gain(self) -> float | None:
-        """The pool's prefix hit ratio over the local caches'; None if those had no hit."""
+        """Prefix hits of the pool over those of the local caches; None if those had none."""
         return self.pooled.prefix_hits / self.local.prefix_hits if self.local.prefix_hits else None
 
 
@@ -53,14 +53,14 @@ def compare(
 ) -> PoolComparison:
     """Replay the prompts through the pool and through the local caches.
 
-    Raises InvalidArgument for no instance, too many, or no room, ConfigError for an unknown policy.
+    Raises InvalidArgument for a number of instances outside [1, MAX_INSTANCES], ConfigError for an unknown policy.
     """
     if not 1 <= instances <= MAX_INSTANCES:
-        raise InvalidArgument(f"{instances} instances: there must be from 1 to {MAX_INSTANCES}")
+        raise InvalidArgument(f"instances is {instances}: it must be from 1 to {MAX_INSTANCES}")
     caches = [CacheReplay(policy, blocks_per_instance) for _ in range(instances)]
-    dealer = _Dealer(caches, routing, seed)
+    router = _PromptRouter(caches, routing, seed)
     for request in requests:
-        dealer.deal(request)
+        router.route(request)
     local = HitCounts()
     for cache in caches:
         local.blocks += cache.counts.blocks
@@ -69,17 +69,17 @@ def compare(
     return PoolComparison(CacheReplay(policy, instances * blocks_per_instance).run(requests), local)
 
 
-class _Dealer:
-    """Deals prompts out to the local caches."""
+class _PromptRouter:
+    """Routes prompts to the local caches."""
 
     def __init__(self, caches: Sequence[CacheReplay], routing: Routing, seed: int) -> None:
         self._caches = caches
         self._routing = routing
         self._random = Random(seed)
-        self._turn = 0
+        self._next = 0
         self._idle_from_s = [0.0] * len(caches)
 
-    def deal(self, request: TraceRequest) -> None:
+    def route(self, request: TraceRequest) -> None:
         index = self._pick(request)
         now_s = request.timestamp_ms / 1000
         work_s = (len(request.hash_ids) - self._caches[index].request(request)) * PREFILL_S_PER_BLOCK
@@ -89,8 +89,8 @@ class _Dealer:
         if self._routing is Routing.RANDOM:
             return self._random.randrange(len(self._caches))
         if self._routing is Routing.ROUND_ROBIN:
-            self._turn += 1
-            return (self._turn - 1) % len(self._caches)
+            self._next += 1
+            return (self._next - 1) % len(self._caches)
         now_s = request.timestamp_ms / 1000
 
         def done_s(index: int) -> float:

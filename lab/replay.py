@@ -1,11 +1,11 @@
-"""Prompts through one eviction policy at one capacity, in the order in which a node goes about it. It moves no bytes and starts no node.
+"""Replay of prompts through one eviction policy at one capacity, in a node's order of operations, without a node.
 
-The order of a node: all blocks of a prompt are read first, present ones being touched. Then the missing ones are stored together: a victim
-leaves for each, and only when all have their slots do they become readable, each after the block before it in the prompt. More
-missing blocks than the tier holds go in several such rounds. No block of the prompt is protected meanwhile.
+Order of a node: first all blocks of a prompt are read, and hits are touched. Then the missing blocks are stored together: victims are
+evicted for all of them, then all become readable, in the order of the prompt. More missing blocks than the capacity are stored in several
+rounds. No block of the prompt is protected meanwhile.
 
-Against an order that stores each missing block before it looks at the next (as published simulations do) LRU gives the same ratios, and
-LFU and SIEVE differ in the fourth digit: their newcomers can be each other's victims there.
+Published simulations store each missing block before the next lookup. With that order LRU gives the same ratios; LFU and SIEVE differ in
+the fourth digit, because new blocks can evict each other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,18 +17,18 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.tiers.policies.by_name import make_policy
 
 MAX_CAPACITY_BLOCKS: Final = 1 << 40
-"""Beyond any trace: a capacity above it is a slip of the keyboard."""
+"""More than any trace has: a larger capacity is a typing error."""
 
 
 @dataclass(slots=True)
 class HitCounts:
-    """What was replayed so far."""
+    """Counters of a replay so far."""
 
     blocks: int = 0
     prefix_hits: int = 0
-    """Blocks before a prompt's first miss: only they spare an engine its work."""
+    """Cached blocks before a prompt's first miss: only these save an engine work."""
     hits: int = 0
-    """Blocks that were there, before or after a miss."""
+    """Cached blocks, before or after a miss."""
 
     @property
     def prefix_hit_ratio(self) -> float:
@@ -36,25 +36,25 @@ class HitCounts:
 
 
 class CacheReplay:
-    """One cold cache of `capacity_blocks` blocks under one policy. `counts` may be read at any time."""
+    """Replay through an initially empty cache of `capacity_blocks` blocks. `counts` may be read at any time."""
 
     def __init__(self, policy: str, capacity_blocks: int) -> None:
-        """`policy` is a name that tiers/policies/by_name.py knows. Raises ConfigError for another."""
+        """`policy` is a name of tiers/policies/by_name.py. Raises ConfigError for another."""
         self.counts = HitCounts()
         self._capacity = capacity_blocks
         self._now_s = 0.0
         self._policy = make_policy(policy, clock=lambda: self._now_s)
-        # Beside the policy's own record of its keys: what is resident must not depend on what is measured.
+        # Kept independently of the policy's own keys, so that a faulty policy cannot distort the hits.
         self._resident: set[int] = set()
 
     def run(self, requests: Iterable[TraceRequest]) -> HitCounts:
-        """Replay all of them, in order; the counts."""
+        """Replay all requests in order, and return the counts."""
         for request in requests:
             self.request(request)
         return self.counts
 
     def request(self, request: TraceRequest) -> int:
-        """Replay one prompt at its own time, or the one before's if that is later; how many of its first blocks were there."""
+        """Replay one prompt at its timestamp, or its predecessor's if that is later. Returns the number of prefix hits."""
         self._now_s = max(self._now_s, request.timestamp_ms / 1000)
         resident, touch = self._resident, self._policy.touch
         found = [block in resident for block in request.hash_ids]
@@ -70,7 +70,7 @@ class CacheReplay:
         return lead
 
     def leading_run(self, blocks: Sequence[int]) -> int:
-        """How many of the first blocks are there; not an access."""
+        """Return the number of leading blocks in the cache. Not an access."""
         return next((index for index, block in enumerate(blocks) if block not in self._resident), len(blocks))
 
     def _store(self, blocks: Sequence[int], found: Sequence[bool]) -> None:
@@ -89,12 +89,12 @@ class CacheReplay:
     def _evict(self, count: int) -> None:
         for _ in range(count):
             victim = self._policy.victim()
-            assert victim is not None, "the policy has keys and names no victim"
+            assert victim is not None, "the policy has keys but returned no victim"
             self._policy.remove(victim)
             self._resident.remove(victim)
 
 
 def check_capacity(blocks: int) -> None:
-    """Raises InvalidArgument unless it is a number of blocks that a cache can have."""
+    """Raise InvalidArgument unless the capacity is in [1, MAX_CAPACITY_BLOCKS]."""
     if not 1 <= blocks <= MAX_CAPACITY_BLOCKS:
-        raise InvalidArgument(f"a capacity of {blocks} blocks: it must be from 1 to {MAX_CAPACITY_BLOCKS}")
+        raise InvalidArgument(f"the capacity is {blocks} blocks: it must be from 1 to {MAX_CAPACITY_BLOCKS}")

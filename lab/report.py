@@ -1,4 +1,4 @@
-"""The lab's rows as tables and charts for people, and as JSON for scripts. How charts look is plots.py's business."""
+"""Result rows of the lab as tables, charts and JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,17 +22,17 @@ INFINITE = "infinite cache"
 BELADY = "Belady, with bypass"
 
 Ratios = Mapping[int, float]
-"""Hit ratio by capacity in blocks."""
+"""Capacity in blocks -> hit ratio."""
 
 WINDOWS_S: Final = (60, 300, 600, 1800)
 WORKING_SET_POINTS: Final = 240
 MAIN_POLICIES: Final = (DEFAULT, PrefixPolicy.name)
-"""Which one looks for first."""
+"""Drawn with thicker lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace asks of a cache, whatever the policy."""
+    """Statistics of a trace that do not depend on a policy."""
 
     requests: int
     blocks: int
@@ -55,17 +55,17 @@ def summarise(requests: int, accesses: Accesses) -> TraceSummary:
 
 
 def bounds(accesses: Accesses, capacities: Sequence[int]) -> dict[str, Ratios]:
-    """The bounds of bounds.py as ratios, by name. The trace must have blocks."""
+    """Return the upper bounds of accesses.py as hit ratios, by name. The trace must have blocks."""
     infinite = infinite_hits(accesses) / len(accesses)
     belady = {capacity: belady_hits(accesses, capacity) / len(accesses) for capacity in capacities}
     return {BELADY: belady, INFINITE: dict.fromkeys(capacities, infinite)}
 
 
 def policy_table(rows: Sequence[PolicyRow], limits: Mapping[str, Ratios]) -> Group:
-    """A line a policy, a column a capacity, the best of each column in bold; the limits below."""
+    """Return a table of policies by capacity, the best of each column in bold, with the bounds below."""
     capacities = sorted({row.capacity_blocks for row in rows})
     ratios = {(row.policy, row.capacity_blocks): row.prefix_hit_ratio for row in rows}
-    best = {capacity: max(ratio for (_, place), ratio in ratios.items() if place == capacity) for capacity in capacities}
+    best = {capacity: max(ratio for (_, blocks), ratio in ratios.items() if blocks == capacity) for capacity in capacities}
     table = _table(*(f"{capacity:,}" for capacity in capacities))
     for policy in dict.fromkeys(row.policy for row in rows):
         found = [(ratios[policy, capacity], capacity) for capacity in capacities]
@@ -90,7 +90,7 @@ def tier_table(rows: Sequence[TierRow]) -> Group:
 def pool_table(rows: Sequence[PoolRow]) -> Group:
     first = rows[0]
     title = f"Prefix hit ratio of one pool and of {first.instances} local caches of {first.blocks_per_instance:,} blocks"
-    table = _table("prompts dealt out", "one pool", "local caches", "pool / local")
+    table = _table("routing", "one pool", "local caches", "pool / local")
     for row in rows:
         gain = f"{row.gain:.2f}" if row.gain is not None else "-"
         table.add_row(row.policy, row.routing, f"{row.pooled_prefix_hit_ratio:.4f}", f"{row.local_prefix_hit_ratio:.4f}", gain)
@@ -98,12 +98,12 @@ def pool_table(rows: Sequence[PoolRow]) -> Group:
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each row with its fields' names as members."""
+    """Return the rows as JSON objects."""
     return [asdict(row) for row in rows]
 
 
 def _table(*columns: str) -> Table:
-    """Of a line a policy."""
+    """Create a table with one row per policy."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("policy")
     for column in columns:
@@ -112,12 +112,12 @@ def _table(*columns: str) -> Table:
 
 
 def trace_figures(accesses: Accesses) -> dict[str, "Figure"]:
-    """What the trace asks of any cache, by file name without suffix. Charts of reuse are left out where nothing is used again."""
+    """Return charts of the trace, by file name without suffix. Charts of reuse are left out if no block is accessed twice."""
     figures = {"working_set": _working_set(accesses)}
     if accesses.unique < len(accesses):
         figures["reuse_distance"] = cdf(
             {"all uses": reuse_distances(accesses)},
-            title="Reuse distance: what LRU would hit at which capacity",
+            title="Reuse distance (hit ratio of LRU by capacity)",
             x_label="other blocks used since a block's last use (blocks)",
             y_label="share of uses, first uses included",
             log_x=True,
@@ -133,7 +133,7 @@ def trace_figures(accesses: Accesses) -> dict[str, "Figure"]:
 
 
 def hit_ratio(rows: Sequence[PolicyRow], limits: Mapping[str, Ratios]) -> "Figure":
-    """A line a policy over capacity, and the limits dashed."""
+    """Return a chart with a line per policy over capacity, and dashed bounds."""
     lines = []
     for policy in _shown([row.policy for row in rows]):
         points = sorted((row.capacity_blocks, row.prefix_hit_ratio) for row in rows if row.policy == policy)
@@ -149,7 +149,7 @@ def hit_ratio(rows: Sequence[PolicyRow], limits: Mapping[str, Ratios]) -> "Figur
 
 
 def tier_hits(rows: Sequence[TierRow]) -> "Figure":
-    """A bar a policy: hits in DRAM and below."""
+    """Return a chart with a bar per policy: prefix hits in DRAM and NVMe."""
     shown = _shown([row.policy for row in rows])
     rows = [row for row in rows if row.policy in shown]
     return stacked_bars(
@@ -162,14 +162,14 @@ def tier_hits(rows: Sequence[TierRow]) -> "Figure":
 
 
 def pool_gain(rows: Sequence[PoolRow], policy: str) -> "Figure":
-    """Of one policy a bar for each way of dealing prompts out: what local caches hit, and what one pool adds to it."""
+    """Return a chart for one policy with a bar per routing: hits of local caches, and the gain of one pool."""
     own = [row for row in rows if row.policy == policy]
     added = [max(0.0, row.pooled_prefix_hit_ratio - row.local_prefix_hit_ratio) for row in own]
     return stacked_bars(
         [row.routing.replace("_", " ") for row in own],
         {"local caches": [row.local_prefix_hit_ratio for row in own], "one pool adds": added},
         title=f"One pool against {own[0].instances} local caches of {own[0].blocks_per_instance:,} blocks ({policy})",
-        x_label="how prompts are dealt out to instances",
+        x_label="routing of prompts",
         y_label="prefix hit ratio (share of blocks)",
     )
 
@@ -192,7 +192,7 @@ def _working_set(accesses: Accesses) -> "Figure":
 
 
 def _shown(policies: Sequence[str]) -> list[str]:
-    """Each once, and the default not under that name where it is there under its own too."""
+    """Unique policies; "default" is dropped if the default policy is present under its own name."""
     return [policy for policy in dict.fromkeys(policies) if policy != DEFAULT or DEFAULT_POLICY not in policies]
 
 

@@ -1,7 +1,7 @@
-"""Many jobs over one trace, in processes of their own: a pipe each, one job at a time. It knows nothing of what a job does.
+"""Process pool for the lab's jobs over one trace: a pipe per worker process, one job at a time.
 
-Processes are spawned, not forked: the caller may have threads. They get no SIGINT (Ctrl-C goes to the whole group of a terminal): whoever
-waits here is interrupted, and ends them.
+Workers are spawned, not forked, because the caller may have threads. They ignore SIGINT, which a terminal sends to the whole process group:
+the caller is interrupted, and kills them.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from kvstore.lab.jobs import Job, Row
 from kvstore.protocol.errors import Broken, KVStoreError
 
 SIGNAL_INTERVAL_S: Final = 1.0
-"""A signal that comes in just before a wait begins is looked at after it: none is longer."""
+"""Longest wait: Python handles a signal that arrives just before a wait only after it."""
 
 STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
@@ -31,18 +31,17 @@ STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 def run_jobs(
     jobs: Sequence[Job], requests: Sequence[TraceRequest], *, processes: int = 0, on_done: Callable[[], None] = lambda: None
 ) -> list[Row]:
-    """The jobs' rows, in the order of the jobs, over the requests with their ids spread (keys.py).
+    """Run the jobs and return their rows, in the order of the jobs. Block ids are hashed first (`spread`).
 
-    With 0 processes as many as there are processors, with 1 in the caller's own. `on_done` is called in the caller's process as jobs
-    end, in any order. Raises what a job raises of kvstore's errors, and Broken, with the job's
-    policy, for any other exception or a process that died. All processes are gone then.
+    `processes` 0: one per processor; 1: run in the calling process. `on_done` is called in the calling process as jobs end, in any order.
+    Raises a job's KVStoreError, and Broken with the job's policy for any other exception or a dead worker. All workers are killed by then.
     """
     requests = spread(requests)
     count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
-    return _in_turn(jobs, requests, on_done) if count <= 1 else _in_parallel(jobs, requests, count, on_done)
+    return _sequentially(jobs, requests, on_done) if count <= 1 else _in_parallel(jobs, requests, count, on_done)
 
 
-def _in_turn(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[], None]) -> list[Row]:
+def _sequentially(jobs: Sequence[Job], requests: Sequence[TraceRequest], on_done: Callable[[], None]) -> list[Row]:
     rows = []
     for job in jobs:
         rows.append(_outcome(job, _attempt(job, requests)))
@@ -54,32 +53,32 @@ def _in_parallel(jobs: Sequence[Job], requests: Sequence[TraceRequest], count: i
     rows: dict[int, Row] = {}
     todo = iter(range(len(jobs)))
     with _workers(count, requests) as pipes:
-        at_work: dict[Connection, int] = {}
+        busy: dict[Connection, int] = {}
         for pipe in pipes:
-            _give(pipe, jobs, todo, at_work)
-        while at_work:
-            for pipe in cast("list[Connection]", wait(list(at_work), SIGNAL_INTERVAL_S)):
-                index = at_work.pop(pipe)
-                rows[index] = _outcome(jobs[index], _answer(pipe))
+            _send_next(pipe, jobs, todo, busy)
+        while busy:
+            for pipe in cast("list[Connection]", wait(list(busy), SIGNAL_INTERVAL_S)):
+                index = busy.pop(pipe)
+                rows[index] = _outcome(jobs[index], _receive(pipe))
                 on_done()
-                _give(pipe, jobs, todo, at_work)
+                _send_next(pipe, jobs, todo, busy)
     return [rows[index] for index in range(len(jobs))]
 
 
-def _give(pipe: Connection, jobs: Sequence[Job], todo: Iterator[int], at_work: dict[Connection, int]) -> None:
-    """The next job, if there is one."""
+def _send_next(pipe: Connection, jobs: Sequence[Job], todo: Iterator[int], busy: dict[Connection, int]) -> None:
+    """Send the next job to a worker, if there is one."""
     index = next(todo, None)
     if index is not None:
-        at_work[pipe] = index
-        with contextlib.suppress(OSError):  # it died: its end of the pipe says so when it is asked
+        busy[pipe] = index
+        with contextlib.suppress(OSError):  # a dead worker: `_receive` reports it
             pipe.send(jobs[index])
 
 
-def _answer(pipe: Connection) -> Any:
+def _receive(pipe: Connection) -> Any:
     try:
         return pipe.recv()
     except (EOFError, OSError):
-        return Broken("the process that ran it died, perhaps for want of memory")
+        return Broken("its worker process died, perhaps out of memory")
 
 
 def _outcome(job: Job, found: Any) -> Row:
@@ -96,21 +95,21 @@ def _attempt(job: Job, requests: Sequence[TraceRequest]) -> Row | KVStoreError:
         return job.run(requests)
     except KVStoreError as error:
         return error
-    except Exception as error:  # a policy's own fault, of whatever kind: it is what the lab is there to find
+    except Exception as error:  # any bug of a policy: the lab exists to find these
         return Broken(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 @contextlib.contextmanager
 def _workers(count: int, requests: Sequence[TraceRequest]) -> Iterator[list[Connection]]:
-    """Processes that answer jobs until the end of the block, then are ended, whatever they do."""
+    """Worker processes, which are killed at the end of the block."""
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # starting it unblocks SIGINT: not between the lines below
+    resource_tracker.ensure_running()  # its start unblocks SIGINT, so it must not happen below
     started: list[tuple[BaseProcess, Connection]] = []
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
             process: BaseProcess = context.Process(target=work, args=(theirs, requests), daemon=True)
-            # What is blocked here is blocked there, from its first instruction on.
+            # The child inherits the mask from its first instruction on.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 process.start()
@@ -128,14 +127,14 @@ def _workers(count: int, requests: Sequence[TraceRequest]) -> Iterator[list[Conn
 
 
 def work(pipe: Connection, requests: Sequence[TraceRequest]) -> None:
-    """In a process of its own: answer each job with its row or its error, until the other end is closed."""
+    """Main loop of a worker: reply to each job with its row or its error, until the pipe is closed."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             pipe.send(_attempt(pipe.recv(), requests))
 
 
 def spread(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The same requests with other ids: equal where they were equal, different where they were different.
+    """Replace block ids by a bijective hash of them, so that policies cannot profit from consecutive ids.
 
     Source: the finalizer of SplitMix64, in Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """

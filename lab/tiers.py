@@ -1,8 +1,8 @@
-"""Prompts through two tiers, DRAM and NVMe, by the rules of a node's block table. It moves no bytes: a copy is over as soon as it begins.
+"""Replay of prompts through DRAM and NVMe by the rules of a node's block table. Copies are instantaneous.
 
-Puts land in DRAM. Above its high watermark DRAM demotes down to the low one, and when it is full, for a newcomer; a block that has a copy
-in the other tier just leaves. A read touches every copy. The second hit in NVMe copies a block up if room can be had without a
-demotion; the copy below stays. A node's copies take time: blocks on their way down are still in DRAM, and a put may wait for them.
+Puts go to DRAM. Above the high watermark DRAM demotes blocks down to the low one, and when it is full, one per new block; a block that NVMe
+has as well is only dropped. A read touches every copy. The second hit in NVMe promotes a block if DRAM has a slot, or gets one by dropping
+a copy; the copy in NVMe stays. In a node copies take time: blocks that are being demoted are still in DRAM, and a put may wait for them.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -16,12 +16,12 @@ from kvstore.tiers.policies.by_name import make_policy
 PROMOTE_AT_HITS: Final = 2
 HIGH_WATERMARK: Final = 0.95
 LOW_WATERMARK: Final = 0.90
-"""All three as in a node, by default."""
+"""The three are a node's defaults."""
 
 
 @dataclass(slots=True)
 class TieredCounts:
-    """What was replayed so far. Hits are prefix hits: blocks before a prompt's first miss."""
+    """Counters of a replay so far. Hits are prefix hits: blocks before a prompt's first miss."""
 
     blocks: int = 0
     dram_hits: int = 0
@@ -29,7 +29,7 @@ class TieredCounts:
     demotions: int = 0
     promotions: int = 0
     evictions: int = 0
-    """Blocks that left the node."""
+    """Blocks that were dropped from both tiers."""
 
     @property
     def hits(self) -> int:
@@ -41,19 +41,19 @@ class TieredCounts:
 
 
 class _Level:
-    """One tier: its copies, in the order of a policy of its own."""
+    """One tier with its copies and its own policy."""
 
     def __init__(self, tiers: "TwoTiers", policy: str, capacity_blocks: int) -> None:
         check_capacity(capacity_blocks)
         self.capacity = capacity_blocks
         self.policy = make_policy(policy, clock=lambda: tiers.now_s)
         self.resident: set[int] = set()
-        self.taken = 0
-        """Slots of blocks that are not readable here yet."""
+        self.reserved = 0
+        """Slots of blocks that are not readable yet."""
 
     @property
     def used(self) -> int:
-        return len(self.resident) + self.taken
+        return len(self.resident) + self.reserved
 
     def add(self, block: int, parent: int | None) -> None:
         self.policy.insert(block, parent)
@@ -65,38 +65,38 @@ class _Level:
 
     def victim(self) -> int:
         victim = self.policy.victim()
-        assert victim is not None, "the policy has keys and names no victim"
+        assert victim is not None, "the policy has keys but returned no victim"
         return int(victim)
 
-    def relieve(self, leave: Callable[[int], bool]) -> None:
-        """From the high watermark down to the low one, or until `leave` refuses a victim."""
+    def reduce_to_low_watermark(self, remove: Callable[[int], bool]) -> None:
+        """Above the high watermark, remove victims down to the low one, or until `remove` refuses one."""
         if self.used > HIGH_WATERMARK * self.capacity:
-            while self.resident and self.used > LOW_WATERMARK * self.capacity and leave(self.victim()):
+            while self.resident and self.used > LOW_WATERMARK * self.capacity and remove(self.victim()):
                 pass
 
 
 class TwoTiers:
-    """A cold node with room for so many blocks in either tier, under one policy. `counts` may be read at any time."""
+    """Replay through an initially empty node with two tiers, under one policy. `counts` may be read at any time."""
 
     def __init__(self, policy: str, *, dram_blocks: int, nvme_blocks: int) -> None:
-        """Raises ConfigError for an unknown policy, InvalidArgument for a tier without room."""
+        """Raises ConfigError for an unknown policy, InvalidArgument for a capacity out of range."""
         self.counts = TieredCounts()
         self.now_s = 0.0
         self._dram = _Level(self, policy, dram_blocks)
         self._nvme = _Level(self, policy, nvme_blocks)
         self._parents: dict[int, int | None] = {}
-        """Of every block that is here."""
+        """Block -> parent, for every resident block."""
         self._hits: dict[int, int] = {}
-        """Of a block since it was last copied."""
+        """Block -> hits since it was last copied."""
 
     def run(self, requests: Iterable[TraceRequest]) -> TieredCounts:
-        """Replay all of them, in order; the counts."""
+        """Replay all requests in order, and return the counts."""
         for request in requests:
             self.request(request)
         return self.counts
 
     def request(self, request: TraceRequest) -> None:
-        """Replay one prompt at its own time, or the one before's if that is later."""
+        """Replay one prompt at its timestamp, or its predecessor's if that is later."""
         self.now_s = max(self.now_s, request.timestamp_ms / 1000)
         found = [block in self._parents for block in request.hash_ids]
         self.counts.blocks += len(found)
@@ -112,27 +112,27 @@ class TwoTiers:
         self._store(list(missing.items()))
 
     def _read(self, blocks: Sequence[int]) -> None:
-        """Touch every copy, and copy up what earned it once all are read. What is being read gives its slot to nobody."""
-        rising: dict[int, None] = {}
+        """Touch every copy, then promote blocks that reached PROMOTE_AT_HITS. Blocks that are being read are not dropped."""
+        promoted: dict[int, None] = {}
         held: set[int] = set()
         for block in blocks:
             self._hits[block] += 1
             self._dram.policy.touch(block)
             self._nvme.policy.touch(block)
             held.add(block)
-            is_below = block not in self._dram.resident and block not in rising
-            if is_below and self._hits[block] >= PROMOTE_AT_HITS and self._has_room_at_once(held):
-                rising[block] = None
-                self._dram.taken += 1
-        for block in rising:
+            is_below = block not in self._dram.resident and block not in promoted
+            if is_below and self._hits[block] >= PROMOTE_AT_HITS and self._free_dram_slot(held):
+                promoted[block] = None
+                self._dram.reserved += 1
+        for block in promoted:
             self._dram.add(block, self._parents[block])
             self._hits[block] = 0
-        self._dram.taken = 0
-        self.counts.promotions += len(rising)
-        self._relieve()
+        self._dram.reserved = 0
+        self.counts.promotions += len(promoted)
+        self._apply_watermarks()
 
-    def _has_room_at_once(self, held: Container[int]) -> bool:
-        """Whether DRAM has a slot, or can have one by dropping a copy."""
+    def _free_dram_slot(self, held: Container[int]) -> bool:
+        """Return whether DRAM has a free slot, after dropping a copy that NVMe has as well, if needed."""
         if self._dram.used < self._dram.capacity:
             return True
         victim = self._dram.policy.victim(lambda block: block not in held)
@@ -142,42 +142,42 @@ class TwoTiers:
         return True
 
     def _store(self, pending: Sequence[tuple[int, int | None]]) -> None:
-        """Slots for all first, as far as they fit; then all become readable."""
+        """Reserve slots for as many blocks as fit, then make them readable; repeat for the rest."""
         for start in range(0, len(pending), self._dram.capacity):
             part = pending[start : start + self._dram.capacity]
             for _ in range(self._dram.used + len(part) - self._dram.capacity):
-                self._leave_dram(self._dram.victim())
-            self._dram.taken = len(part)
-            self._relieve()
+                self._demote(self._dram.victim())
+            self._dram.reserved = len(part)
+            self._apply_watermarks()
             for block, parent in part:
                 self._dram.add(block, parent)
                 self._parents[block], self._hits[block] = parent, 0
-            self._dram.taken = 0
-            self._relieve()
+            self._dram.reserved = 0
+            self._apply_watermarks()
 
-    def _relieve(self) -> None:
-        self._dram.relieve(self._leave_dram)
-        self._nvme.relieve(self._drop_copy_below)
+    def _apply_watermarks(self) -> None:
+        self._dram.reduce_to_low_watermark(self._demote)
+        self._nvme.reduce_to_low_watermark(self._drop_copy_below)
 
-    def _leave_dram(self, block: int) -> bool:
-        """Drop the copy, or demote it."""
+    def _demote(self, block: int) -> bool:
+        """Remove a block from DRAM, after a copy to NVMe if it has none there."""
         if block not in self._nvme.resident:
             if self._nvme.used == self._nvme.capacity:
-                self._leave_nvme(self._nvme.victim())
+                self._evict(self._nvme.victim())
             self._nvme.add(block, self._parents[block])
             self._hits[block] = 0
             self.counts.demotions += 1
         self._dram.drop(block)
         return True
 
-    def _leave_nvme(self, block: int) -> None:
+    def _evict(self, block: int) -> None:
         self._nvme.drop(block)
         if block not in self._dram.resident:
             del self._parents[block], self._hits[block]
             self.counts.evictions += 1
 
     def _drop_copy_below(self, block: int) -> bool:
-        """For a watermark a block leaves the lowest tier only if it is in DRAM too; otherwise False."""
+        """Drop a block from NVMe if DRAM has it as well; otherwise return False: watermarks evict no last copy."""
         if block not in self._dram.resident:
             return False
         self._nvme.drop(block)

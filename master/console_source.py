@@ -69,7 +69,7 @@ class MasterConsoleSource:
         """Interval of the ClusterWatcher's polls without a viewer."""
         return REST_S if self._asks_others or len(self._role_managers) > 1 else 0.0
 
-    def look(self) -> ClusterSnapshot:
+    def snapshot(self) -> ClusterSnapshot:
         own, own_s = self._own(), time.monotonic()
         asked = self._begin({number: reply.owner.address for number, reply in enumerate(own) if _is_of_another(reply)})
         self._asks_others = bool(asked)
@@ -208,7 +208,7 @@ class MasterConsoleSource:
         try:
             known = sum(answer().records for answer in asked.values())
         except KVStoreError as error:
-            return MasterView(address, name, trouble=str(error))
+            return MasterView(address, name, error=str(error))
         return MasterView(address, name, MasterRole.FOLLOWING, max(0, records - known))
 
     # --- what owners do ---

@@ -24,7 +24,7 @@ value."""
 SHARED_SECTION: Final = "shared"
 SECTIONS: Final = frozenset(
     ("client", "handover", "lmcache", "master", "mooncake", "node", "publisher", "router")
-    + ("sglang", "sidecar", "standin", "tracing", "transfer", "vllm")
+    + ("sglang", "sidecar", "fake_engine", "tracing", "transfer", "vllm")
 )
 """Sections of programs with settings. A program ignores variables with another section's prefix."""
 CLOSE: Final = 0.75

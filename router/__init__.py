@@ -1,1 +1,1 @@
-"""An HTTP front for engines, which asks the master's scheduler where each request goes; and stand-in engines to try it with."""
+"""HTTP router in front of engines, which places each request by the master's scheduler; and fake engines to test it."""

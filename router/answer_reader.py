@@ -1,7 +1,6 @@
-"""Engines' answers on their way to the client: server-sent events, out and in, and the members that the router reads. Sans-I/O.
+"""Parser of engines' responses: server-sent events, token usage, response id and failures. Sans-I/O.
 
-The reader takes usage, the response's id, and a failure. Of events only data is of use; names, ids, retry times and comments are skipped.
-Source: WHATWG HTML, section 9.2 (server-sent events).
+Only the data of events is used; names, ids, retry times and comments are skipped. Source: WHATWG HTML, section 9.2 (server-sent events).
 """
 
 import json
@@ -11,27 +10,27 @@ from typing import Any, Final
 from kvstore.protocol.errors import ProtocolError
 
 DONE: Final = "[DONE]"
-"""The data of the last event of a stream, as OpenAI has it."""
+"""Data of the last event of a stream in OpenAI's API."""
 MAX_EVENT_BYTES: Final = 1 << 20
-"""An event is a few tokens; a peer that sends this much without an end is not speaking SSE."""
+"""An event has a few tokens; a larger one is not SSE."""
 FAILED: Final = ("abort", "error")
-"""The finish_reason of a request that an engine dropped: no answer ends so."""
+"""finish_reason of a request that the engine dropped."""
 SHOWN_CHARACTERS: Final = 300
-"""Of an engine's error message."""
+"""Most characters of an engine's error message that are passed on."""
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """The frame of one event."""
+    """Encode one event."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 def done() -> bytes:
-    """The frame that ends a stream."""
+    """Encode the event that ends a stream."""
     return f"data: {DONE}\n\n".encode()
 
 
 class EventParser:
-    """Bytes in, however cut; the data of whole events out."""
+    """Incremental SSE parser: takes chunks of any size, returns the data of complete events."""
 
     def __init__(self) -> None:
         self._left = b""
@@ -39,7 +38,7 @@ class EventParser:
         self._size_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The data of the events that are complete with `chunk`. Raises ProtocolError: too long an event, or not UTF-8."""
+        """Return the data of the events that `chunk` completes. Raises ProtocolError for an event that is too long or not UTF-8."""
         events: list[str] = []
         lines = (self._left + chunk).split(b"\n")
         self._left = lines.pop()
@@ -52,7 +51,7 @@ class EventParser:
                 events.append(_text(b"\n".join(self._data)))
                 self._data, self._size_bytes = [], 0
         if self._size_bytes + len(self._left) > MAX_EVENT_BYTES:
-            raise ProtocolError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            raise ProtocolError(f"an event has more than {MAX_EVENT_BYTES} bytes")
         return events
 
 
@@ -64,19 +63,19 @@ def _text(data: bytes) -> str:
 
 
 class AnswerReader:
-    """Reads an answer, whole or as a stream of events. What it does not understand it ignores: the client gets it all the same."""
+    """Reads usage and failures from a response, whole or streamed. Unknown content is ignored, because it is passed on unchanged."""
 
     def __init__(self, *, is_stream: bool) -> None:
         self.prompt_tokens: int | None = None
-        """These three: as `usage` has them; None: the answer has none so far."""
+        """The three token counts are those of `usage`; None: not received yet."""
         self.completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.parts = 0
-        """Events so far with a piece of the output: about as many tokens."""
+        """Number of events with output so far, about the number of tokens."""
         self.response_id: str | None = None
-        """Of /v1/responses."""
+        """Id in /v1/responses."""
         self.failure: str | None = None
-        """The engine's message for a request that it dropped."""
+        """Error message of a request that the engine dropped."""
         self.is_done = False
         """The stream's last event has arrived."""
         self._is_stream = is_stream
@@ -84,7 +83,7 @@ class AnswerReader:
         self._is_readable = True
 
     def feed(self, chunk: bytes) -> None:
-        """Of a stream: the next bytes; of a whole answer: all of it, once."""
+        """Read the next chunk of a stream, or the whole of another response."""
         if not self._is_stream:
             self._read(chunk)
         elif self._is_readable:
@@ -97,7 +96,7 @@ class AnswerReader:
                 self._is_readable = False
 
     def output_tokens(self) -> int:
-        """The count of `usage`, or else the number of events."""
+        """Return the count of `usage`, or else the number of events."""
         return self.parts if self.completion_tokens is None else self.completion_tokens
 
     def _read(self, text: str | bytes) -> None:
@@ -121,10 +120,10 @@ class AnswerReader:
             if isinstance(choice, dict):
                 self.parts += 1
                 if choice.get("finish_reason") in FAILED:
-                    self.failure = f"it gave the request up: {choice['finish_reason']}"
+                    self.failure = f"it dropped the request: {choice['finish_reason']}"
 
     def _read_usage(self, usage: Any) -> None:
-        """Chats and completions say prompt_tokens and completion_tokens, responses input_tokens and output_tokens."""
+        """Chats and completions have prompt_tokens and completion_tokens, responses input_tokens and output_tokens."""
         if not isinstance(usage, dict):
             return
         self.prompt_tokens = _first_count(usage, "prompt_tokens", "input_tokens")
@@ -135,12 +134,12 @@ class AnswerReader:
 
 
 def error_message(answer: Any) -> str:
-    """The message of an error in OpenAI's form, or else the whole of it."""
+    """Return the message of an error in OpenAI's form, or the whole text of another one."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message).strip()[:SHOWN_CHARACTERS] or "nothing more"
+    return str(message).strip()[:SHOWN_CHARACTERS] or "no message"
 
 
 def _first_count(values: Mapping[str, Any], *names: str) -> int | None:
-    """The first of these members that is a whole number, not negative."""
+    """Return the first of these members that is a non-negative integer."""
     return next((value for name in names if isinstance(value := values.get(name), int) and value >= 0), None)

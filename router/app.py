@@ -1,6 +1,6 @@
-"""The HTTP side of the router: OpenAI's paths. The engine's answer is the client's; proxy.py gets it.
+"""HTTP handlers of the router: OpenAI's paths. Responses of engines (proxy.py) are passed to the client unchanged.
 
-Of one event loop.
+Runs in one event loop.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from kvstore.client.instances.client import Refusal, RequestPlacement
 from kvstore.protocol.errors import KVStoreError, typed
 from kvstore.router.answer_reader import done, event
 from kvstore.router.config import RouterSettings
-from kvstore.router.http_server import hang_up
+from kvstore.router.http_server import abort_connection
 from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import (
     OUTPUT_LIMITS,
@@ -34,16 +34,16 @@ from kvstore.router.openai_api import (
 )
 from kvstore.router.proxy import ProxiedResponse, ResponseEngines, StreamingProxy
 from kvstore.router.tokenizer import PromptTokenizer, TokenizedPrompt
-from kvstore.router.tracing import RequestTraces, fail, tell
+from kvstore.router.tracing import RequestTraces, fail, set_attribute
 from kvstore.scheduler.request import Slo
 
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
 DECISION_HEADER: Final = "x-kvstore-decision"
-"""Where a request went and what was foreseen, as JSON."""
+"""The scheduler's decision and its estimates, as JSON."""
 ROUTED_HEADER: Final = "x-kvstore-routed-by"
-"""`prefix`; or `load; ` and the LoadReason; or `response`: the engine that keeps the response."""
+"""`prefix`; or `load; ` and the LoadReason; or `response`: sent to the engine that keeps the response."""
 DECISION: Final = ("prefill", "decode", "prefix_blocks", "transfer_from", "transfer_blocks", "transfer_s", "queue_s", "prefill_s", "tbt_s")
 RESPONSE_PATHS: Final = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
@@ -53,7 +53,7 @@ Handle = Callable[[web.Request, int], Awaitable[web.StreamResponse]]
 
 
 class RouterApp:
-    """The handlers. The caller serves `web`."""
+    """aiohttp application of the router (`web`), which the caller serves."""
 
     def __init__(
         self,
@@ -99,19 +99,19 @@ class RouterApp:
         return await self._serve(request, self._answer_stored)
 
     async def _serve(self, request: web.Request, handle: Handle) -> web.StreamResponse:
-        """One of `max_requests`, until `handle` ends, however it ends."""
+        """Run `handle` as one of `max_requests`, with counters. Errors become responses."""
         counters = self._counters
         counters.requests += 1
         if counters.active >= self._settings.max_requests:
             counters.rejected["busy"] += 1
-            message = f"{self._settings.max_requests} requests are being served, which is the most"
+            message = f"the router serves {self._settings.max_requests} requests, its maximum (max_requests)"
             return _refused(ApiProblem(503, "service_unavailable_error", message, "busy", 1))
         counters.active += 1
         begun_ns = time.monotonic_ns()
         try:
             return await handle(request, begun_ns)
         except asyncio.CancelledError:
-            counters.hung_up += 1
+            counters.disconnects += 1
             raise
         except web.HTTPException:
             raise
@@ -135,18 +135,18 @@ class RouterApp:
         return await self._passed(request, outcome, prompt, begun_ns)
 
     async def _answer_stored(self, request: web.Request, begun_ns: int) -> web.StreamResponse:
-        """A stored response, by the engine that made it."""
+        """Forward a request for a stored response to the engine that keeps it."""
         response_id = request.match_info["response_id"]
         address = self._responses.get(response_id)
         if address is None:
-            message = f"this router has not passed on a response {response_id[:100]!r}: ask the router or the engine that made it"
+            message = f"unknown response {response_id[:100]!r}: send the request to the router or engine that created it"
             return _refused(ApiProblem(404, "invalid_request_error", message))
         parsed = parse_request(RESPONSES, b"{}", request.headers)
         proxied = await self._proxy.ask(parsed, address, path=request.path_qs, method=request.method)
         return await self._passed(request, proxied, None, begun_ns)
 
     async def _parsed(self, request: web.Request) -> ApiRequest | ApiProblem:
-        """Raises InvalidArgument: the body is no JSON object."""
+        """Read and parse the request. Raises InvalidArgument if the body is not a JSON object."""
         settings = self._settings
         try:
             async with asyncio.timeout(settings.client_timeout_s):
@@ -158,37 +158,37 @@ class RouterApp:
             message = f"the body of the request is longer than {settings.max_body_bytes} bytes: send less, or raise max_body_bytes"
             return ApiProblem(413, "invalid_request_error", message)
         except web.RequestPayloadError:
-            return ApiProblem(400, "invalid_request_error", "the body of the request is not encoded as its headers say")
+            return ApiProblem(400, "invalid_request_error", "the body of the request does not match its Content-Encoding")
         parsed = parse_request(request.path, body, request.headers)
         if parsed.model not in (None, settings.model):
-            message = f"there is no model {parsed.model[:100]!r} here; there is {settings.model!r}"
+            message = f"no model {parsed.model[:100]!r}: this router serves {settings.model!r}"
             return ApiProblem(404, "invalid_request_error", message, "model_not_found")
         return replace(parsed, headers={"x-request-id": uuid.uuid4().hex, **parsed.headers})
 
     async def _passed(
         self, request: web.Request, proxied: ProxiedResponse, prompt: TokenizedPrompt | None, begun_ns: int
     ) -> web.StreamResponse:
-        """The engine's answer, to the client, status and bytes as they are."""
+        """Pass the engine's response to the client, with its status and bytes unchanged."""
         with contextlib.closing(proxied.answer):
             headers = proxied.answer.headers | {ROUTED_HEADER: "response" if prompt is None else _routed_by(prompt)}
             if proxied.placement is not None:
                 headers[DECISION_HEADER] = _decision(proxied.placement)
                 self._tokenizer.learn(proxied.placement.prefill_address)
-                tell("kvstore.prefix_blocks", proxied.placement.prefix_blocks)
+                set_attribute("kvstore.prefix_blocks", proxied.placement.prefix_blocks)
             response = web.StreamResponse(status=proxied.answer.status, headers=headers)
             try:
                 await response.prepare(request)
                 await self._send_all(response, proxied, begun_ns)
                 self._count(proxied, prompt)
             except ConnectionError:
-                self._counters.hung_up += 1
-                hang_up(request)
+                self._counters.disconnects += 1
+                abort_connection(request)
             except Exception as error:
                 await self._break_off(response, request, proxied, error)
         return response
 
     async def _send_all(self, response: web.StreamResponse, proxied: ProxiedResponse, begun_ns: int) -> None:
-        """Raises ConnectionError: the client is gone; others: the engine fails."""
+        """Send all chunks. Raises ConnectionError if the client disconnected, other errors if the engine failed."""
         answer, is_first = proxied.answer, True
         async for chunk in answer.chunks():
             if answer.reader.response_id is not None:  # before the client can refer to it
@@ -199,25 +199,25 @@ class RouterApp:
             is_first = False
 
     async def _break_off(self, response: web.StreamResponse, request: web.Request, proxied: ProxiedResponse, error: Exception) -> None:
-        """After the first byte a failure can only be an event of the stream; another answer ends without its rest."""
+        """Report an engine's failure after the first byte: as an event of a stream; other responses are cut off."""
         fail(typed(error))
         problem = self._failed(error)
         if not proxied.answer.is_stream:
-            hang_up(request)
+            abort_connection(request)
             return
         with contextlib.suppress(ConnectionError):
             await self._send(response, b"\n\n" + event(problem.body()) + done())
 
     async def _send(self, response: web.StreamResponse, frame: bytes) -> None:
-        """Raises ConnectionError: the client is gone, or takes nothing any more."""
+        """Send a frame. Raises ConnectionError if the client disconnected or does not read."""
         try:
             async with asyncio.timeout(self._settings.client_timeout_s):
                 await response.write(frame)
         except TimeoutError:
-            raise ConnectionResetError("the client takes nothing") from None
+            raise ConnectionResetError(f"the client has read nothing for {self._settings.client_timeout_s:g} s") from None
 
     def _count(self, proxied: ProxiedResponse, prompt: TokenizedPrompt | None) -> None:
-        """An answer that is over."""
+        """Count a complete response."""
         reader, counters = proxied.answer.reader, self._counters
         status = proxied.answer.status
         if status != HTTPStatus.OK or reader.failure is not None:
@@ -226,18 +226,18 @@ class RouterApp:
         counters.completed += 1
         counters.output_tokens += reader.output_tokens()
         if prompt is not None:
-            tell("kvstore.prompt_tokens", prompt.tokens)
+            set_attribute("kvstore.prompt_tokens", prompt.tokens)
             self._tokenizer.verify(prompt, reader.prompt_tokens)
             counters.prompt_tokens += prompt.tokens if reader.prompt_tokens is None else reader.prompt_tokens
         if proxied.placement is not None:
-            foreseen = proxied.placement.prefix_blocks * self._settings.block_tokens
+            expected = proxied.placement.prefix_blocks * self._settings.block_tokens
             cached = reader.cached_tokens if proxied.prefill_cached_tokens is None else proxied.prefill_cached_tokens
-            counters.prefix_tokens += foreseen if cached is None else cached
+            counters.prefix_tokens += expected if cached is None else cached
 
     def _failed(self, error: Exception) -> ApiProblem:
-        """The client's error for a failure, which is counted."""
+        """Count a failure and return the client's error for it."""
         if not isinstance(error, KVStoreError):
-            log.error("a request failed by a mistake of this program", exc_info=error)
+            log.error("a request failed because of a bug in the router", exc_info=error)
         problem = problem_of(typed(error))
         self._counters.failed += problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         return problem
@@ -245,7 +245,7 @@ class RouterApp:
 
 @web.middleware
 async def _with_problems(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """What aiohttp refuses by itself, in the form of all other errors."""
+    """Convert aiohttp's own errors to OpenAI's form."""
     try:
         return await handler(request)
     except web.HTTPException as refused:

@@ -1,4 +1,4 @@
-"""The settings of kvstore-router. What they do is in docs/router.md."""
+"""Settings of kvstore-router; docs/router.md describes their effects."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,12 +16,12 @@ SECTION: Final = "router"
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings(TlsSettings):
-    """See docs/settings.md, which is made from this."""
+    """Settings of kvstore-router; docs/settings.md is generated from this class."""
 
     listen: str = setting("127.0.0.1:8000", "HOST:PORT for clients (HTTP).")
     allow_unauthenticated: bool = setting(
         False,
-        "Listen also where other hosts reach this. The router asks nobody who he is: rather put a proxy that does before it.",
+        "Listen on an address that is not loopback. The router does not authenticate clients: prefer a proxy that does.",
     )
     http: str = shared_settings.HTTP()
     http_token_file: str = shared_settings.HTTP_TOKEN_FILE()
@@ -35,43 +35,41 @@ class RouterSettings(TlsSettings):
     model: str = shared_settings.MODEL()
     dtype: str = shared_settings.DTYPE()
     block_tokens: int = shared_settings.BLOCK_TOKENS()
-    naming: str = setting(
-        KVSTORE, "How the engines call their blocks: kvstore, or vllm, where kvstore's connector in vLLM stores them.", choices=NAMINGS
-    )
+    naming: str = setting(KVSTORE, "Scheme of the engines' block keys: kvstore, or vllm for kvstore's connector in vLLM.", choices=NAMINGS)
     namespace_id: str = shared_settings.NAMESPACE_ID()
-    ttft_slo_s: float = setting(0.0, "Promised time to the first token, unless a request names its own; 0: none.", minimum=0)
-    tbt_slo_s: float = setting(0.0, "Promised time between tokens, likewise.", minimum=0)
+    ttft_slo_s: float = setting(0.0, "SLO of the time to first token, for requests without their own; 0: none.", minimum=0)
+    tbt_slo_s: float = setting(0.0, "SLO of the time between tokens, for requests without their own; 0: none.", minimum=0)
     max_body_bytes: Size = setting(Size(8 << 20), "Larger requests are refused.", minimum=1024, maximum=1 << 30)
-    max_requests: int = setting(1024, "Requests served at once; those beyond are refused.", minimum=1)
-    schedule_timeout_s: float = setting(2.0, "Time for the master to say where a request goes.", minimum=0.01)
+    max_requests: int = setting(1024, "Most concurrent requests; further ones are refused.", minimum=1)
+    schedule_timeout_s: float = setting(2.0, "Time for the master's scheduler to place a request.", minimum=0.01)
     first_token_timeout_s: float = setting(
-        120.0, "Time for a prefill, or the start of a streamed answer, its queue included.", minimum=0.01
+        120.0, "Time for a prefill, or the start of a streamed response, its queue included.", minimum=0.01
     )
-    answer_timeout_s: float = setting(600.0, "Time for an answer that is not streamed.", minimum=0.01)
-    drain_s: float = setting(10.0, "Time that running requests have to end after SIGTERM.", minimum=0)
-    next_token_timeout_s: float = setting(30.0, "Time between two parts of a streamed answer.", minimum=0.01)
+    answer_timeout_s: float = setting(600.0, "Time for a response that is not streamed.", minimum=0.01)
+    drain_s: float = setting(10.0, "Time for running requests to end after SIGTERM.", minimum=0)
+    next_token_timeout_s: float = setting(30.0, "Time between two parts of a streamed response.", minimum=0.01)
 
     attempts: int = constant(6)
-    """How often a request is scheduled when engines fail before its first token: pauses of 0.2 s that double come to 6 s."""
+    """Attempts to schedule a request whose engines fail before its first token. The pauses, 0.2 s doubling, sum to 6 s."""
     tokenize_timeout_s: float = constant(5.0)
-    """Time for an engine to tokenise a prompt; later the request goes by load."""
+    """Time for an engine to tokenise a prompt; after it the request is routed by load."""
     retry_pause_s: float = constant(0.2)
-    """Pause before the second attempt; it doubles from one to the next."""
+    """Pause before the second attempt; it doubles with each attempt."""
     connect_timeout_s: float = constant(1.0)
-    """Time for a connection to an engine, the look-up of its name included."""
+    """Time for a connection to an engine, including name resolution."""
     client_timeout_s: float = constant(30.0)
-    """A client that sends or takes nothing for this long is hung up on."""
+    """A client that sends or reads nothing for this long is disconnected."""
 
 
 def check_settings(settings: RouterSettings) -> None:
-    """Raises ConfigError: no model is named, or the address to listen at needs authentication."""
+    """Raise ConfigError if no model is set, or the listen address is not loopback and not explicitly allowed."""
     if not settings.model:
-        raise ConfigError("no model is named: give --model NAME, as the engines' blocks have it")
+        raise ConfigError("model is not set: give --model NAME, the name in the engines' namespace")
     address = parse_address(settings.listen)
     check_listen_address(
         "listen",
         address.host,
         is_authenticated=False,
         allow_unauthenticated=settings.allow_unauthenticated or bool(address.unix),
-        mend="have it listen on the loopback, behind a proxy that asks",
+        mend="listen on loopback, behind a proxy that authenticates clients",
     )

@@ -1,7 +1,7 @@
-"""kvstore-router: settings in, an OpenAI-style HTTP proxy out, until a signal.
+"""Entry point of kvstore-router, an HTTP proxy with OpenAI's API that runs until SIGTERM or SIGINT.
 
-Standard output carries one JSON line when it serves: {"event": "ready", "listen": ..., "http": ..., "pid": ...}. Logs go to standard
-error. Exit code 2: the settings cannot be met.
+It prints one JSON line on standard output when it serves: {"event": "ready", "listen": ..., "http": ..., "pid": ...}. Logs go to standard
+error. Exit status 2: invalid settings.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from kvstore.telemetry.tracing.config import SECTION as TRACING
 from kvstore.telemetry.tracing.config import TracingSettings, open_tracing
 
 THREADS: Final = 8
-"""Questions to the master at once, and as many prompts hashed beside them."""
+"""Concurrent requests to the scheduler, and concurrently hashed prompts."""
 
 log = logging.getLogger("kvstore.router")
 
@@ -45,7 +45,7 @@ log = logging.getLogger("kvstore.router")
 @click.version_option(package_name=DISTRIBUTION)
 @options(RouterSettings)
 def main(config: str | None, **flags: Any) -> None:
-    """Run a router: it takes OpenAI-style requests, and sends each where the master's scheduler says."""
+    """Run a router for requests in OpenAI's API, placed by the master's scheduler."""
     begin_logging()
     try:
         settings = load_settings(RouterSettings, SECTION, flags=flags, config=config)
@@ -75,7 +75,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
         deadline_s=settings.schedule_timeout_s,
         **tls_values(settings),
     )
-    connection = SchedulerClient(of_master)  # before anything is opened: it may refuse the address
+    connection = SchedulerClient(of_master)  # first, because it may raise for the address
     listener = listening(settings.listen)
     tracing = open_tracing(traces, role="router", instance=host_port(listener))
     http = open_http(settings)
@@ -83,14 +83,14 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
     engines, counters, came = Engines(settings), RouterCounters(), list[str]()
     with (
         connection as client,
-        ThreadPoolExecutor(THREADS, "kvstore-router-asks") as asking,
-        ThreadPoolExecutor(THREADS, "kvstore-router-hashes") as hashing,  # not behind a master that is silent
+        ThreadPoolExecutor(THREADS, "kvstore-router-schedule") as scheduling,
+        ThreadPoolExecutor(THREADS, "kvstore-router-hash") as hashing,  # separate, so that a slow master does not delay it
     ):
         try:
             if http is not None:
                 add_router_signals(http, counters, client, asyncio.get_running_loop(), tracing)
                 http.start()
-            scheduler = AsyncScheduler(client, asking, block_tokens=settings.block_tokens)
+            scheduler = AsyncScheduler(client, scheduling, block_tokens=settings.block_tokens)
             proxy = StreamingProxy(scheduler, engines, settings, counters)
             app = RouterApp(proxy, PromptTokenizer(engines, naming, hashing, counters), settings, counters, tracing)
             with stops(log, "router", came):

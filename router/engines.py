@@ -1,7 +1,7 @@
-"""The engines' side of the router: HTTP to the engines, and their answers on the way back. docs/router.md describes what is sent.
+"""HTTP client of the router for engines. docs/router.md describes the requests.
 
-An engine serves OpenAI's API. Of vLLM's additions the router uses `/tokenize` and `kv_transfer_params`, by which the engine that computes
-a prompt names its blocks to the engine that decodes; the router does not read them.
+An engine serves OpenAI's API. Of vLLM's extensions the router uses `/tokenize` and `kv_transfer_params`, in which the prefill engine names
+its blocks to the decode engine; the router passes them on unread.
 """
 
 import asyncio
@@ -27,46 +27,46 @@ from kvstore.rpc.tracing import TraceSpan
 
 TOKENIZE: Final = "/tokenize"
 MAX_BUFFERED_BYTES: Final = 8 << 20
-"""Of an answer that is no stream: it is held back until its end, or as far as this, so that a failure can be repaired elsewhere."""
+"""A response that is not streamed is buffered up to this size, so that a failure can be retried on another engine."""
 END_S: Final = 1.0
-"""For the end of a body whose last event has arrived; after that the connection is closed, and the next request opens another one."""
+"""Time for the end of a body after its last event; then the connection is closed instead of reused."""
 CONNECTION_CHECK_S: Final = 0.5
-"""Between checks whether a connection that is silent is still open."""
+"""Interval of checks whether a silent connection is still open."""
 HEADERS: Final = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
-"""Nothing is compressed on the way from an engine: its bytes pass through."""
+"""No compression: the router parses the bytes and passes them on."""
 PASSED_HEADERS: Final = ("Content-Type", "Content-Length", "Content-Encoding", "Retry-After", "X-Request-Id")
-"""Of an engine's answer, to the client."""
+"""Headers of an engine's response that the client gets."""
 REQUEST_ID_HEADER: Final = "x-kvstore-request-id"
-"""The scheduler's number of the request, which an engine that reports by itself names to the master."""
+"""The scheduler's request number, which engines with a sidecar use in their reports."""
 EVENT_STREAM: Final = "text/event-stream"
 RETRIED: Final = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that another engine, or this one later, need not give."""
+"""Statuses below 500 for which a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillReply:
-    """What a prefill gives."""
+    """Result of a prefill."""
 
     params: Mapping[str, Any]
-    """`kv_transfer_params` for the engine that decodes."""
+    """`kv_transfer_params` for the decode engine."""
     cached_tokens: int | None
-    """Of the prompt, not computed; None: the engine does not say."""
+    """Tokens of the prompt that were cached; None: not reported."""
 
 
 class EngineFailed(Unavailable):
-    """The engine answered with a status that another attempt may not get. The client gets `answer` if no attempt is left."""
+    """The engine responded with a status for which a retry may succeed. After the last attempt the client gets `answer`."""
 
     def __init__(self, address: str, answer: "EngineAnswer") -> None:
-        super().__init__(f"the engine at {address} answers {answer.status}: {answer.error_message()}")
+        super().__init__(f"the engine at {address} responded with status {answer.status}: {answer.error_message()}")
         self.answer = answer
 
 
 class EngineRefused(Exception):
-    """The engine does not compute the prompt, by a status that another attempt would get too."""
+    """The engine refused the prefill with a status that a retry would get as well."""
 
 
 class EngineAnswer:
-    """An answer on its way from an engine. Iterate `chunks` once; close it, which cancels the rest."""
+    """A response that is being received from an engine. Iterate `chunks` once, then close it, which cancels the rest."""
 
     def __init__(self, response: aiohttp.ClientResponse, address: str) -> None:
         self._response = response
@@ -74,39 +74,39 @@ class EngineAnswer:
         self._first = b""
         self._is_whole = False
         self.chunk_timeout_s: float | None = None
-        """Between two parts of a stream; None: no limit."""
+        """Timeout between two parts of a stream; None: no limit."""
         self.span: TraceSpan | None = None
-        """Of a request that is traced: ended by `close`."""
+        """Span of a traced request, ended by `close`."""
         self.status = response.status
         self.is_stream = response.content_type == EVENT_STREAM
         self.reader = AnswerReader(is_stream=self.is_stream)
 
     @property
     def headers(self) -> dict[str, str]:
-        """For the client."""
+        """Headers for the client."""
         return {name: self._response.headers[name] for name in PASSED_HEADERS if name in self._response.headers}
 
     def error_message(self) -> str:
-        """The message of an error."""
+        """Return the message of an error response."""
         try:
             return error_message(json.loads(self._first))
         except (ValueError, RecursionError):
             return error_message(self._first.decode(errors="replace"))
 
     def json(self) -> Mapping[str, Any]:
-        """Of an answer that came whole. Raises ProtocolError: it is no JSON object."""
+        """Parse a response that was received whole. Raises ProtocolError if it is not a JSON object."""
         try:
             value = json.loads(self._first)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise ProtocolError(f"no JSON object: {self._first[:SHOWN_CHARACTERS]!r}")
+            raise ProtocolError(f"not a JSON object: {self._first[:SHOWN_CHARACTERS]!r}")
         return value
 
     async def begin(self) -> None:
-        """Wait for the first bytes of a stream, or for all of another answer, or MAX_BUFFERED_BYTES of it.
+        """Wait for the first bytes of a stream, or for the whole of another response, at most MAX_BUFFERED_BYTES.
 
-        Raises Unavailable: the engine hung up, or dropped the request.
+        Raises Unavailable if the engine disconnected or dropped the request.
         """
         buffered = bytearray()
         with _Translated(self._address):
@@ -124,7 +124,7 @@ class EngineAnswer:
             raise Unavailable(f"the engine at {self._address} failed: {self.reader.failure}")
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Iterate over the bytes as they arrive. Raises Unavailable, DeadlineExceeded: the engine hung up, or was silent too long."""
+        """Iterate over the bytes as they arrive. Raises Unavailable if the engine disconnects, DeadlineExceeded after the timeout."""
         if self._first:
             yield self._first
         while not (self._is_whole or self.reader.is_done):
@@ -139,28 +139,28 @@ class EngineAnswer:
         await self._end()
 
     async def _end(self) -> None:
-        """Read the end of a body after its last event: only then another request can use the connection."""
+        """Read the end of a body after its last event, so that the connection can be reused."""
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ProtocolError):
             async with asyncio.timeout(END_S):
                 while await _next_chunk(self._response):
                     pass
 
     def close(self) -> None:
-        """Hang up unless the answer is whole; only then another request can use the connection."""
+        """End the response. The connection is closed unless the response was read to its end."""
         self._response.close()
         if self.span is not None:
             self.span.end()
 
 
 class Engines:
-    """Connections to all engines. Of one event loop; close it."""
+    """HTTP connections to all engines. For one event loop; the caller closes it."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        """To be made within the event loop."""
+        """Must be called within the event loop."""
         self._settings = settings
         connector, cookies = aiohttp.TCPConnector(limit=0, socket_factory=_socket), aiohttp.DummyCookieJar()
-        # A name server's silence is time for a connection too. What comes after it has one deadline altogether, of each method: sock_read
-        # would begin once all of a prompt is written, and anew with each byte.
+        # `connect` includes name resolution. The rest of a request has a single deadline, set by each method: aiohttp's sock_read would
+        # start only after the prompt is written, and restart with each byte.
         timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
         self._http = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, headers=HEADERS, auto_decompress=False, timeout=timeout)
 
@@ -168,24 +168,24 @@ class Engines:
         await self._http.close()
 
     async def tokenize(self, address: str, body: bytes, headers: Mapping[str, str]) -> list[int]:
-        """The token ids of a prompt, by the engine's own tokenizer and template.
+        """Return the token ids of a prompt by the engine's own tokenizer and chat template.
 
-        Raises Unavailable: the engine cannot be reached, fails or answers otherwise; DeadlineExceeded; InvalidArgument: it refuses the
-        prompt.
+        Raises Unavailable if the engine is unreachable, fails or sends a malformed response, DeadlineExceeded, and InvalidArgument if it
+        refuses the prompt.
         """
         with step("tokenize"), _Translated(address):
             async with asyncio.timeout(self._settings.tokenize_timeout_s):
                 answer = await self._begin(address, TOKENIZE, body, headers)
             answer.close()
             if answer.status != HTTPStatus.OK:
-                raise InvalidArgument(f"the engine at {address} answers {answer.status} to {TOKENIZE}: {answer.error_message()}")
+                raise InvalidArgument(f"the engine at {address} responded to {TOKENIZE} with {answer.status}: {answer.error_message()}")
             return _tokens(answer.json())
 
     async def prefill(self, request: ApiRequest, placement: RequestPlacement) -> PrefillReply:
-        """Have the prompt computed and its blocks stored.
+        """Let the prefill engine compute the prompt and store its blocks.
 
-        Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over; EngineRefused: the
-        engine does not take the request. Cancelled, it hangs up.
+        Raises Unavailable if the engine is unreachable or fails, DeadlineExceeded after first_token_timeout_s, EngineRefused if the engine
+        refuses the request. Cancellation closes the connection.
         """
         params = {
             "do_remote_decode": True,
@@ -200,28 +200,28 @@ class Engines:
                 answer = await self._begin(placement.prefill_address, request.path, body, headers)
             answer.close()
             if answer.status != HTTPStatus.OK:
-                raise EngineRefused(f"the engine answers {answer.status}: {answer.error_message()}")
+                raise EngineRefused(f"the engine responded with status {answer.status}: {answer.error_message()}")
             return _prefilled(answer)
 
     async def serve(self, request: ApiRequest, placement: RequestPlacement) -> EngineAnswer:
-        """Have all of the answer made by one engine. When it returns, the answer has begun; what the engine refuses is an answer too.
+        """Send the whole request to one engine, and return when its response has begun. A refusal is a response too.
 
-        Raises Unavailable: the engine cannot be reached, or fails; DeadlineExceeded: first_token_timeout_s is over, or answer_timeout_s
-        for an answer that is not streamed. Cancelled, it hangs up.
+        Raises Unavailable if the engine is unreachable or fails, DeadlineExceeded after first_token_timeout_s (answer_timeout_s for a
+        response that is not streamed). Cancellation closes the connection.
         """
         with step("serve", instance=placement.prefill, lasts=True) as span:
             headers = _headers(request, placement)
             return await self._answer(placement.prefill_address, request, request.body, headers, self._settings.first_token_timeout_s, span)
 
     async def decode(self, request: ApiRequest, placement: RequestPlacement, prefilled: PrefillReply) -> EngineAnswer:
-        """Have the answer made by the engine that decodes, the first token included. As `serve`."""
+        """Send the request to the decode engine, which also produces the first token. As `serve`."""
         body = decode_body(request, {**prefilled.params, "request_id": placement.request_id})
         with step("decode", instance=placement.decode, lasts=True) as span:
             headers = _headers(request, placement)
             return await self._answer(placement.decode_address, request, body, headers, self._settings.next_token_timeout_s, span)
 
     async def ask(self, address: str, request: ApiRequest, *, path: str = "", method: str = "POST") -> EngineAnswer:
-        """Send a request to the engine at `address`, which alone can answer it. `path`: instead of the request's. As `serve`."""
+        """Send a request to the engine at `address`, the only one that can serve it. `path` replaces the request's. As `serve`."""
         timeout_s = self._settings.first_token_timeout_s
         with step("serve", lasts=True) as span:
             return await self._answer(address, request, request.body, request.headers, timeout_s, span, path=path, method=method)
@@ -246,7 +246,7 @@ class Engines:
         return answer
 
     async def _begin(self, address: str, path: str, body: bytes, headers: Mapping[str, str], *, method: str = "POST") -> EngineAnswer:
-        """An answer that has begun. Raises EngineFailed for a status that another attempt may not get. The caller limits the time."""
+        """Return a response that has begun. Raises EngineFailed for a status that may be retried. The caller sets a timeout."""
         with _Translated(address):
             answer = EngineAnswer(await self._request(method, address, path, body, headers), address)
         try:
@@ -259,14 +259,14 @@ class Engines:
         return answer
 
     async def _request(self, method: str, address: str, path: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """The head of the answer."""
+        """Send the request and return the head of the response."""
         sent = {**headers, **trace_headers()}
-        # A redirection is not followed: the master chose the engine.
+        # Redirections are not followed: the master chose the engine.
         return await self._http.request(method, address.rstrip("/") + path, data=body, headers=sent, allow_redirects=False)
 
 
 class _Translated:
-    """Inside, what aiohttp and a malformed answer raise become errors of the tree."""
+    """Context that translates errors of aiohttp and of malformed responses to KVStoreErrors."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -277,20 +277,20 @@ class _Translated:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         match error:
             case ProtocolError():
-                raise Unavailable(f"the engine at {self._address} does not answer as engines do: {error}") from None
+                raise Unavailable(f"the engine at {self._address} sent a malformed response: {error}") from None
             case None | KVStoreError():
                 return
             case aiohttp.ConnectionTimeoutError() | aiohttp.ClientConnectorError() | aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
                 raise Unreachable(f"the engine at {self._address} cannot be reached: {error}") from None
-            case TimeoutError():  # aiohttp's SocketTimeoutError is one
-                raise DeadlineExceeded(f"the engine at {self._address} takes too long") from None
+            case TimeoutError():  # includes aiohttp's SocketTimeoutError
+                raise DeadlineExceeded(f"the engine at {self._address} did not respond in time") from None
             case aiohttp.ClientError() | OSError():
-                raise Unavailable(f"the engine at {self._address} hung up: {error}") from None
+                raise Unavailable(f"the engine at {self._address} disconnected: {error}") from None
 
 
 def _socket(info: tuple[Any, ...]) -> socket.socket:
-    """Of a connection to an engine: it breaks when the engine's host is gone, or when its process is stopped and takes nothing, so that the
-    request is scheduled again."""
+    """Create a socket with keepalive, which breaks when the engine's host is dead or its process does not read, so that the request is
+    scheduled again."""
     family, kind, protocol, *_ = info
     made = socket.socket(family, kind, protocol)
     enable_keepalive(made, PEER_TIMEOUT_S, limit_unacknowledged=True)
@@ -302,8 +302,10 @@ def _headers(request: ApiRequest, placement: RequestPlacement) -> dict[str, str]
 
 
 async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
-    """The bytes that have arrived since; b"": the body has ended. aiohttp wakes no reader of a connection that it closes itself, as for
-    bytes that are no HTTP: hence the checks."""
+    """Return the bytes received since the last call; b"" at the end of the body. Raises ProtocolError if the connection ended early.
+
+    aiohttp does not wake the reader of a connection that it closes itself, for example after malformed HTTP: hence the periodic checks.
+    """
     while True:
         try:
             async with asyncio.timeout(CONNECTION_CHECK_S):
@@ -311,29 +313,29 @@ async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
         except TimeoutError:
             if response.connection is not None and not response.connection.closed:
                 continue
-        except RuntimeError:  # of a connection that was closed before
+        except RuntimeError:  # the connection was closed before the call
             pass
-        raise ProtocolError("its connection ended within the answer, which is no HTTP")
+        raise ProtocolError("the connection ended within the response: malformed HTTP")
 
 
 def _prefilled(answer: EngineAnswer) -> PrefillReply:
-    """Raises ProtocolError."""
+    """Parse the response to a prefill. Raises ProtocolError."""
     params = answer.json().get("kv_transfer_params") or {}
     if not isinstance(params, dict):
-        raise ProtocolError("its kv_transfer_params are no object")
+        raise ProtocolError("kv_transfer_params is not an object")
     return PrefillReply(params, answer.reader.cached_tokens)
 
 
 def _tokens(answer: Mapping[str, Any]) -> list[int]:
-    """Of the answer to /tokenize. Raises ProtocolError."""
+    """Parse the response to /tokenize. Raises ProtocolError."""
     tokens = answer.get("tokens")
     if not isinstance(tokens, list) or not tokens or not all(is_token(token) for token in tokens):
-        raise ProtocolError(f"{TOKENIZE} gives no list of token ids")
+        raise ProtocolError(f"the response to {TOKENIZE} has no list of token ids")
     return tokens
 
 
 def _is_final(status: int) -> bool:
-    """Whether another attempt would get the same: an answer, or a refusal that is the client's to mend."""
+    """Return whether a retry is useless: success, or an error of the client."""
     if status in RETRIED:
         return False
     return 200 <= status < 300 or 400 <= status < 500

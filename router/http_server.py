@@ -1,4 +1,4 @@
-"""An aiohttp application as a daemon: from a listening socket until a signal. It knows no paths."""
+"""Server of an aiohttp application: serves a listening socket until SIGTERM or SIGINT, with limits on connections."""
 
 import asyncio
 import signal
@@ -15,8 +15,8 @@ MAX_CONNECTIONS: Final = 4096
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def hang_up(request: web.Request) -> None:
-    """End the connection at once: for a client that is gone or takes nothing. The handler still returns its response."""
+def abort_connection(request: web.Request) -> None:
+    """Close the connection at once, for a client that disconnected or does not read. The handler still returns its response."""
     if request.transport is not None:
         request.transport.abort()
 
@@ -30,30 +30,30 @@ async def serve(
     on_ready: Callable[[], None],
     on_stop: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then call `on_stop` with its name, in a thread, and cancel what is not over within `drain_s`.
+    """Serve until SIGTERM or SIGINT; then call `on_stop` with the signal's name, in a thread, and cancel handlers after `drain_s`.
 
-    A handler whose client hangs up is cancelled. A connection that asks for nothing is hung up on. The listener is closed.
+    A handler whose client disconnects is cancelled. Connections without a request are closed after a while. The listener is closed.
     """
-    there: list[ConnectionFactory] = []
+    factories: list[ConnectionFactory] = []
 
     @web.middleware
-    async def asked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        there[0].note_request(request)
-        there[0].authenticate(request)
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        factories[0].note_request(request)
+        factories[0].authenticate(request)
         return await handler(request)
 
-    app.middlewares.insert(0, asked)
-    came = asyncio.Queue[str]()
+    app.middlewares.insert(0, admit)
+    signals = asyncio.Queue[str]()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, came.put_nowait, number.name)
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number.name)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=drain_s, handle_signals=False)
     await runner.setup()
-    there.append(ConnectionFactory(runner, most=max_connections))
-    serving = await asyncio.get_running_loop().create_server(there[0], sock=listener, backlog=BACKLOG)
+    factories.append(ConnectionFactory(runner, most=max_connections))
+    server = await asyncio.get_running_loop().create_server(factories[0], sock=listener, backlog=BACKLOG)
     try:
         on_ready()
-        name = await came.get()
+        name = await signals.get()
         await asyncio.to_thread(on_stop, name)
     finally:
-        serving.close()
+        server.close()
         await runner.cleanup()

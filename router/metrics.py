@@ -1,4 +1,4 @@
-"""Counts of a router's work, and its other HTTP port, which serves health, metrics and diagnostics."""
+"""Counters of the router, and their export on its second HTTP port (health, metrics, diagnostics)."""
 
 import asyncio
 from collections import Counter
@@ -17,13 +17,13 @@ from kvstore.telemetry.tracing.config import span_counts
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
-RENAMED: Final = {"active": "active_requests", "failed": "failures", "hung_up": "client_disconnects"}
-"""Metrics, less `kvstore_router_`, of the counters that have another name."""
+RENAMED: Final = {"active": "active_requests", "failed": "failures"}
+"""Counter -> metric without `kvstore_router_`, where the names differ."""
 
 
 @dataclass(slots=True)
 class RouterCounters:
-    """Counts since the start, but `active`, which is what is being served now."""
+    """Counters since the start; `active` is a gauge of the requests being served."""
 
     active: int = 0
     requests: int = 0
@@ -31,25 +31,25 @@ class RouterCounters:
     rejected: Counter[str] = field(default_factory=Counter)
     """By the scheduler's reason; `busy` is the router's own limit."""
     failed: int = 0
-    """For want of an engine or a master, or by their failure."""
-    hung_up: int = 0
-    """By clients, before the end."""
+    """Requests that failed because of an engine or the master."""
+    disconnects: int = 0
+    """Clients that disconnected before the end."""
     retries: int = 0
     routed_by_load: Counter[str] = field(default_factory=Counter)
-    """By why the prompt was not tokenised exactly."""
+    """By LoadReason."""
     token_mismatches: int = 0
-    """Answers whose usage.prompt_tokens was not what /tokenize gave."""
+    """Responses whose usage.prompt_tokens differed from /tokenize."""
     prompt_tokens: int = 0
     prefix_tokens: int = 0
-    """Of these, not computed: as engines say, or else as was foreseen."""
+    """Prompt tokens that were cached, as engines report, or else as the scheduler expected."""
     output_tokens: int = 0
     durations: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
-    """Of requests that were taken on, to whichever end."""
+    """Durations of accepted requests, failed ones included."""
     first_tokens: Histogram = field(default_factory=lambda: Histogram(ANSWER_BOUNDS_S))
-    """Of streamed answers, from the request to their first part."""
+    """Time from the request to the first part of a streamed response."""
 
     def counts(self) -> dict[str, int]:
-        """The plain numbers, by name."""
+        """Return the integer counters by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.type is int}
 
     def as_dict(self) -> dict[str, Any]:
@@ -63,14 +63,14 @@ def add_router_signals(
     loop: asyncio.AbstractEventLoop,
     tracing: "Tracing | None" = None,
 ) -> None:
-    """Of the router whose requests `loop` serves. It is ready while the scheduler answers and takes its token."""
+    """Add health and metrics of the router that runs in `loop`. It is ready while the scheduler responds and accepts its token."""
 
     def alive() -> None:
         answered = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
         try:
             answered.result(ALIVE_S)
         except TimeoutError:
-            raise DeadlineExceeded(f"the event loop did not answer within {ALIVE_S:g} s") from None
+            raise DeadlineExceeded(f"the event loop did not respond within {ALIVE_S:g} s") from None
 
     def unready() -> Sequence[str]:
         try:

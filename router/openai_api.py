@@ -1,7 +1,8 @@
-"""OpenAI's API: requests of clients, and errors of the router itself in its form. Sans-I/O.
+"""OpenAI's API: parsing of clients' requests, and the router's own errors in its form. Sans-I/O.
 
-The router reads few members of a body: the model, the limit of output tokens, and the members that decide whether two engines can share
-the work. The engine gets the body unchanged, unknown members included."""
+The router reads few members of a body: the model, the limit of output tokens, and those that decide whether a request can be split into
+prefill and decode. Engines get the body unchanged, unknown members included.
+"""
 
 import json
 import math
@@ -23,7 +24,7 @@ OUTPUT_LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
     RESPONSES: ("max_output_tokens",),
     EMBEDDINGS: (),
 }
-"""Members that limit the output, the first one present counts; also the list of paths that are served."""
+"""Path -> members that limit the output, of which the first present one counts. Its keys are the paths that are served."""
 SPLITTABLE_PATHS: Final = frozenset({COMPLETIONS, CHAT})
 SPLITTABLE_ONLY_AS: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (None, 1),
@@ -35,37 +36,37 @@ SPLITTABLE_ONLY_AS: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_embeds": (None,),
     "kv_transfer_params": (None,),
 }
-"""Members with another value than these need the whole request in one engine."""
+"""Values of members that allow a split. With other values one engine must serve the whole request."""
 PASSED_HEADERS: Final = ("authorization", "x-request-id")
-"""Headers of the client that go to the engine."""
+"""Headers of the client that are sent to the engine."""
 MAX_TOKEN_ID: Final = (1 << 31) - 1
-"""Keys are made of 32-bit ids."""
+"""Keys are hashes over 32-bit ids."""
 TTFT_HEADER: Final = "x-kvstore-ttft-slo-s"
 TBT_HEADER: Final = "x-kvstore-tbt-slo-s"
 MAX_RETRY_AFTER_S: Final = 60
-"""What was foreseen beyond that will have changed by then."""
+"""Estimates of longer times are not reliable."""
 UNITS: Final = {Reason.TTFT: "s", Reason.TBT: "s", Reason.CAPACITY: "tokens", Reason.PREFILL_LOAD: "s", Reason.DECODE_LOAD: "s"}
-"""Of a rejection's value and limit: a load is a time to first token or between tokens, as foreseen."""
+"""Unit of a rejection's value and limit. A load is the expected time to first token or between tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
-    """One request of a client."""
+    """Parsed request of a client."""
 
     path: str
     body: bytes
-    """As the client sent it: a JSON object."""
+    """JSON object as the client sent it."""
     members: Mapping[str, Any]
-    """Of the body."""
+    """The parsed body."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """For the engine."""
+    """Headers for the engine."""
 
     @property
     def model(self) -> str | None:
-        """None: the client names none. Raises InvalidArgument: it is no text."""
+        """Name of the model, or None. Raises InvalidArgument if it is not a string."""
         model = self.members.get("model")
         if not isinstance(model, str | None):
-            raise InvalidArgument("model is a text: the name of the model")
+            raise InvalidArgument("model must be a string, the name of the model")
         return model
 
     @property
@@ -74,7 +75,7 @@ class ApiRequest:
 
     @property
     def max_output_tokens(self) -> int | None:
-        """None: the client sets no limit, or the engine has to judge what it set."""
+        """The client's limit; None without one, or for an invalid one, which the engine reports."""
         for name in OUTPUT_LIMITS[self.path]:
             value = self.members.get(name)
             if value is not None:
@@ -83,26 +84,26 @@ class ApiRequest:
 
     @property
     def is_splittable(self) -> bool:
-        """Whether one engine can compute the prompt and another one decode."""
+        """True if one engine can prefill and another one decode."""
         if self.path not in SPLITTABLE_PATHS or has_several_prompts(self.members):
             return False
         return all(self.members.get(name) in values for name, values in SPLITTABLE_ONLY_AS.items())
 
     @property
     def previous_response_id(self) -> str | None:
-        """Of /v1/responses: the response that this one continues, which one engine keeps."""
+        """In /v1/responses: the response that this request continues, kept by one engine."""
         value = self.members.get("previous_response_id") if self.path == RESPONSES else None
         return value if isinstance(value, str) else None
 
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ApiRequest:
-    """Raises InvalidArgument unless the body is one JSON object."""
+    """Parse a request. Raises InvalidArgument unless the body is a JSON object."""
     passed = {name: headers[name] for name in PASSED_HEADERS if name in headers}
     return ApiRequest(path=path, body=body, members=parse_json(body), headers=passed)
 
 
 def parse_json(body: bytes) -> Mapping[str, Any]:
-    """Raises InvalidArgument unless the body is one JSON object, in UTF-8."""
+    """Parse a body. Raises InvalidArgument unless it is a JSON object in UTF-8."""
     try:
         value = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
@@ -113,31 +114,33 @@ def parse_json(body: bytes) -> Mapping[str, Any]:
 
 
 def has_several_prompts(members: Mapping[str, Any]) -> bool:
-    """Whether a completion request holds a list of two prompts or more."""
+    """Return whether a completion request has a list of two or more prompts."""
     prompt = members.get("prompt")
     return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
 
 
 def prefill_body(request: ApiRequest, params: Mapping[str, Any]) -> bytes:
-    """The body for the engine that computes the prompt: one token, in one piece, and `params` as `kv_transfer_params`."""
+    """Return the body for the prefill engine: one output token, not streamed, with `params` as `kv_transfer_params`."""
     ours: dict[str, Any] = {"max_tokens": 1, "stream": False, "kv_transfer_params": params}
     if request.path == CHAT:
         ours["max_completion_tokens"] = 1
-    # An engine refuses both beside ours: stream_options without a stream, and more tokens at least than at most.
+    # Engines refuse stream_options without a stream, and min_tokens above max_tokens.
     theirs = {name: value for name, value in request.members.items() if name not in ("stream_options", "min_tokens")}
     return json.dumps({**theirs, **ours}).encode()
 
 
 def decode_body(request: ApiRequest, params: Mapping[str, Any]) -> bytes:
-    """The client's bytes, with `params` as `kv_transfer_params` after the last member: the last one of a name counts, and the client's may
-    be null."""
+    """Return the client's body with `params` appended as `kv_transfer_params`.
+
+    JSON parsers use the last member of a name, so it overrides a null of the client.
+    """
     members = request.body[: request.body.rindex(b"}")]
     separator = b", " if request.members else b""
     return members + separator + b'"kv_transfer_params": ' + json.dumps(params).encode() + b"}"
 
 
 def parse_slo(headers: Mapping[str, str], default: Slo) -> Slo:
-    """`default`, where the headers do not set another one. Raises InvalidArgument for what is no number of seconds above 0."""
+    """Return the SLO of the headers, or `default`. Raises InvalidArgument unless values are positive numbers of seconds."""
     return Slo(
         ttft_s=_seconds(headers, TTFT_HEADER, default.ttft_s),
         tbt_s=_seconds(headers, TBT_HEADER, default.tbt_s),
@@ -153,13 +156,13 @@ def _seconds(headers: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise InvalidArgument(f"the header {name} is a number of seconds above 0, not {text!r}")
+        raise InvalidArgument(f"the header {name} must be a positive number of seconds, not {text!r}")
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class ApiProblem:
-    """Why there is no answer: a status of HTTP, and the error of the body."""
+    """An error response: HTTP status and the error object of the body."""
 
     status: int
     type: str
@@ -177,7 +180,7 @@ class ApiProblem:
 
 
 def problem_of(error: KVStoreError) -> ApiProblem:
-    """By who must act: the client (400), nobody but time (503, 504), the operator (500, 502)."""
+    """Map an error to a response: 400 for the client's errors, 503 and 504 to retry later, 500 and 502 for the operator."""
     message = str(error)
     if isinstance(error, InvalidArgument):
         return ApiProblem(400, "invalid_request_error", message)
@@ -186,15 +189,15 @@ def problem_of(error: KVStoreError) -> ApiProblem:
     if isinstance(error, Retry):
         return ApiProblem(503, "service_unavailable_error", message, retry_after_s=1)
     if isinstance(error, Denied):
-        return ApiProblem(502, "api_error", f"the master does not let this router in: {message}")
+        return ApiProblem(502, "api_error", f"the master refused the router's credentials: {message}")
     return ApiProblem(500, "api_error", message)
 
 
 def refusal_problem(refusal: Refusal) -> ApiProblem:
-    """The scheduler would not take the request: 429, or 503 where there is nothing to send it to."""
+    """Map the scheduler's refusal to a response: 429, or 503 if there is no instance."""
     details = (("reason", refusal.reason.value), ("value", refusal.value), ("limit", refusal.limit))
     if refusal.reason is Reason.NO_INSTANCE:
-        return ApiProblem(503, "service_unavailable_error", "no engine is there to take it", "no_instance", 1, details)
+        return ApiProblem(503, "service_unavailable_error", "no engine is available for the request", "no_instance", 1, details)
     unit = UNITS[refusal.reason]
     message = (
         f"rejected by the scheduler: {refusal.reason.value} would be {refusal.value:.4g} {unit}, the limit is {refusal.limit:.4g} {unit}"
@@ -203,11 +206,11 @@ def refusal_problem(refusal: Refusal) -> ApiProblem:
 
 
 def _retry_after_s(refusal: Refusal) -> int:
-    """How long until the queue is short enough, if nothing is added to it; a second where nobody can tell."""
+    """Seconds until the queue is short enough, if no request is added; 1 if unknown."""
     over_s = refusal.value - refusal.limit if refusal.reason in (Reason.TTFT, Reason.PREFILL_LOAD) else 0.0
     return max(1, math.ceil(min(over_s, MAX_RETRY_AFTER_S)))
 
 
 def is_token(value: Any) -> bool:
-    """Whether a value of JSON is a token id."""
+    """Return whether a JSON value is a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKEN_ID

@@ -1,6 +1,6 @@
-"""Proxy between clients and engines: the master chooses the engines, one or two of them answer, and the bytes pass through.
+"""Streaming proxy: the master's scheduler chooses one or two engines for a request, and their response passes through.
 
-The master's scheduler is asked in threads, for its client blocks. Clients and their connections are app.py's. Of one event loop.
+Calls of the scheduler run in threads, because its client blocks. app.py owns the clients' connections. Runs in one event loop.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.request import Slo
 
 PREDICTED_OUTPUT_TOKENS: Final = 343
-"""Tokens that an answer is expected to have, or what was asked for if less."""
+"""Expected length of a response, unless the client's limit is lower."""
 
 MAX_RESPONSES: Final = 1 << 16
-"""Whose engines are remembered: about 10 MB."""
+"""Responses whose engines are remembered: about 10 MB."""
 
 
 class AsyncScheduler:
-    """Of one event loop. Client and threads are closed by whoever made them."""
+    """Scheduler client for one event loop. The caller closes client and threads."""
 
     def __init__(self, client: SchedulerClient, threads: Executor, *, block_tokens: int) -> None:
         self._client = client
@@ -39,9 +39,11 @@ class AsyncScheduler:
         self._block_tokens = block_tokens
 
     async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> RequestPlacement | Refusal:
-        """As SchedulerClient.schedule, within its `deadline_s` from now on: to wait for a thread counts too. Cancelled, the question goes
-        on in its thread, and the master forgets the request in time."""
-        ask = partial(
+        """As SchedulerClient.schedule, with a deadline of `deadline_s` that includes the wait for a thread.
+
+        After cancellation the call continues in its thread, and the master's record of the request expires.
+        """
+        call = partial(
             self._client.schedule,
             keys,
             block_tokens=self._block_tokens,
@@ -50,33 +52,33 @@ class AsyncScheduler:
             slo=slo,
             deadline=Deadline(self._client.settings.deadline_s),
         )
-        here = contextvars.copy_context()  # the trace of the request
-        return await asyncio.get_running_loop().run_in_executor(self._threads, here.run, ask)
+        context = contextvars.copy_context()  # has the request's trace
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
 
 
 class Scheduler(Protocol):
-    """Chooses the engines of a request. The implementation in scheduler.py requests that from the master."""
+    """Interface of the scheduler; AsyncScheduler implements it by the master."""
 
     async def schedule(self, keys: Sequence[bytes], *, input_tokens: int, output_tokens: int, slo: Slo) -> RequestPlacement | Refusal:
-        """Raises Unavailable and others of the tree."""
+        """Choose the engines of a request. Raises Unavailable and other KVStoreErrors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProxiedResponse:
-    """An answer that has begun. Close `answer`, which hangs up on the engine that makes it."""
+    """A response that has begun. The caller closes `answer`, which ends the engine's request."""
 
     answer: EngineAnswer
     address: str
-    """Of the engine that makes the answer."""
+    """Of the engine that responds."""
     placement: RequestPlacement | None
-    """None: the request could go to one engine only, and was not scheduled."""
+    """None: not scheduled, because only one engine could serve the request."""
     prefill_cached_tokens: int | None = None
-    """Of the prompt, not computed, where another engine than that of the answer computed it."""
+    """Cached tokens of the prompt, if a separate prefill engine computed it."""
 
 
 class ResponseEngines:
-    """The engines that keep responses (`/v1/responses` with `store`), by the responses' ids. The oldest are forgotten."""
+    """Response id -> engine that keeps the response (`/v1/responses` with `store`). The oldest entries are dropped."""
 
     def __init__(self, limit: int = MAX_RESPONSES) -> None:
         self._limit = limit
@@ -92,7 +94,7 @@ class ResponseEngines:
 
 
 class StreamingProxy:
-    """Sends requests to engines. The caller closes the parts."""
+    """Schedules requests and sends them to engines, with retries. The caller closes scheduler and engines."""
 
     def __init__(self, scheduler: Scheduler, engines: Engines, settings: RouterSettings, counters: RouterCounters) -> None:
         self._scheduler = scheduler
@@ -101,10 +103,11 @@ class StreamingProxy:
         self._counters = counters
 
     async def begin(self, request: ApiRequest, prompt: TokenizedPrompt, slo: Slo) -> ProxiedResponse | Refusal:
-        """Schedule a request and have its answer begun; scheduled again when an engine or the master fails before.
+        """Schedule a request and return when its response has begun; retried if an engine or the master fails before.
 
-        After `attempts` the answer is the last engine's own failure, if an engine answered. Raises Unavailable otherwise;
-        DeadlineExceeded, which is not tried again: it took the client's time; InvalidArgument. Cancelled, it hangs up on the engines.
+        After `attempts` the result is the last engine's error response, if it sent one; otherwise Unavailable is raised. Also raises
+        DeadlineExceeded, without a retry because the client has waited long enough, and InvalidArgument. Cancellation ends the engines'
+        requests.
         """
         pause_s = self._settings.retry_pause_s
         for _ in range(self._settings.attempts - 1):
@@ -119,10 +122,10 @@ class StreamingProxy:
         except EngineFailed as error:
             return ProxiedResponse(error.answer, "", None)
         except Unavailable as error:
-            raise Unavailable(f"not served in {self._settings.attempts} attempts; the last one: {error}") from None
+            raise Unavailable(f"all {self._settings.attempts} attempts failed; the last one: {error}") from None
 
     async def ask(self, request: ApiRequest, address: str, *, path: str = "", method: str = "POST") -> ProxiedResponse:
-        """Send a request to the one engine that can answer it. Raises as `begin`."""
+        """Send a request to the only engine that can serve it. Raises as `begin`."""
         try:
             return ProxiedResponse(await self._engines.ask(address, request, path=path, method=method), address, None)
         except EngineFailed as error:
@@ -139,7 +142,7 @@ class StreamingProxy:
             return ProxiedResponse(await self._engines.serve(request, placed), placed.prefill_address, placed)
         try:
             prefilled = await self._engines.prefill(request, placed)
-        except EngineRefused:  # the refusal of the client's own body: an engine may cite it
+        except EngineRefused:  # send the client's own body, so that the engine's error refers to it
             return ProxiedResponse(await self._engines.serve(request, placed), placed.prefill_address, placed)
         answer = await self._engines.decode(request, placed, prefilled)
         return ProxiedResponse(answer, placed.decode_address, placed, prefilled.cached_tokens)

@@ -1,7 +1,7 @@
-"""Tokens of prompts as the engine makes them: from the request itself, or the engine's /tokenize, cached and checked against its answers.
+"""Token ids of prompts: from the request itself, or from the engine's /tokenize, cached and verified against `usage` of responses.
 
-The scheduler finds a prefix by its tokens, so only the engine's own tokens are of use. A request that cannot be tokenised exactly is
-routed by load; its prompt is never changed to make it fit. Of one event loop.
+The scheduler finds a prefix by its tokens, so they must be exactly the engine's. A request that cannot be tokenised exactly is routed by
+load. Runs in one event loop.
 
 Source: vLLM 0.32, entrypoints/serve/tokenize; SGLang 0.5.23, entrypoints/openai/serving_tokenize.py. Both take the messages, tools and
 template arguments of a chat request.
@@ -25,7 +25,7 @@ from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import CHAT, COMPLETIONS, ApiRequest, has_several_prompts, is_token
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of an estimate: usual for English text."""
+"""For estimates; typical of English text."""
 NOT_RENDERED: Final = frozenset(
     ("stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens", "n", "user", "metadata", "store", "priority")
     + ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logit_bias")
@@ -33,15 +33,15 @@ NOT_RENDERED: Final = frozenset(
     + ("kv_transfer_params", "request_id", "session_id", "return_token_ids", "return_tokens_as_token_ids", "service_tier", "echo")
     + ("add_generation_prompt",)
 )
-"""Members that change no prompt: the same prompt with others of them is one entry of the cache."""
+"""Members that do not change the prompt, and are left out of the cache's key."""
 UNKNOWN_TO_TOKENIZE: Final = ("documents", "reasoning_effort", "truncate_prompt_tokens", "prompt_embeds", "suffix")
-"""Members that change the prompt, and that an engine's /tokenize does not take, or not every engine's."""
+"""Members that change the prompt and that not every engine's /tokenize supports."""
 MAX_CACHED_KEYS: Final = 1 << 17
-"""Of all prompts in the cache together: about 10 MB."""
+"""Most keys of all cached prompts: about 10 MB."""
 MAX_ADDRESSES: Final = 64
-"""Engines that are remembered to be asked."""
+"""Most engines remembered for /tokenize."""
 ATTEMPTS: Final = 2
-"""Engines that one prompt is sent to for its tokens."""
+"""Engines tried for the tokens of one prompt."""
 log = logging.getLogger("kvstore.router")
 
 
@@ -49,37 +49,37 @@ class LoadReason(StrEnum):
     """Why a request is routed by load."""
 
     API = "api"
-    """Embeddings and responses: no engine tokenises their input by itself."""
+    """Embeddings and responses: engines do not tokenise their input separately."""
     CONTENT = "content"
-    """An image, audio or a file in a message: its blocks depend on more than tokens."""
+    """An image, audio or file in a message: block keys depend on more than tokens."""
     MEMBER = "member"
-    """A member changes the prompt in a way that /tokenize does not know."""
+    """A member changes the prompt in a way that /tokenize does not support."""
     SALT = "salt"
-    """`cache_salt`: the blocks' names depend on it."""
+    """`cache_salt`: block keys depend on it."""
     SEVERAL_PROMPTS = "several_prompts"
     NO_ENGINE = "no_engine"
-    """The router has not sent a request to any engine so far."""
+    """The router has not used any engine yet."""
     TOKENIZE = "tokenize"
-    """/tokenize is missing, failed, refused the prompt or took too long."""
+    """/tokenize is missing, failed, refused the prompt or timed out."""
     MISMATCH = "mismatch"
-    """An answer's `usage.prompt_tokens` differed from /tokenize: exact tokenising is off."""
+    """`usage.prompt_tokens` of a response differed from /tokenize: exact tokenisation is off."""
 
 
 def prompt_source(request: ApiRequest) -> list[int] | bytes | LoadReason:
-    """The prompt's token ids where the request has them, else the body for an engine's /tokenize, else why there is neither."""
+    """Return the request's own token ids, or the body for an engine's /tokenize, or the reason for neither."""
     members = request.members
     if request.path not in (CHAT, COMPLETIONS):
         return LoadReason.API
     if members.get("cache_salt") is not None:
         return LoadReason.SALT
-    # SGLang's chat ignores it, and its /tokenize does not.
+    # SGLang's chat ignores add_generation_prompt, its /tokenize does not.
     if members.get("add_generation_prompt") not in (None, True) or any(members.get(name) is not None for name in UNKNOWN_TO_TOKENIZE):
         return LoadReason.MEMBER
     return _of_chat(members) if request.path == CHAT else _of_completion(members)
 
 
 def estimate_tokens(members: Mapping[str, Any]) -> int:
-    """About how many tokens the prompt has, by its characters; data URLs do not count. At least 1."""
+    """Estimate the tokens of the prompt from its characters, without data URLs. At least 1."""
     parts = [members.get(name) for name in ("prompt", "messages", "input", "instructions", "tools")]
     characters = sum(_characters(parts))
     return max(1, characters // CHARACTERS_PER_TOKEN)
@@ -99,7 +99,7 @@ def _of_chat(members: Mapping[str, Any]) -> bytes | LoadReason:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Under both names: vLLM renames `reasoning_content` in a chat, and not in /tokenize; SGLang reads that name only."""
+    """Set both names: vLLM renames `reasoning_content` in a chat but not in /tokenize; SGLang reads only that name."""
     content = message.get("reasoning_content")
     return message if content is None or message.get("reasoning") is not None else {**message, "reasoning": content}
 
@@ -123,14 +123,14 @@ def _body(members: Mapping[str, Any]) -> bytes:
 
 
 def _is_text(content: Any) -> bool:
-    """Whether a message's content is text alone, or nothing, as beside tool calls."""
+    """Return whether a message's content is text only, or empty (as with tool calls)."""
     if not isinstance(content, list):
         return isinstance(content, str | None)
     return all(isinstance(part, str) or (isinstance(part, dict) and part.get("type") == "text") for part in content)
 
 
 def _characters(values: list[Any]) -> Iterator[int]:
-    """Of all texts within; a number, as a token's, is as long as a token. JSON nests as deep as the parser of the body took."""
+    """Yield the lengths of all strings within; a number counts as a token. Iterative, because the JSON may be deeply nested."""
     left = list(values)
     while left:
         value = left.pop()
@@ -146,40 +146,40 @@ def _characters(values: list[Any]) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A prompt as the scheduler sees it."""
+    """Token count and block keys of a prompt, for the scheduler."""
 
     tokens: int
-    """Estimated where there is a `load_reason`."""
+    """An estimate if `load_reason` is set."""
     keys: Sequence[bytes] = ()
-    """Of its full blocks."""
+    """Of the full blocks."""
     load_reason: LoadReason | None = None
-    """Why it is routed by load; None: by its prefix."""
+    """Reason for routing by load; None: routed by prefix."""
     is_by_engine: bool = False
-    """An engine's /tokenize counted the tokens."""
+    """The tokens come from an engine's /tokenize."""
 
 
 class PromptTokenizer:
-    """Counts and names the blocks of prompts. Whoever made the parts closes them."""
+    """Computes the tokens and block keys of prompts. The caller closes engines and threads."""
 
     def __init__(self, engines: Engines, naming: Naming, threads: Executor, counters: RouterCounters) -> None:
-        """`threads`: for the hashes, as those of a long prompt would hold up all streams."""
+        """`threads` compute the hashes: those of a long prompt would delay all streams of the event loop."""
         self._engines = engines
         self._naming = naming
         self._threads = threads
         self._counters = counters
         self._cache = PromptCache(MAX_CACHED_KEYS)
         self._addresses: OrderedDict[str, None] = OrderedDict()
-        """The one to be asked next is first."""
+        """Engines for /tokenize, the next one first."""
         self._is_exact = True
 
     def learn(self, address: str) -> None:
-        """An engine at `address` serves the model."""
+        """Remember an engine that serves the model."""
         self._addresses[address] = None
         if len(self._addresses) > MAX_ADDRESSES:
             self._addresses.popitem(last=False)
 
     async def prompt(self, request: ApiRequest) -> TokenizedPrompt:
-        """The prompt of a request. Never fails: what cannot be tokenised exactly has a `load_reason`, which is counted."""
+        """Tokenise the prompt of a request. Does not raise: a prompt without exact tokens has a `load_reason`, which is counted."""
         source = prompt_source(request)
         if isinstance(source, list):
             return await self._named(source)
@@ -190,14 +190,14 @@ class PromptTokenizer:
         return TokenizedPrompt(estimate_tokens(request.members), load_reason=prompt)
 
     def verify(self, prompt: TokenizedPrompt, prompt_tokens: int | None) -> None:
-        """Compare an engine's count with an answer's `usage.prompt_tokens`: a mismatch turns exact tokenising off."""
+        """Compare the count of /tokenize with a response's `usage.prompt_tokens`. A mismatch turns exact tokenisation off."""
         if not prompt.is_by_engine or prompt_tokens is None or prompt_tokens == prompt.tokens:
             return
         self._counters.token_mismatches += 1
         if self._is_exact:
             log.warning(
-                "the engine counts %d tokens in a prompt for which its /tokenize gave %d: requests are routed by load until the router"
-                " starts again; token ids in /v1/completions still find their prefix",
+                "an engine counted %d tokens in a prompt for which its /tokenize returned %d: requests are routed by load until the router"
+                " is restarted; token ids in /v1/completions are still routed by prefix",
                 prompt_tokens,
                 prompt.tokens,
             )
@@ -216,7 +216,7 @@ class PromptTokenizer:
                 tokens = await self._engines.tokenize(self._next_address(), body, request.headers)
             except Unavailable:
                 continue
-            except KVStoreError:  # it refuses the prompt, as it will the request, or takes too long
+            except KVStoreError:  # the prompt was refused, as the request will be, or a timeout: no retry
                 break
             prompt = await self._named(tokens, is_by_engine=True)
             self._cache.put(digest, prompt)
@@ -234,7 +234,7 @@ class PromptTokenizer:
 
 
 class PromptCache:
-    """Prompts by the digest of the whole request, the least recently used of which leave first."""
+    """LRU cache: digest of the request -> prompt. Bounded by the number of keys."""
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
@@ -248,7 +248,7 @@ class PromptCache:
         return prompt
 
     def put(self, digest: bytes, prompt: TokenizedPrompt) -> None:
-        """A prompt counts as one key more than it has blocks."""
+        """Add a prompt. Its cost is one plus its number of blocks."""
         if digest in self._prompts:
             return
         self._prompts[digest] = prompt

@@ -1,7 +1,7 @@
-"""A client's request as a part of the trace that its header `traceparent` names, and its parts: what the scheduler says, what engines do.
+"""Trace spans of clients' requests, with child spans for the scheduler and for engines, by the header `traceparent`.
 
-The header goes on to the engines: naming the router's own span where there is one, else as it came. Source: W3C Trace Context,
-https://www.w3.org/TR/trace-context/. Of one event loop; each request is a context of its own.
+Engines get the header with the router's own span, or unchanged if the request has no span. Source: W3C Trace Context,
+https://www.w3.org/TR/trace-context/. Runs in one event loop; each request has its own context.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
 TRACESTATE: Final = "tracestate"
-"""What other tracers say to their like: it goes along with a traceparent, unread."""
+"""Vendor-specific header that is passed on with traceparent, unread."""
 TRACED: Final = MappingProxyType(
     {
         "/v1/completions": "completions",
@@ -28,7 +28,7 @@ TRACED: Final = MappingProxyType(
         "/v1/responses": "responses",
     }
 )
-"""Paths whose requests have spans, and what they are called."""
+"""Path -> name of its requests' spans."""
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 _SPAN: Final[ContextVar[TraceSpan | None]] = ContextVar("kvstore_request", default=None)
@@ -38,38 +38,38 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RequestTraces:
-    """Begins a span for each request whose header says that it is traced, and by chance for those without such a header."""
+    """Middleware that begins a span for each request with a sampled traceparent, and for a sample of those without one."""
 
     def __init__(self, tracing: "Tracing | None") -> None:
-        """None: nothing is traced here; headers go on."""
+        """None: no spans; headers are still passed on."""
         self._tracing = tracing
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """To be the outermost of an application's."""
-        came = _headers(request)
-        span = self._begin(request, came)
-        if span is None and not came:
+        """Must be the outermost middleware."""
+        received = _headers(request)
+        span = self._begin(request, received)
+        if span is None and not received:
             return await handler(request)
-        passed, here = _PASSED.set(came), _SPAN.set(span)
+        passed, current = _PASSED.set(received), _SPAN.set(span)
         try:
-            return await (handler(request) if span is None else _followed(span, request, handler))
+            return await (handler(request) if span is None else _traced(span, request, handler))
         finally:
             _PASSED.reset(passed)
-            _SPAN.reset(here)
+            _SPAN.reset(current)
 
-    def _begin(self, request: web.Request, came: Mapping[str, str]) -> TraceSpan | None:
+    def _begin(self, request: web.Request, received: Mapping[str, str]) -> TraceSpan | None:
         name = TRACED.get(request.path)
         if self._tracing is None or name is None:
             return None
-        parent = parse_traceparent(came.get(TRACEPARENT, ""))
-        if parent is None and (came or not self._tracing.samples()):
+        parent = parse_traceparent(received.get(TRACEPARENT, ""))
+        if parent is None and (received or not self._tracing.samples()):
             return None
         return self._tracing.begin_named(name, parent)
 
 
-async def _followed(span: TraceSpan, request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What the handler gives; the span ends with it."""
+async def _traced(span: TraceSpan, request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Run the handler; the span ends with it."""
     try:
         response = await handler(request)
     except BaseException as error:
@@ -81,7 +81,7 @@ async def _followed(span: TraceSpan, request: web.Request, handler: Handler) -> 
 
 
 def _headers(request: web.Request) -> Mapping[str, str]:
-    """Of the trace that the request belongs to; nothing where it names none that can be read."""
+    """Trace headers of the request; empty without a valid traceparent."""
     traceparent = request.headers.get(TRACEPARENT)
     if traceparent is None or is_sampled(traceparent) is None:
         return NOTHING
@@ -90,19 +90,19 @@ def _headers(request: web.Request) -> Mapping[str, str]:
 
 
 def trace_headers() -> Mapping[str, str]:
-    """For what is sent to an engine now."""
+    """Return the trace headers for a request to an engine."""
     return _PASSED.get()
 
 
-def tell(name: str, value: int | str) -> None:
-    """An attribute of the request's span, if it has one."""
+def set_attribute(name: str, value: int | str) -> None:
+    """Set an attribute of the request's span, if it has one."""
     span = _SPAN.get()
     if span is not None:
         span.set(name, value)
 
 
 def fail(error: Exception) -> None:
-    """What went wrong after the answer's head was sent."""
+    """End the request's span with an error that occurred after the response's head was sent."""
     span = _SPAN.get()
     if span is not None:
         span.end(type(error).__name__)
@@ -110,8 +110,10 @@ def fail(error: Exception) -> None:
 
 @contextmanager
 def step(name: str, *, instance: str = "", lasts: bool = False) -> Iterator[TraceSpan | None]:
-    """A part of the request's span, if it has one: what is asked for inside, of the scheduler or of the engine `instance`, is below it. It
-    ends with the block, or, if it `lasts`, only where that raises: else by who gets it, or with the request."""
+    """Begin a child span of the request's span, if it has one, for requests to the scheduler or the engine `instance`.
+
+    The span ends with the block. With `lasts` it ends there only on an error; otherwise the receiver of the span ends it.
+    """
     span = _SPAN.get()
     if span is None:
         yield None

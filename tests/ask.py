@@ -1,6 +1,6 @@
-"""What a shell runs for a command that another process does (shell.py): python -I -S ask.py SOCKET MODULE ARGUMENT...
+"""Client of shell.py, which a shell runs in place of a command: python -I -S ask.py SOCKET MODULE ARGUMENT...
 
-It imports little, for it is what is left of the time that a command takes to start.
+It imports little, so that it starts fast.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> int:
-    """The status of the command; as a shell has it, of one that a signal ended: 128 and the number of the signal."""
+    """Run the command in the other process and return its status; 128 plus the signal's number after a signal."""
     place, module, *arguments = sys.argv[1:]
     request = {"module": module, "arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     with socket.socket(socket.AF_UNIX) as sock:

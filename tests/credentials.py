@@ -10,7 +10,7 @@ OPERATOR: Final = "an operator's token"
 
 
 def tokens_text(tenants: Mapping[str, str], more: str = "") -> str:
-    """`more` is TOML that follows what is of nodes."""
+    """Return a tokens file as text; `more` is appended TOML."""
     lines = ["[tenants]", *(f'{tenant} = "{token}"' for tenant, token in tenants.items())]
     return "\n".join(
         (*lines, "[instances]", f'"*" = "{ENGINE}"', "[admins]", f'operator = "{OPERATOR}"', "[nodes]", f'"*" = "{JOIN}"', more)
@@ -18,7 +18,7 @@ def tokens_text(tenants: Mapping[str, str], more: str = "") -> str:
 
 
 def tokens_file(folder: Path, tenants: Mapping[str, str] | None = None, more: str = "") -> str:
-    """The path of one in `folder`; of tenant `red` with token `secret` unless it is told others."""
+    """Write a tokens file to `folder` and return its path. Default: tenant `red` with token `secret`."""
     path = folder / "tokens.toml"
     path.write_text(tokens_text(tenants or {"red": "secret"}, more))
     return str(path)

@@ -7,7 +7,7 @@ from kvstore.protocol.errors import KVStoreError
 
 
 def told_by_child(call: Callable[[], object]) -> str:
-    """What a forked child gets from the call: the name of the error, else the result."""
+    """Run the call in a forked child; return the name of its error, or its result as text."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""What only Python's collector can free: objects that refer to one another in a circle, and all that they hold."""
+"""Detects reference cycles, which only Python's garbage collector can free."""
 
 import gc
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def collected(generation: int = 2) -> Counter[str]:
-    """How many objects of each kind there were of that sort, in this generation and those below; they are freed."""
+    """Collect this generation and those below; return the number of unreachable objects by type."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect(generation)
     found = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.garbage)
@@ -17,12 +17,12 @@ def collected(generation: int = 2) -> Counter[str]:
 
 
 def ours(found: Counter[str]) -> dict[str, int]:
-    """Those of kvstore, and what they hold of the system: libraries leave circles where they are imported, or first used."""
+    """Return the counts of kvstore's types, sockets and memory views: libraries leave cycles when they are imported or first used."""
     return {kind: count for kind, count in found.items() if kind.startswith(("kvstore.", "socket.", "builtins.memoryview"))}
 
 
 def assert_no_garbage(act: Callable[[], None]) -> None:
-    """`act` leaves nothing to the collector. What is older than `act` is not looked at: that would be all that the tests have loaded."""
+    """Assert that `act` leaves no cycles. Older objects are not checked."""
     gc.collect(1)
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""TCP ports of the loopback for daemons that are told their port, and that come back on it after a kill; also ports where nobody listens.
+"""Free loopback ports for daemons that need a fixed port, also after a restart, and ports without a listener.
 
-They lie below those that the kernel gives to outgoing connections and to whoever asks for any port: one of these could else take the port
-of a daemon that is about to start again. So could another process that runs tests: each has a range of its own while it lives.
+They are below the kernel's ephemeral ports, so that no outgoing connection takes the port of a daemon that restarts. Each test process
+holds a range of its own while it lives.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ _LOWEST: Final = 1024
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` ports that nobody uses now, each one more than the one before. They are not given out again before all others were."""
+    """Return `count` consecutive free ports. They are returned again only after all others of the range."""
     return _own().take(count)
 
 
 class _Range:
-    """Consecutive ports, held against other processes by a socket of the abstract namespace: the kernel gives it up with this process, and
-    each network namespace has names of its own, as it has ports."""
+    """Range of ports, locked by an abstract Unix socket. The kernel frees the lock with the process; abstract names and ports are both
+    per network namespace."""
 
     def __init__(self) -> None:
         first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -33,7 +33,7 @@ class _Range:
                 self._ports = range(begin, begin + RANGE_PORTS)
                 break
         else:
-            raise RuntimeError(f"every range of ports below {first_outgoing} is held by other processes that run tests")
+            raise RuntimeError(f"other test processes hold all port ranges below {first_outgoing}")
         self._next = random.randrange(RANGE_PORTS)
 
     def take(self, count: int) -> list[int]:

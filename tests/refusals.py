@@ -1,4 +1,4 @@
-"""Programs that refuse to start. Most run in this process: they get as far as their settings, and a process of its own costs each 0.7 s."""
+"""Runs programs that refuse to start, within the test process: a process of its own would take 0.7 s each."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ PROGRAM_LOG = logging.getLogger("kvstore")
 
 
 class _Lines(logging.Handler):
-    """What would stand on standard error of a daemon, which logs there."""
+    """Collects the log lines that a daemon would write to standard error."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -21,10 +21,7 @@ class _Lines(logging.Handler):
 
 
 def refused_here(command: click.Command, *flags: str) -> str:
-    """The one line with which the program refuses to start; its exit status is 2, and it says and logs nothing else.
-
-    Of the environment's KVSTORE_* variables it sees none.
-    """
+    """Return the error line of a program that must exit with status 2 and print and log nothing else. KVSTORE_* variables are hidden."""
     hidden = {name: None for name in os.environ if name.startswith("KVSTORE_")}
     logged, level = _Lines(), PROGRAM_LOG.level
     PROGRAM_LOG.addHandler(logged)

@@ -1,4 +1,4 @@
-"""What a client shows nodes, for tests that speak to nodes themselves."""
+"""Tickets of clients, for tests that connect to nodes directly."""
 
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
@@ -10,7 +10,7 @@ TIMEOUT_S = 60.0
 
 
 def node_table(master: str | Address, tenant: str, token: str) -> NodeTable:
-    """As a master tells it to this tenant."""
+    """Request the node table, with its tickets, from a master as this tenant."""
     deadline = Deadline(TIMEOUT_S)
     address = parse_address(master) if isinstance(master, str) else master
     channel = Channel.open(address, Hello(ROLE_CLIENT, tenant, token), deadline)
@@ -21,6 +21,6 @@ def node_table(master: str | Address, tenant: str, token: str) -> NodeTable:
 
 
 def hello_to_node(master: str | Address, tenant: str, token: str, *, node: str = "") -> Hello:
-    """What this tenant says to the node of this name, to the only one if none is named."""
+    """Return the tenant's Hello for the node of this name, or for the first node."""
     table = node_table(master, tenant, token)
     return Hello(ROLE_CLIENT, tenant, ticket=table.tickets[list(table.names).index(node) if node else 0])

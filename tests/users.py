@@ -1,5 +1,8 @@
-"""Another Unix user of this host, for tests of what such a one may. Only root can become one: run by anybody else, the tests have that user
-play the member of a group that it is in, and shut itself out by taking its own leave to enter a folder."""
+"""Another Unix user, for tests of permissions.
+
+Only root can change the user. Without root, the test's own user acts as a member of one of its groups, and `shut_out` removes its own
+permission to enter a folder.
+"""
 
 import grp
 import os
@@ -14,11 +17,11 @@ from typing import Final
 IS_ROOT: Final = os.geteuid() == 0
 NOBODY: Final = pwd.getpwnam("nobody")
 GROUP: Final = next(one for one in grp.getgrall() if one.gr_gid not in (0, NOBODY.pw_gid)) if IS_ROOT else grp.getgrgid(os.getegid())
-"""One that this user can give files to, and that `nobody` is not in."""
+"""A group that this user can assign to files, and of which `nobody` is not a member."""
 
 
 def become_another(*, is_member: bool) -> None:
-    """This process, a forked or spawned one, is another user's from now on: a member of GROUP, or of no group that anybody has."""
+    """Change the user of this (forked or spawned) process, to a member of GROUP or of no group."""
     if IS_ROOT:
         os.setgroups([GROUP.gr_gid] if is_member else [])
         os.setgid(NOBODY.pw_gid)
@@ -27,7 +30,7 @@ def become_another(*, is_member: bool) -> None:
 
 @contextmanager
 def common_folder() -> Iterator[Path]:
-    """A new one that every user can enter; pytest's are below one of this user's own."""
+    """Create a folder that every user can enter, unlike pytest's."""
     folder = Path(tempfile.mkdtemp(prefix="kvstore-"))
     folder.chmod(0o755)
     try:
@@ -38,7 +41,7 @@ def common_folder() -> Iterator[Path]:
 
 @contextmanager
 def shut_out(folder: Path) -> Iterator[None]:
-    """Inside, whoever is no member cannot enter the folder; nor can its owner, where the tests are not run by root."""
+    """Context in which non-members cannot enter the folder. Without root its owner cannot either."""
     mode = folder.stat().st_mode
     if not IS_ROOT:
         folder.chmod(0)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.harness import cpu_ns
-from kvstore.cli.replay import show_trouble
+from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_most
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
@@ -21,7 +21,7 @@ DEADLINE_S: Final = 60.0
 
 
 def rows() -> Iterator[BenchRow]:
-    with LocalCluster(ClusterPlan(is_private=True, dram="64MiB"), on_log=show_trouble) as cluster:
+    with LocalCluster(ClusterPlan(is_private=True, dram="64MiB"), on_log=show_warning) as cluster:
         cluster.wait_warm()
         with Client(cluster.address, deadline_s=DEADLINE_S) as client:
             keys = _put_pinned(client)

@@ -1,1 +1,1 @@
-"""Parts of commands: embedded clusters, checks of `doctor`, benchmarks, replay, tables."""
+"""Parts of the commands: local clusters, checks of `doctor`, benchmarks, replay, tables."""

@@ -1,7 +1,7 @@
-"""Benchmark of a cluster on this host as a client sees it: bytes a second against memcpy in the same rounds, latencies of single calls.
+"""Benchmark of a cluster through a Client on this host: throughput compared with memcpy, and latency of single calls.
 
-Ratios are of medians of rounds that alternate, so that a machine whose speed drifts slows both alike. It measures through a Client
-like any engine would; the daemons are other processes.
+Rounds of both alternate and ratios are of their medians, so a drift of the machine's speed affects both alike. The daemons are other
+processes.
 """
 
 import os
@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 BLOCKS: Final = 32
 BLOCK_BYTES: Final = 1 << 20
 ROUNDS: Final = 16
-"""32 MiB each: 512 MiB of values, so that neither side stays in a processor's cache."""
+"""Rounds of 32 MiB: 512 MiB of values, more than a processor's cache."""
 NEEDED_DRAM_BYTES: Final = 640 << 20
 CALLS: Final = 2000
 SMALL_BYTES: Final = 4096
@@ -39,7 +39,7 @@ SLEEPS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One figure. `met` is None where there is no aim to meet."""
+    """One figure. `met` is None for a figure without an aim."""
 
     name: str
     value: float
@@ -57,7 +57,7 @@ def at_most(name: str, value: float, unit: str, aim: float) -> BenchRow:
 
 
 def table(rows: Sequence[BenchRow]) -> Table:
-    """One line a row; whether its aim was met in words and colour."""
+    """Return a table of the rows, with the verdict on each aim."""
     found = new_table("figure", "value", "unit", "aim", "", right=("value",))
     for row in rows:
         verdict = Text("") if row.met is None else Text("met", "green") if row.met else Text("missed", "red")
@@ -66,14 +66,14 @@ def table(rows: Sequence[BenchRow]) -> Table:
 
 
 def measure(client: Client, control: Control) -> Iterator[BenchRow]:
-    """All figures, as they come. Wants NEEDED_DRAM_BYTES of DRAM that this tenant has not used yet; removes what it put."""
+    """Yield all figures as they are measured. Needs NEEDED_DRAM_BYTES of DRAM that this tenant has not used yet; removes its blocks."""
     yield from throughput(client)
     yield from latency(client)
     yield huge_pages(control.status())
 
 
 def huge_pages(status: pb.StatusReply) -> BenchRow:
-    """What the hosts give the nodes: rows of fresh memory depend on it."""
+    """Share of the nodes' DRAM in huge pages, on which the figures for fresh memory depend."""
     tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
     reasons = sorted({tier.not_huge_reason for tier in tiers if tier.not_huge_reason})
     share = sum(tier.huge_bytes for tier in tiers) / max(sum(tier.capacity_bytes for tier in tiers), 1)
@@ -81,7 +81,7 @@ def huge_pages(status: pb.StatusReply) -> BenchRow:
 
 
 def throughput(client: Client) -> Iterator[BenchRow]:
-    """Batches of large values into fresh and into used memory of the node and back, against memcpy in one thread; many small ones."""
+    """Batches of large values compared with memcpy in one thread, for fresh and used node memory; batches of small values."""
     yield from large_batches(client, BLOCKS, BLOCK_BYTES)
     yield from large_batches(client, BLOCKS // 4, 4 * BLOCK_BYTES)
     yield from small_batches(client)
@@ -113,7 +113,7 @@ def large_batches(client: Client, count: int, size_bytes: int) -> Iterator[Bench
 
 
 def small_batches(client: Client) -> Iterator[BenchRow]:
-    """Values of 4 KiB by the thousand, in one array: blocks a second."""
+    """Batches of 4,096 values of 4 KiB, in blocks per second."""
     rows = np.random.default_rng(2).integers(0, 256, (SMALL_BLOCKS, SMALL_BYTES), dtype=np.uint8)
     keys = [[os.urandom(16) for _ in range(SMALL_BLOCKS)] for _ in range(SMALL_ROUNDS)]
     with forgotten(client, keys):
@@ -132,7 +132,7 @@ def small_batches(client: Client) -> Iterator[BenchRow]:
 
 
 def latency(client: Client) -> Iterator[BenchRow]:
-    """Median microseconds of single calls."""
+    """Median latencies of single calls, in microseconds."""
     large, middle = os.urandom(16), os.urandom(16)
     keys = [os.urandom(16) for _ in range(2 * CALLS + SLEEPS)]
     with forgotten(client, [[*keys, large, middle]]):
@@ -141,9 +141,9 @@ def latency(client: Client) -> Iterator[BenchRow]:
 
 def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes]) -> Iterator[BenchRow]:
     client.put_batch([large, middle], [np.ones(4 << 20, np.uint8), np.ones(64 << 10, np.uint8)])
-    large_us, middle_us = alternate(lambda: look_at(client, large), lambda: look_at(client, middle))
+    large_us, middle_us = alternate(lambda: view_once(client, large), lambda: view_once(client, middle))
     yield at_most("view of 4 MiB, p50", large_us, "us", 8)
-    yield at_most("view of 4 MiB after 2 ms of sleep, p50", after_sleep(lambda: look_at(client, large)), "us", 40)
+    yield at_most("view of 4 MiB after 2 ms of sleep, p50", after_sleep(lambda: view_once(client, large)), "us", 40)
     yield at_most("view of 4 MiB / of 64 KiB", large_us / middle_us, "ratio", 1.1)
     value, buffer = os.urandom(SMALL_BYTES), bytearray(SMALL_BYTES)
     todo = iter(keys)
@@ -164,13 +164,13 @@ def latency_of(client: Client, large: bytes, middle: bytes, keys: Sequence[bytes
 
 
 def rounds(ours: Callable[[int], None], peer: Callable[[int], None]) -> tuple[list[float], list[float]]:
-    """Seconds of each round of both, in turn."""
+    """Run both functions alternately; return the seconds of each round of either."""
     taken = [(seconds(partial(ours, i)), seconds(partial(peer, i))) for i in range(ROUNDS)]
     return [ours_s for ours_s, _ in taken], [peer_s for _, peer_s in taken]
 
 
 def microseconds(function: Callable[[], object], *, calls: int | None = None, pause_s: float = 0.0) -> float:
-    """The median of `calls` calls (default: CALLS), each after a pause."""
+    """Return the median of `calls` calls (default: CALLS), each after a pause."""
     taken = []
     for _ in range(calls or CALLS):
         if pause_s:
@@ -180,7 +180,7 @@ def microseconds(function: Callable[[], object], *, calls: int | None = None, pa
 
 
 def after_sleep(function: Callable[[], object]) -> float:
-    """The median of calls that each follow 2 ms of sleep: what is in no cache then."""
+    """Return the median of calls after 2 ms of sleep each, that is with cold processor caches."""
     return microseconds(function, calls=SLEEPS, pause_s=0.002)
 
 
@@ -195,7 +195,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def alternate(first: Callable[[], None], second: Callable[[], None]) -> tuple[float, float]:
-    """Medians in microseconds of two functions called in turn."""
+    """Call two functions alternately; return their medians in microseconds."""
     taken = [(seconds(first), seconds(second)) for _ in range(CALLS)]
     medians = [statistics.median(times) * 1e6 for times in zip(*taken, strict=True)]
     return medians[0], medians[1]
@@ -203,12 +203,12 @@ def alternate(first: Callable[[], None], second: Callable[[], None]) -> tuple[fl
 
 def put_all(client: Client, keys: Sequence[bytes], sources: Sequence[Bytes] | Bytes) -> None:
     if not all(client.put_batch(keys, sources)):
-        raise AssertionError("a new key was there already")
+        raise AssertionError("a new key existed already")
 
 
 def get_all(client: Client, keys: Sequence[bytes], buffers: Any) -> None:
     if None in client.get_batch_into(keys, buffers):
-        raise AssertionError(f"a block is gone: the benchmark needs {NEEDED_DRAM_BYTES >> 20} MiB of DRAM for itself")
+        raise AssertionError(f"a block was evicted: the benchmark needs {NEEDED_DRAM_BYTES >> 20} MiB of DRAM for itself")
 
 
 def copy_all(destinations: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
@@ -216,15 +216,15 @@ def copy_all(destinations: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
         destination[:] = source
 
 
-def look_at(client: Client, key: bytes) -> None:
+def view_once(client: Client, key: bytes) -> None:
     with client.view(key) as memory:
         if memory is None:
-            raise AssertionError("the block is gone")
+            raise AssertionError("the block was evicted")
 
 
 @contextmanager
 def forgotten(client: Client, keys: Sequence[Sequence[bytes]]) -> Iterator[None]:
-    """Nothing of them is there at the end, and where one interrupts: no namespace has them, by which they could be found and removed."""
+    """Remove the keys on exit, also after an interrupt: they are in no namespace by which they could be removed later."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""Capacity plan of a model, its GPUs and its users: what fits, when reuse pays, what strategies do, what a trace hits. It measures nothing.
+"""Capacity plan of a model, its GPUs and its users: capacity by tier, break-even of reuse, strategies for a full cache, trace hits.
 
-Sizes are of any model that kvcache/models/spec.py knows; times only of those that the dense layer model of
+Everything is computed, nothing measured. Sizes cover all models of kvcache/models/spec.py; times only the dense models that
 scheduler/estimators/analytic.py describes.
 """
 
@@ -16,7 +16,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.jobs import PolicyJob, PolicyRow
 from kvstore.lab.pressure.capacity import DEFAULT_RESERVE_BYTES, HbmCapacity, TierCapacity, hbm_capacity, tier_capacities
 from kvstore.lab.pressure.load import UserLoad
-from kvstore.lab.pressure.model import LoadOutcome, relieve
+from kvstore.lab.pressure.model import LoadOutcome, simulate_load
 from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, QuantisedTimes, ServingModel
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument
@@ -25,36 +25,36 @@ from kvstore.scheduler.reuse import break_even
 from kvstore.tiers.policies.by_name import DEFAULT_POLICY
 
 PREFIX_TOKENS: Final = (512, 2048, 8192, 32768, 131072)
-"""For which reuse is compared with recomputing, beside the context of the plan."""
+"""Prefix lengths for which fetching is compared with computing, in addition to the plan's context."""
 LOAD_LEVELS: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-"""Of the users of the plan, for curves."""
+"""Multiples of the plan's users, for curves."""
 
 TRACE_BLOCK_TOKENS: Final = 512
-"""Of a block of the public traces."""
+"""Tokens of a block of the public traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """What is planned. Raises InvalidArgument for a bandwidth that is none."""
+    """Inputs of a capacity plan. Raises InvalidArgument unless the NIC's bandwidth is positive."""
 
     model: ModelFacts
     gpu: GpuFacts
     spec: CacheSpec
-    """Of the model's cache as it is stored."""
+    """The model's cache as stored."""
     load: UserLoad
     lower_tiers: Sequence[LowerTier]
     """Below HBM, fastest first."""
     nic_bytes_per_s: float
-    """Of all GPUs together: from another node."""
+    """From other nodes, all GPUs together."""
     tp: int = 1
     pp: int = 1
     weight_bytes: int = 0
-    """Of the whole model; 0: of all its matrices."""
+    """Of the whole model; 0: sum of its matrices."""
     reserve_bytes: int = DEFAULT_RESERVE_BYTES
     mfu: float = DEFAULT_MFU
     hbm_efficiency: float = DEFAULT_HBM_EFFICIENCY
     seed: int = 0
-    """Of what users ask."""
+    """Seed of the simulated users."""
 
     def __post_init__(self) -> None:
         if not self.nic_bytes_per_s > 0:
@@ -66,7 +66,7 @@ class PlanInputs:
 
     @property
     def bandwidths(self) -> dict[str, float]:
-        """From where a prefix may be fetched, and at how many bytes a second."""
+        """Source of a prefix (lower tiers, NIC) -> bytes per second."""
         return {**{tier.name: tier.bytes_per_s for tier in self.lower_tiers}, "NIC": self.nic_bytes_per_s}
 
     @property
@@ -77,14 +77,14 @@ class PlanInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computing:
-    """What it takes to compute a prefix instead of fetching it."""
+    """Cost of computing a prefix instead of fetching it."""
 
     seconds: float
     """By the layer model."""
     needed_bytes_per_s: float
-    """At which fetching takes as long."""
+    """Break-even bandwidth: fetching takes as long."""
     inequality_bytes_per_s: float
-    """The same by Mooncake's inequality, which knows four figures of the model and takes GPUs at their peak."""
+    """Break-even bandwidth by Mooncake's inequality, which uses four figures of the model and peak FLOPS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,31 +94,31 @@ class Reuse:
     prefix_tokens: int
     size_bytes: float
     fetch_s: Mapping[str, float]
-    """By where it is."""
+    """Source -> seconds."""
     compute: Computing | None
     """None for a model that the layer model does not describe."""
 
     def pays(self, source: str) -> bool | None:
-        """Whether fetching from there is sooner than computing; None where that is not known."""
+        """Return whether fetching from `source` is faster than computing; None if the compute time is unknown."""
         return None if self.compute is None else self.fetch_s[source] < self.compute.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
-    """What came of a setup."""
+    """Result of `make_plan`."""
 
     setup: PlanInputs
     hbm: HbmCapacity
     tiers: Sequence[TierCapacity]
     reuse: Sequence[Reuse]
     outcomes: Sequence[LoadOutcome]
-    """A strategy each; none where there are no times."""
+    """One per strategy; empty without times."""
     no_times: str
-    """Why there are no times; empty where there are."""
+    """Reason why there are no times, or ""."""
 
 
 def make_plan(setup: PlanInputs) -> CapacityPlan:
-    """Raises ConfigError for a model that does not fit, InvalidArgument for figures that are out of range."""
+    """Compute the plan. Raises ConfigError for a model that does not fit, InvalidArgument for figures out of range."""
     hbm = capacity_of(setup)
     return CapacityPlan(
         setup=setup,
@@ -131,7 +131,7 @@ def make_plan(setup: PlanInputs) -> CapacityPlan:
 
 
 def capacity_of(setup: PlanInputs) -> HbmCapacity:
-    """Raises ConfigError for a model that does not fit, InvalidArgument if it cannot be divided so."""
+    """Return the HBM capacity. Raises ConfigError for a model that does not fit, InvalidArgument if `tp` or `pp` does not divide it."""
     return hbm_capacity(
         setup.spec,
         weight_bytes=setup.weight_bytes or setup.model.weight_bytes,
@@ -143,14 +143,14 @@ def capacity_of(setup: PlanInputs) -> HbmCapacity:
 
 
 def why_no_times(model: ModelFacts) -> str:
-    """What of the model the layer model does not describe; empty where it does."""
+    """Return why the layer model does not describe the model, or ""."""
     if not model.specials:
         return ""
     return f"no times: {model.name} has {' and '.join(model.specials)}, which the layer model does not describe"
 
 
 def reuse_of(setup: PlanInputs, prefix_tokens: int) -> Reuse:
-    """Of a prefix of so many tokens."""
+    """Compare fetching with computing for a prefix of this length."""
     size_bytes = setup.spec.sequence_bytes(prefix_tokens)
     times = _times(setup)
     return Reuse(
@@ -162,7 +162,7 @@ def reuse_of(setup: PlanInputs, prefix_tokens: int) -> Reuse:
 
 
 def outcomes_of(setup: PlanInputs, users: int) -> list[LoadOutcome]:
-    """What each strategy makes of so many users; nothing where there are no times."""
+    """Simulate this number of users under each strategy. Empty without times."""
     times = _times(setup)
     if times is None:
         return []
@@ -173,21 +173,21 @@ def outcomes_of(setup: PlanInputs, users: int) -> list[LoadOutcome]:
         lower_tiers=setup.lower_tiers,
     )
     load = replace(setup.load, users=users)
-    return [relieve(server, strategy, load, Random(setup.seed)) for strategy in STRATEGIES]
+    return [simulate_load(server, strategy, load, Random(setup.seed)) for strategy in STRATEGIES]
 
 
 def levels(users: int) -> list[int]:
-    """Numbers of users for curves around that of a plan, ascending."""
+    """Return numbers of users for curves, ascending, around the plan's."""
     return sorted({max(1, round(users * level)) for level in LOAD_LEVELS})
 
 
 def users_in_hbm(plan: CapacityPlan) -> int:
-    """Of the plan's users, those whose contexts fit in HBM at once."""
+    """Return how many of the plan's users have contexts that fit in HBM at once."""
     return min(plan.setup.load.users, plan.hbm.sequences(plan.setup.load.context_tokens))
 
 
 def sequence_curve(setup: PlanInputs, contexts: Iterable[int]) -> dict[str, list[int]]:
-    """By tier, sequences that it and all above it hold, at each of these contexts."""
+    """Return tier -> sequences that it and all tiers above hold, for each context length."""
     hbm = capacity_of(setup)
     found: dict[str, list[int]] = {}
     for context_tokens in contexts:
@@ -206,16 +206,16 @@ def _computing(setup: PlanInputs, times: AnalyticModel, prefix_tokens: int, size
 
 
 def _times(setup: PlanInputs) -> AnalyticModel | None:
-    """None for a model that it does not describe."""
+    """The layer model, or None if it does not describe the model."""
     if why_no_times(setup.model):
         return None
-    # Whether the model fits is capacity_of's to say, by a reserve of its own. Times do not depend on how large the memory is.
-    roomy = replace(setup.gpu, hbm_bytes=2 * (setup.gpu.hbm_bytes + setup.model.weight_bytes))
-    return AnalyticModel(setup.model, roomy, gpus=setup.gpus, mfu=setup.mfu, hbm_efficiency=setup.hbm_efficiency)
+    # capacity_of checks whether the model fits, with its own reserve. Times do not depend on the size of the memory.
+    enlarged = replace(setup.gpu, hbm_bytes=2 * (setup.gpu.hbm_bytes + setup.model.weight_bytes))
+    return AnalyticModel(setup.model, enlarged, gpus=setup.gpus, mfu=setup.mfu, hbm_efficiency=setup.hbm_efficiency)
 
 
 def _share(setup: PlanInputs) -> float:
-    """Bytes of the cache as it is stored over those of the model's own dtype."""
+    """Bytes of the cache as stored, over its bytes in the model's own dtype."""
     plain = CacheSpec.of_model(setup.model, block_tokens=setup.spec.block_tokens, scheme=NONE)
     return setup.spec.bytes_per_token / plain.bytes_per_token
 
@@ -226,27 +226,27 @@ class TraceHits:
 
     name: str
     total_blocks: int
-    """That it and all tiers above hold."""
+    """Capacity of this tier and all above."""
     total_ratio: float
-    """Of the trace's blocks, hit in one cache of so many."""
+    """Prefix hit ratio of one cache with `total_blocks`."""
     added_ratio: float
-    """More than the tiers above hit."""
+    """`total_ratio` minus that of the tier above."""
 
 
 def blocks_of(plan: CapacityPlan) -> dict[str, int]:
-    """By tier the trace's blocks that it and all above it hold."""
+    """Return tier -> trace blocks that it and all tiers above hold."""
     block_bytes = replace(plan.setup.spec, block_tokens=TRACE_BLOCK_TOKENS).block_bytes
     return {tier.name: tier.total_bytes // block_bytes for tier in plan.tiers}
 
 
 def trace_hits(plan: CapacityPlan, requests: Sequence[TraceRequest], *, on_done: Callable[[], None] = lambda: None) -> list[TraceHits]:
-    """The trace through a cold cache as large as HBM, as HBM and the next tier, and so on, under the policy that a node has by default.
+    """Replay the trace through a cold cache of the size of HBM, of HBM and the next tier, and so on, with a node's default policy.
 
-    Tiers in turn are taken for one cache that keeps what is used most in its fastest part. All of HBM's room for KV cache counts, as if
-    no request were being served. `on_done` as in lab's run_jobs. Raises what run_jobs raises.
+    Tiers are treated as one cache whose fastest part has the hottest blocks. HBM's whole KV cache counts, as if no request were being
+    served. `on_done` and errors are those of lab.runs.run_jobs.
     """
     blocks = blocks_of(plan)
-    # A cache with room for all is as good as one with more, and one without room for a block has no hit.
+    # More capacity than the trace's blocks adds nothing, and capacity 0 has no hits.
     unique = len({block for request in requests for block in request.hash_ids})
     sizes = {min(count, unique) for count in blocks.values()} - {0}
     rows = run_jobs([PolicyJob(DEFAULT_POLICY, size) for size in sorted(sizes)], requests, on_done=on_done)

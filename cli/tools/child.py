@@ -1,4 +1,4 @@
-"""One daemon as a child process: started, listened to, stopped. It knows daemons only by their module's name and their JSON lines."""
+"""One daemon as a child process: start, JSON events on standard output, log lines on standard error, stop."""
 
 import contextlib
 import json
@@ -15,16 +15,16 @@ from typing import IO, Any, Final, Protocol
 from kvstore.protocol.errors import Broken, ConfigError, DeadlineExceeded
 
 MISUSE_STATUS: Final = 2
-"""Exit status of a daemon whose settings cannot be met."""
-LAST_WORDS: Final = re.compile(r"kvstore-\w+: error: (.*)")
-"""What a daemon says when it ends because it cannot do what it was told."""
+"""Exit status of a daemon with invalid settings."""
+ERROR_LINE: Final = re.compile(r"kvstore-\w+: error: (.*)")
+"""Line that a daemon prints before it exits with an error."""
 STOP_DEADLINE_S: Final = 20.0
-"""On top of what the daemon said that it may need (`stop_s` of its first line)."""
+"""Added to the time that the daemon announced for its shutdown (`stop_s` of its events)."""
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
 
 
 class ProcessHandle(Protocol):
-    """What a Child needs of the process that it is told of: `subprocess.Popen[str]` has it."""
+    """The part of `subprocess.Popen[str]` that a Child uses."""
 
     @property
     def pid(self) -> int: ...
@@ -38,7 +38,7 @@ class ProcessHandle(Protocol):
 
 
 def launched(module: str, arguments: Sequence[str], *, environment: Mapping[str, str]) -> ProcessHandle:
-    """The module as a program that gets SIGTERM when the thread ends that calls this. It has a process group of its own."""
+    """Start the module as a process of its own process group. It gets SIGTERM when the calling thread ends."""
     program = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(_LAUNCHER), str(os.getpid()), *program],
@@ -53,13 +53,14 @@ def launched(module: str, arguments: Sequence[str], *, environment: Mapping[str,
 
 
 OnLog = Callable[[str, str], None]
-"""Called with (name of the child, line of its standard error) in a thread of the child's."""
+"""Called with (name of the child, line of its standard error) in the child's log thread."""
 
 
 class Child:
-    """A running daemon. Start it in a thread that outlives it: the daemon gets SIGTERM when that thread ends, however it ends.
+    """A running daemon. The daemon gets SIGTERM when the thread that created the Child ends, so that thread must outlive it.
 
-    It has a process group of its own, so that Ctrl-C reaches only the starter, which stops its children in the right order.
+    The daemon has its own process group: Ctrl-C reaches only the parent, which stops its children in the right order. Two reader threads
+    collect events and log lines.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class Child:
         on_end: Callable[["Child"], None],
         start: Callable[..., ProcessHandle] = launched,
     ) -> None:
-        """Starts it, by `start`. `on_end` is called, in a thread, when the process has ended for whatever reason."""
+        """Starts the process. `on_end` is called in a reader thread when the process has ended, for any reason."""
         self.name = name
         self._on_log = on_log
         self._on_end = on_end
-        self._last_line = self._last_words = ""
-        self._is_asked = False
+        self._last_line = self._error = ""
+        self._is_stopping = False
         self._facts: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._ended = False
@@ -93,7 +94,7 @@ class Child:
         return self._process.pid
 
     def facts(self, event: str, *, deadline_s: float) -> dict[str, Any]:
-        """Wait for the JSON line {"event": event, ...}. Raises ConfigError or Broken when it ends instead, DeadlineExceeded."""
+        """Wait for the JSON line {"event": event, ...}. Raises ConfigError or Broken if the process ends first, DeadlineExceeded."""
         with self._changed:
             self._changed.wait_for(lambda: event in self._facts or self._ended, deadline_s)
             if event in self._facts:
@@ -103,24 +104,26 @@ class Child:
         raise self.failure()
 
     def failure(self) -> ConfigError | Broken:
-        """Why it ended, once it has: its own last words, or the signal."""
+        """Wait for the end of the process and return its cause: the daemon's error line, or the signal."""
         status = self._process.wait()
-        said = self._last_words or self._last_line
+        message = self._error or self._last_line
         if status == MISUSE_STATUS:
-            return ConfigError(f"{self.name}: {said}")
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return Broken(f"{self.name} (pid {self.pid}) {how}" + (f": {said}" if said and status > 0 else ""))
+            return ConfigError(f"{self.name}: {message}")
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        return Broken(f"{self.name} (pid {self.pid}) {how}" + (f": {message}" if message and status > 0 else ""))
 
-    def ask_to_stop(self) -> None:
-        """SIGTERM, once: a second one has a node end at once, and what it was writing down is lost. One that has ended is left alone."""
-        if not self._is_asked:
-            self._is_asked = True
+    def terminate(self) -> None:
+        """Send SIGTERM once. A second SIGTERM would make a node exit without saving its blocks."""
+        if not self._is_stopping:
+            self._is_stopping = True
             self._process.terminate()
 
     def stop(self, deadline_s: float | None = None) -> bool:
-        """As `ask_to_stop`, and SIGKILL when that does not end it in time: False then. None: STOP_DEADLINE_S and what it said that it may
-        need."""
-        self.ask_to_stop()
+        """Send SIGTERM, and SIGKILL after the deadline; False if SIGKILL was needed.
+
+        None: STOP_DEADLINE_S plus the time that the daemon announced.
+        """
+        self.terminate()
         try:
             self._process.wait(STOP_DEADLINE_S + self._stop_s() if deadline_s is None else deadline_s)
         except subprocess.TimeoutExpired:
@@ -131,11 +134,11 @@ class Child:
 
     def _stop_s(self) -> float:
         with self._changed:
-            told = [facts.get("stop_s", 0) for facts in self._facts.values()]
-        return max((float(seconds) for seconds in told if isinstance(seconds, (int, float))), default=0.0)
+            announced = [facts.get("stop_s", 0) for facts in self._facts.values()]
+        return max((float(seconds) for seconds in announced if isinstance(seconds, (int, float))), default=0.0)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would be."""
+        """Send SIGKILL, as a simulated crash, and wait for the end."""
         self._process.kill()
         self._process.wait()
         self._close()
@@ -164,8 +167,8 @@ class Child:
     def _read_log(self) -> None:
         for line in _lines(self._process.stderr):
             self._last_line = line
-            if match := LAST_WORDS.fullmatch(line):
-                self._last_words = match[1]  # told by `failure`; once is enough
+            if match := ERROR_LINE.fullmatch(line):
+                self._error = match[1]  # reported by `failure`, so not logged as well
             else:
                 self._on_log(self.name, line)
 

@@ -1,7 +1,7 @@
-"""A whole cluster of this machine for one program: a master and its nodes, each a process of its own.
+"""Local cluster for one program: a master and its nodes as child processes.
 
-It ends with the program, whatever ends that. The daemons are started by their modules' names and told by flags; what is not given here
-they take from their own settings (`KVSTORE_*`, the TOML file).
+The cluster ends with the program, even if that is killed. Daemons get their settings by flags; settings that are not given come from
+`KVSTORE_*` variables and the TOML file.
 """
 
 import contextlib
@@ -25,30 +25,30 @@ from kvstore.rpc.address import Address
 from kvstore.rpc.deadline import Deadline
 
 START_DEADLINE_S: Final = 30.0
-"""For a daemon to listen; what it recovers from NVMe is read before."""
+"""For a daemon to listen; a node reads its NVMe records before."""
 STALL_DEADLINE_S: Final = 60.0
+"""Without progress of a daemon that listens. A node registers within seconds and reports each second how much memory it has touched."""
 NODE_DIED: Final = "[node_died "
-"""In the log of a master that is told to stop behind its nodes: nothing to tell anybody of."""
-"""For a sign of progress of a daemon that listens. A node registers within seconds and reports each second what memory it touched."""
+"""Event in the master's log that is expected, and dropped, while the cluster is stopped."""
 PROGRESS_INTERVAL_S: Final = 0.25
 MAX_NODES: Final = 64
 WILDCARDS: Final = ("0.0.0.0", "[::]")
 LONG_DEMOTION_WAIT_S: Final = "60"
-"""`demotion_wait_s` that drops no block, however slow the disk is: DRAM of a few MiB has no room for a burst."""
+"""`demotion_wait_s` long enough that no block is dropped on a slow disk: a DRAM tier of a few MiB cannot absorb a burst."""
 
 OnProgress = Callable[[int, int], None]
-"""Called with bytes of DRAM touched so far, and to be touched."""
+"""Called with the bytes of DRAM touched so far, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to start. Texts as in the daemons' flags, "" for what they take from their own settings. Sizes are those of each node."""
+    """Flags of the daemons to start; "" leaves a setting to its other sources. Sizes are per node."""
 
     listen: str = ""
     memory: str = ""
     dram: str = ""
     nvme: str = ""
-    """DIR:SIZE; with more than one node each has DIR/NAME. For a private cluster SIZE alone will do: in a temporary folder."""
+    """DIR:SIZE; with several nodes each uses DIR/NAME. A private cluster may give SIZE alone, for a temporary folder."""
     hbm: str = ""
     nodes: int = 1
     catalog: str = ""
@@ -57,19 +57,18 @@ class ClusterPlan:
     demotion_wait_s: str = ""
     config: str = ""
     is_private: bool = False
-    """For this program alone: on free ports of the loopback, sockets in a temporary folder, KVSTORE_* variables ignored."""
+    """Use free loopback ports and a temporary folder for sockets, and ignore KVSTORE_* variables."""
 
 
 class LocalCluster:
-    """A context manager: running and known to the master inside, gone afterwards. Used by the thread that starts it, which must
-    live as long: a child is ended when the thread that started it is."""
+    """Context manager that starts the daemons and stops them on exit. For one thread, which must outlive the cluster (see Child)."""
 
     def __init__(self, plan: ClusterPlan, *, on_log: OnLog, start: Callable[..., ProcessHandle] = launched) -> None:
-        """Raises ConfigError for a number of nodes outside [1, MAX_NODES]. `on_log` is called in other threads, `start` as a Child's."""
+        """Raises ConfigError for a number of nodes outside [1, MAX_NODES]. `on_log` is called in other threads; `start` as for Child."""
         if not 1 <= plan.nodes <= MAX_NODES:
-            raise ConfigError(f"nodes is {plan.nodes}: an embedded cluster has 1 to {MAX_NODES}")
+            raise ConfigError(f"nodes is {plan.nodes}: a local cluster has 1 to {MAX_NODES}")
         self._plan = plan
-        self._tell_log = on_log
+        self._forward_log = on_log
         self._is_closing = False
         self._start_process = start
         self._ended: queue.SimpleQueue[Child] = queue.SimpleQueue()
@@ -78,14 +77,14 @@ class LocalCluster:
         self._master: Child | None = None
         self.nodes: list[Child] = []
         self.address = ""
-        """Where clients connect."""
+        """For clients."""
         self.control_address = ""
-        """The master's control plane, gRPC."""
+        """Of the master's control plane (gRPC)."""
         self.console_address = ""
-        """The console's, for a browser; "" for none."""
+        """URL of the console; "" for none."""
 
     def __enter__(self) -> "LocalCluster":
-        """Start the daemons until they listen. Raises ConfigError or Broken with a daemon's own words; nothing is left running."""
+        """Start the daemons and wait until they listen. Raises ConfigError or Broken with the daemon's error, after stopping all."""
         try:
             if self._plan.is_private:
                 self._folder = tempfile.TemporaryDirectory(prefix="kvstore-")
@@ -110,65 +109,69 @@ class LocalCluster:
         return self._master.pid
 
     def control(self) -> Control:
-        """The master's control plane; the caller closes it. Who this program is there, its own settings say."""
+        """Connect to the master's control plane with this program's credentials. The caller closes it."""
         if self._plan.is_private:
             return Control(self.control_address, ClientSettings())
         return Control(self.control_address, load_settings(ClientSettings, SECTION, flags={}, config=self._plan.config or None))
 
     def wait_ready(self) -> None:
-        """Wait until the master knows all nodes: clients can put and get. Their DRAM is still being touched. Raises as `check`, and
-        DeadlineExceeded when a node takes longer than STALL_DEADLINE_S."""
+        """Wait until all nodes have registered, so that clients can put and get. Their DRAM may still be being touched.
+
+        Raises as `check`, and DeadlineExceeded after STALL_DEADLINE_S.
+        """
         deadline = Deadline(STALL_DEADLINE_S)
         for node in self.nodes:
-            while not _has_said(node, "ready"):
+            while not _has_event(node, "ready"):
                 self.check()
                 if deadline.left_s() <= 0:
                     raise DeadlineExceeded(f"{node.name} is not ready after {STALL_DEADLINE_S:g} s")
 
     def wait_warm(self, on_progress: OnProgress = lambda done, whole: None) -> None:
-        """Wait until all DRAM has been touched as well, however long that takes: first writes are as fast as they will be. Raises as
-        `check`, and DeadlineExceeded when nothing happens for STALL_DEADLINE_S."""
+        """Wait until all DRAM has been touched, so that first writes are not slowed by page faults.
+
+        Raises as `check`, and DeadlineExceeded after STALL_DEADLINE_S without progress.
+        """
         self.wait_ready()
         done_bytes, since_s = -1, time.monotonic()
         with self.control() as control:
             for node in self.nodes:
-                while not _has_said(node, "warm"):
+                while not _has_event(node, "warm"):
                     self.check()
                     touched_bytes, whole_bytes = _dram_touched(control)
                     on_progress(touched_bytes, whole_bytes)
                     if touched_bytes > done_bytes:
                         done_bytes, since_s = touched_bytes, time.monotonic()
                     if time.monotonic() - since_s > STALL_DEADLINE_S:
-                        raise DeadlineExceeded(f"no DRAM of {node.name} was touched for {STALL_DEADLINE_S:g} s, and some is left")
+                        raise DeadlineExceeded(f"{node.name} has touched no DRAM for {STALL_DEADLINE_S:g} s, and some is left")
 
     def wait_for_end(self) -> None:
-        """Wait until a daemon ends by itself, and raise why: ConfigError or Broken."""
+        """Wait until a daemon exits unexpectedly, and raise the cause: ConfigError or Broken."""
         while True:
-            # In short waits: a signal that comes just before a wait begins is not noticed by Python until that wait is over.
+            # Short waits: Python handles a signal that arrives just before a wait begins only after that wait.
             with contextlib.suppress(queue.Empty):
                 raise self._ended.get(timeout=PROGRESS_INTERVAL_S).failure()
 
     def check(self, *, wait_s: float = 0.0) -> None:
-        """Raises ConfigError or Broken when a daemon has ended by itself, or does within `wait_s`."""
+        """Raise ConfigError or Broken if a daemon has exited unexpectedly, or does within `wait_s`."""
         with contextlib.suppress(queue.Empty):
             raise self._ended.get(timeout=wait_s).failure()
 
     def kill_node(self, index: int) -> None:
-        """SIGKILL, as a crash would be."""
+        """Kill a node with SIGKILL, as a simulated crash."""
         self._expected.add(self.nodes[index])
         self.nodes[index].kill()
 
     def restart_node(self, index: int) -> None:
-        """Start a node that was killed, with the same name and tiers, until it listens. Raises as `__enter__`; see `wait_ready`."""
+        """Start a killed node again with the same name and tiers, and wait until it listens. Raises as `__enter__`; see `wait_ready`."""
         self.nodes[index] = self._start_node(index)
         self.nodes[index].facts("serving", deadline_s=START_DEADLINE_S)
 
     def close(self) -> None:
-        """Stop the nodes, all at once, then the master; SIGKILL for one that takes too long. A second close is a no-op."""
+        """Stop the nodes in parallel, then the master, with SIGKILL after a deadline. Idempotent."""
         self._is_closing = True
         self._expected.update(self.nodes)
         for node in self.nodes:
-            node.ask_to_stop()
+            node.terminate()
         for node in self.nodes:
             node.stop()
         if self._master is not None:
@@ -180,7 +183,7 @@ class LocalCluster:
 
     def _on_log(self, name: str, line: str) -> None:
         if not (self._is_closing and NODE_DIED in line):
-            self._tell_log(name, line)
+            self._forward_log(name, line)
 
     def _start_node(self, index: int) -> Child:
         name = f"node-{index}"
@@ -196,7 +199,7 @@ class LocalCluster:
         )
 
     def _environment(self) -> dict[str, str]:
-        """A private cluster is what its plan says: it must not, say, take the NVMe folder of this machine's real node."""
+        """Environment of the daemons. A private cluster ignores KVSTORE_*: it must not use, say, the NVMe folder of a real node."""
         return {name: value for name, value in os.environ.items() if not (self._plan.is_private and name.startswith("KVSTORE_"))}
 
     def _master_arguments(self) -> list[str]:
@@ -219,7 +222,7 @@ class LocalCluster:
             demotion_wait_s=plan.demotion_wait_s,
             config=plan.config,
             run_dir=self._run_dir(),
-            drain_s="0" if self._is_nvme_temporary else "",  # nobody finds there what it would write down
+            drain_s="0" if self._is_nvme_temporary else "",  # saved blocks would be deleted with the folder
         )
 
     @property
@@ -235,13 +238,13 @@ class LocalCluster:
             folder = str(Path(self._folder.name, "nvme"))
         elif not folder or self._plan.nodes == 1:
             return self._plan.nvme
-        with contextlib.suppress(OSError):  # the node says what is wrong with it
+        with contextlib.suppress(OSError):  # the node reports the error
             os.mkdir(folder, 0o700)
         return f"{Path(folder, name)}:{size}"
 
 
-def _has_said(node: Child, event: str) -> bool:
-    """Whether the node has, or does within PROGRESS_INTERVAL_S."""
+def _has_event(node: Child, event: str) -> bool:
+    """Return whether the node has reported the event, or does within PROGRESS_INTERVAL_S."""
     try:
         node.facts(event, deadline_s=PROGRESS_INTERVAL_S)
     except DeadlineExceeded:
@@ -250,7 +253,7 @@ def _has_said(node: Child, event: str) -> bool:
 
 
 def _dram_touched(control: Control) -> tuple[int, int]:
-    """Bytes of DRAM touched, and of all DRAM. The master may not know the nodes yet, or be too busy to say."""
+    """Bytes of DRAM touched, and of all DRAM; zeros while the master does not respond."""
     try:
         tiers = [tier for node in control.status().nodes for tier in node.tiers if tier.name == "dram"]
     except KVStoreError:
@@ -259,19 +262,21 @@ def _dram_touched(control: Control) -> tuple[int, int]:
 
 
 def reachable(address: str) -> str:
-    """`address` as others reach it: for one on all interfaces, with the host that this machine sends from, else its loopback."""
+    """Replace a wildcard host by this machine's source address, or by loopback if it has no route. Other addresses are unchanged."""
     host, _, port = address.rpartition(":")
     if host not in WILDCARDS:
         return address
-    sends_from = _sends_from(socket.AF_INET, "192.0.2.1")
+    source = _source_address(socket.AF_INET, "192.0.2.1")
     if host == "[::]":
-        sends_from = sends_from or _sends_from(socket.AF_INET6, "2001:db8::1") or "::1"
-    return str(Address(sends_from or "127.0.0.1", int(port)))
+        source = source or _source_address(socket.AF_INET6, "2001:db8::1") or "::1"
+    return str(Address(source or "127.0.0.1", int(port)))
 
 
-def _sends_from(family: socket.AddressFamily, documentation: str) -> str:
-    """The address from which this machine sends to the world; "" where it cannot. `documentation` is an address of nobody (RFC 5737, RFC
-    3849), to which nothing is sent, so that the default route decides."""
+def _source_address(family: socket.AddressFamily, documentation: str) -> str:
+    """Source address of the default route; "" without one.
+
+    `documentation` is a reserved address (RFC 5737, RFC 3849). Connecting a UDP socket sends no packet.
+    """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((documentation, 9))
@@ -281,5 +286,5 @@ def _sends_from(family: socket.AddressFamily, documentation: str) -> str:
 
 
 def _flags(**values: str) -> list[str]:
-    """`--name=value` of those that are given. In one word: a value may begin with a dash."""
+    """Return `--name=value` for non-empty values; one word each, because a value may begin with a dash."""
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value]

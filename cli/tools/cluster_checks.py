@@ -1,6 +1,6 @@
-"""How the cluster that this machine belongs to fares, as far as a client sees it: its masters, etcd, releases, clocks and sockets.
+"""Checks of `kvstore doctor` on the cluster: masters, etcd, nodes, connections, releases, clocks and sockets.
 
-Each check says what mends it, as those of doctor.py do. Nothing here changes anything; all of it is over in a few seconds.
+Each check has a verdict and advice. Checks only read, and end within a few seconds.
 """
 
 import email.utils
@@ -30,54 +30,54 @@ from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.http.listener import url_of
 
-LOOK_S: Final = 3.0
-"""For the master, and for each of what is asked by HTTP."""
+REQUEST_S: Final = 3.0
+"""Timeout of the master's status and of each HTTP request."""
 MAX_SKEW_S: Final = 2.0
-"""HTTP tells the time in whole seconds. Leases count on nobody's clock; tokens, certificates and logs do."""
+"""HTTP dates have whole seconds. Leases do not depend on wall clocks; tokens, certificates and logs do."""
 MAX_CLOCKS: Final = 64
-"""Compared, all at once."""
+"""Daemons whose clocks are compared, in parallel."""
 MIN_ETCD: Final = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
-"""By branch the first release without faults that lose data, as README.md says."""
+"""Branch -> first release without known data-loss bugs (see README.md)."""
 
 CROWDED_SHARE: Final = 0.9
-"""Of a node's connections: beyond it the next clients may be refused."""
-WANTED_OPEN_FILES: Final = 65536
-"""For 4,096 connections, max_connections by default, and for memory, files and the node's own connections."""
+"""Share of a node's connections above which new clients may soon be refused."""
+ADVISED_OPEN_FILES: Final = 65536
+"""Enough for 4,096 connections (default of max_connections), memory, files and the node's own connections."""
 
-_TRUSTING: Final = ssl._create_unverified_context()
-"""What is asked so is what time it is there, and how etcd fares: nothing is told, and little believed."""
+_UNVERIFIED: Final = ssl._create_unverified_context()
+"""Only dates and etcd's health are requested: no secret is sent, and a forged reply does no harm."""
 
 Fetch = Callable[[str], tuple[str, str]]
-"""Body and Date header of what answers at a URL; raises OSError."""
+"""Returns body and Date header of a URL; raises OSError."""
 
 
 def fetch(url: str) -> tuple[str, str]:
     try:
-        with urllib.request.urlopen(url, timeout=LOOK_S, context=_TRUSTING) as answer:
-            return answer.read(1 << 16).decode(errors="replace"), answer.headers.get("Date", "")
+        with urllib.request.urlopen(url, timeout=REQUEST_S, context=_UNVERIFIED) as response:
+            return response.read(1 << 16).decode(errors="replace"), response.headers.get("Date", "")
     except urllib.error.HTTPError as error:
-        with error:  # an answer, though not 200
+        with error:  # a response with another status than 200
             return error.read(1 << 16).decode(errors="replace"), error.headers.get("Date", "")
     except http.client.RemoteDisconnected:
-        raise ConnectionResetError("hung up without an answer") from None
-    except http.client.HTTPException as error:  # something else has the port now
-        raise OSError(f"what answers there does not speak HTTP: {error!r}") from None
+        raise ConnectionResetError("disconnected without a response") from None
+    except http.client.HTTPException as error:  # another service uses the port now
+        raise OSError(f"the server does not speak HTTP: {error!r}") from None
 
 
 def checks(settings: ClientSettings) -> list[Check]:
-    """One says why where no master answers."""
+    """Check the cluster; a single check with the reason if no master responds."""
     try:
-        status = cluster_status(replace(settings, deadline_s=min(LOOK_S, settings.deadline_s)))
-        told = ask_masters(settings, status)
+        status = cluster_status(replace(settings, deadline_s=min(REQUEST_S, settings.deadline_s)))
+        reports = ask_masters(settings, status)
     except KVStoreError as error:
-        return [Check("cluster", CheckVerdict.WARNING, f"not looked at: {error}", "kvstore status --master HOST:PORT, where a master runs")]
-    return examine(status, fetch, told)
+        return [Check("cluster", CheckVerdict.WARNING, f"not checked: {error}", "kvstore status --master HOST:PORT, where a master runs")]
+    return examine(status, fetch, reports)
 
 
-def examine(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterReport], *, now_s: Callable[[], float] = time.time) -> list[Check]:
-    """Those of a cluster whose owner has told this, and whose masters, those that are known of, that."""
-    well = [catalog(status), *etcd(status, ask), masters(told), nodes(status), connections(status)]
-    return [*well, releases(status, told), clock(status, ask, told, now_s), sockets(status)]
+def examine(status: pb.StatusReply, ask: Fetch, reports: Sequence[MasterReport], *, now_s: Callable[[], float] = time.time) -> list[Check]:
+    """Evaluate all checks, given the owner's status and the masters' reports."""
+    first = [catalog(status), *etcd(status, ask), masters(reports), nodes(status), connections(status)]
+    return [*first, releases(status, reports), clock(status, ask, reports, now_s), sockets(status)]
 
 
 def catalog(status: pb.StatusReply) -> Check:
@@ -90,18 +90,18 @@ def catalog(status: pb.StatusReply) -> Check:
 
 
 def etcd(status: pb.StatusReply, ask: Fetch) -> list[Check]:
-    """Version and health of each member, asked as curl would, without a certificate; nothing where the catalog is not in etcd."""
+    """Version and health of each etcd member, requested over HTTP without a client certificate. Empty if the catalog is not in etcd."""
     scheme, _, rest = status.catalog.partition("://")
     if scheme not in ("etcd", "etcds"):
         return []
     members = rest.partition("/")[0].split(",")
-    speaks = "https" if scheme == "etcds" else "http"
+    protocol = "https" if scheme == "etcds" else "http"
     with ThreadPoolExecutor(len(members)) as threads:
-        return list(threads.map(lambda member: _member(member, f"{speaks}://{member}", ask), members))
+        return list(threads.map(lambda member: _member(member, f"{protocol}://{member}", ask), members))
 
 
 def _cause(error: OSError) -> str:
-    """The system's own words, without urllib's around them."""
+    """The operating system's error text, without urllib's wrapper."""
     reason = getattr(error, "reason", error)
     return getattr(reason, "strerror", None) or str(reason)
 
@@ -114,18 +114,18 @@ def _member(member: str, url: str, ask: Fetch) -> Check:
         is_healthy = str(health["health"]).lower() == "true"
     except OSError as error:
         if isinstance(error, ConnectionResetError) and url.startswith("http:"):
-            # As one does that wants TLS: of `etcd://…?ca=FILE` the status hides what follows the prefix.
+            # A TLS port resets plain HTTP. The status hides the query of `etcd://…?ca=FILE`, so try https.
             return _member(member, f"https://{member}", ask)
         if any(isinstance(one, ssl.SSLError) for one in (error, getattr(error, "reason", None))) and url.startswith("https"):
-            return Check(name, CheckVerdict.OK, "not looked at: it wants a certificate; how it fares the catalog's health says")
-        return Check(name, CheckVerdict.WARNING, f"does not answer here: {_cause(error)}", f"curl {url}/health, on a master's host too")
+            return Check(name, CheckVerdict.OK, "not checked: it requires a client certificate; see the catalog's health")
+        return Check(name, CheckVerdict.WARNING, f"unreachable from here: {_cause(error)}", f"curl {url}/health, on a master's host too")
     except (ValueError, KeyError, TypeError):
-        return Check(name, CheckVerdict.WARNING, "does not answer as etcd does", f"curl {url}/version: is it etcd, and its client port?")
+        return Check(name, CheckVerdict.WARNING, "the response is not etcd's", f"curl {url}/version: is it etcd, and its client port?")
     if not is_healthy:
         return Check(name, CheckVerdict.WRONG, f"version {version}, unhealthy: {health}", f"etcdctl --endpoints {member} alarm list")
     if _is_old(version):
-        wanted = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in MIN_ETCD.items())
-        return Check(name, CheckVerdict.WARNING, f"version {version} has known faults", f"upgrade it to one of {wanted}, or later")
+        fixed = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in MIN_ETCD.items())
+        return Check(name, CheckVerdict.WARNING, f"version {version} has known bugs", f"upgrade it to one of {fixed}, or later")
     return Check(name, CheckVerdict.OK, f"version {version}, healthy")
 
 
@@ -144,7 +144,7 @@ def nodes(status: pb.StatusReply) -> Check:
             "nodes",
             CheckVerdict.WARNING,
             f"{found}: {', '.join(dead)}",
-            f"start it again; if it is gone for good: kvstore forget {dead[0]}",
+            f"start it again; if it will not return: kvstore forget {dead[0]}",
         )
     if not states:
         return Check("nodes", CheckVerdict.WARNING, found, "kvstore-node --master HOST:PORT starts one")
@@ -152,17 +152,19 @@ def nodes(status: pb.StatusReply) -> Check:
 
 
 def connections(status: pb.StatusReply) -> Check:
-    """Whether each node has a place and a descriptor left for further clients."""
+    """Return whether each node has connections and descriptors left for further clients."""
     crowded = [node for node in status.nodes if node.state != "dead" and _is_crowded(node.counters)]
     if not crowded:
         used = sum(node.counters.get("connections", 0) for node in status.nodes)
-        return Check("connections", CheckVerdict.OK, f"{used} at {len(status.nodes)} nodes, none was refused")
+        return Check("connections", CheckVerdict.OK, f"{used} at {len(status.nodes)} nodes, none refused")
     found = "; ".join(
         f"{node.name} has {node.counters['connections']} of {node.counters['max_connections']} and refused "
         f"{node.counters.get('refused_connections', 0)}; it may have {node.counters['max_open_files']:,} files open"
         for node in crowded
     )
-    advice = f"LimitNOFILE={WANTED_OPEN_FILES} in its systemd unit, or ulimit -n {WANTED_OPEN_FILES} before it starts; then max_connections"
+    advice = (
+        f"LimitNOFILE={ADVISED_OPEN_FILES} in its systemd unit, or ulimit -n {ADVISED_OPEN_FILES} before it starts; then max_connections"
+    )
     return Check("connections", CheckVerdict.WARNING, found, advice)
 
 
@@ -171,10 +173,10 @@ def _is_crowded(counters: Mapping[str, int]) -> bool:
     return bool(counters.get("refused_connections", 0)) or used > CROWDED_SHARE * allowed > 0
 
 
-def masters(told: Sequence[MasterReport]) -> Check:
-    """Whether each that is named answers."""
-    lost = [one for one in told if one.trouble]
-    found = f"{len(told) - len(lost)} of {len(told)} that are named answer"
+def masters(reports: Sequence[MasterReport]) -> Check:
+    """Return whether each master of the settings responds."""
+    lost = [one for one in reports if one.error]
+    found = f"{len(reports) - len(lost)} of {len(reports)} in --master respond"
     if lost:
         return Check(
             "masters",
@@ -185,9 +187,9 @@ def masters(told: Sequence[MasterReport]) -> Check:
     return Check("masters", CheckVerdict.OK, found)
 
 
-def releases(status: pb.StatusReply, told: Sequence[MasterReport] = ()) -> Check:
-    """Two that follow one another understand one another; more than that is somebody who was forgotten."""
-    of_masters = {status.name: status.version} | {one.name: one.version for one in told if not one.trouble}
+def releases(status: pb.StatusReply, reports: Sequence[MasterReport] = ()) -> Check:
+    """Return whether all daemons and this client run one release. Only successive releases are compatible."""
+    of_masters = {status.name: status.version} | {one.name: one.version for one in reports if not one.error}
     found = Counter([VERSION, *of_masters.values(), *(node.version for node in status.nodes)])
     if len(found) == 1:
         return Check("releases", CheckVerdict.OK, f"{VERSION} everywhere")
@@ -200,45 +202,45 @@ def releases(status: pb.StatusReply, told: Sequence[MasterReport] = ()) -> Check
     )
 
 
-def clock(status: pb.StatusReply, ask: Fetch, told: Sequence[MasterReport], now_s: Callable[[], float]) -> Check:
-    """This machine's against those of the daemons' hosts, which their HTTP ports tell where they can be reached from here."""
-    daemons = [*((one.name, one.http) for one in told), (status.name, status.http), *((node.name, node.http) for node in status.nodes)]
-    places = {name: http for name, http in daemons if http}
-    asked = list(itertools.islice(places.items(), MAX_CLOCKS))
+def clock(status: pb.StatusReply, ask: Fetch, reports: Sequence[MasterReport], now_s: Callable[[], float]) -> Check:
+    """This machine's clock compared with the Date headers of the daemons' HTTP ports."""
+    daemons = [*((one.name, one.http) for one in reports), (status.name, status.http), *((node.name, node.http) for node in status.nodes)]
+    addresses = {name: http for name, http in daemons if http}
+    compared = list(itertools.islice(addresses.items(), MAX_CLOCKS))
     with ThreadPoolExecutor(MAX_CLOCKS) as threads:
-        offs_s = threads.map(lambda place: _off_s(place[1], ask, now_s), asked)
-        found = [(off_s, name) for off_s, (name, _) in zip(offs_s, asked, strict=True) if off_s is not None]
+        skews_s = threads.map(lambda daemon: _skew_s(daemon[1], ask, now_s), compared)
+        found = [(skew_s, name) for skew_s, (name, _) in zip(skews_s, compared, strict=True) if skew_s is not None]
     if not found:
-        return Check("clock", CheckVerdict.OK, "not compared: no daemon's HTTP port can be reached from here")
-    off_s, name = max(found)
-    if off_s > MAX_SKEW_S:
+        return Check("clock", CheckVerdict.OK, "not compared: no daemon's HTTP port is reachable from here")
+    skew_s, name = max(found)
+    if skew_s > MAX_SKEW_S:
         return Check(
-            "clock", CheckVerdict.WARNING, f"{off_s:.0f} s off that of {name}", f"timedatectl set-ntp true, here or on the host of {name}"
+            "clock", CheckVerdict.WARNING, f"{skew_s:.0f} s off that of {name}", f"timedatectl set-ntp true, here or on the host of {name}"
         )
-    return Check("clock", CheckVerdict.OK, f"as those of {len(found)} daemon{'s' * (len(found) > 1)}")
+    return Check("clock", CheckVerdict.OK, f"in step with {len(found)} daemon{'s' * (len(found) > 1)}")
 
 
-def _off_s(http: str, ask: Fetch, now_s: Callable[[], float]) -> float | None:
-    """By how much this machine's clock differs from that of a daemon's host; None where it does not tell."""
+def _skew_s(http: str, ask: Fetch, now_s: Callable[[], float]) -> float | None:
+    """Difference between this machine's clock and a daemon's, in seconds; None if it cannot be requested."""
     try:
         date = ask(f"{url_of(http)}/healthz")[1]
         skew_s = now_s() - email.utils.parsedate_to_datetime(date).timestamp()
     except (OSError, ValueError):
         return None
-    # The header has whole seconds, rounded down.
+    # Date headers are rounded down to whole seconds.
     return max(0.0, abs(skew_s - 0.5) - 0.5)
 
 
 def sockets(status: pb.StatusReply) -> Check:
-    """Who may use the Unix sockets of the nodes on this host, as files say it."""
+    """Permissions of the Unix sockets of the nodes on this host."""
     found, is_open = [], False
     for node in status.nodes:
         path = Path(node.unix)
         if node.unix and node.state not in NOT_RUNNING and path.is_socket():
             mode, group = S_IMODE(path.stat().st_mode), path.stat().st_gid
             is_open |= bool(mode & 0o006)
-            whom = "every user" if mode & 0o006 else f"group {_group(group)}" if mode & 0o060 else "their owner only"
-            found.append(f"{node.name}: {mode:04o}, {whom}")
+            users = "every user" if mode & 0o006 else f"group {_group(group)}" if mode & 0o060 else "their owner only"
+            found.append(f"{node.name}: {mode:04o}, {users}")
     if is_open:
         return Check(
             "Unix sockets", CheckVerdict.WARNING, "; ".join(found), "kvstore-node --socket-group GROUP --socket-mode 0660: docs/sharing.md"
@@ -251,11 +253,11 @@ def _group(gid: int) -> str:
         found = grp.getgrgid(gid)
     except KeyError:
         return str(gid)
-    return f"{found.gr_name} ({', '.join(found.gr_mem) or 'nobody else'})"
+    return f"{found.gr_name} ({', '.join(found.gr_mem) or 'no further members'})"
 
 
 def shared_memory_checks(settings: ClientSettings) -> list[Check]:
-    """One for each node of this host; one that says so where there is none, or no master that would tell."""
+    """One check per node of this host; a single one if there is none or no master responds."""
     found, why = probe_shared_memory(settings)
     if not found:
         return [Check("shared memory", CheckVerdict.OK, shared_memory_line(found, why))]
@@ -264,7 +266,7 @@ def shared_memory_checks(settings: ClientSettings) -> list[Check]:
             f"shared memory, {node}",
             CheckVerdict.WARNING,
             f"no: {reason}",
-            "docs/sharing.md says how other users and containers are let in",
+            "see docs/sharing.md for other users and containers",
         )
         if reason
         else Check(f"shared memory, {node}", CheckVerdict.OK, "yes")
@@ -273,5 +275,5 @@ def shared_memory_checks(settings: ClientSettings) -> list[Check]:
 
 
 def are_well(found: Iterable[Check]) -> bool:
-    """Whether nothing is wrong that keeps a cluster from working."""
+    """Return whether no check has the verdict WRONG."""
     return all(check.verdict is not CheckVerdict.WRONG for check in found)

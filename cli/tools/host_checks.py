@@ -1,7 +1,7 @@
-"""Checks of this host for what a cluster needs beside fast transports: memory near its devices, disks, ports, certificates.
+"""Checks of `kvstore doctor` on this host: NUMA, RDMA addresses, NVMe disk, ports, certificates.
 
-Each check finds out one thing and says what mends it, as those of doctor.py do; `root` is that of the files. Settings of this host's
-daemons are read as texts: what they mean is checked by the daemons, whose packages a client does not import.
+Each check has a verdict and advice; `root` is the root of the files it reads. Daemons' settings are read as plain texts, because a client
+does not import the daemons' packages.
 """
 
 import datetime
@@ -20,7 +20,7 @@ from kvstore.protocol.variables import CONFIG, SHARED_SECTION, shared_variable_n
 from kvstore.security.tls.pem_files import validities
 
 REMOTE_FILE_SYSTEMS: Final = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "overlay", "tmpfs")
-"""A node's NVMe tier has no business there: slow, shared, or gone with the container."""
+"""Unsuitable for an NVMe tier: slow, shared, or deleted with the container."""
 EXPIRY_WARNING_DAYS: Final = 14.0
 LISTENING: Final = "0A"
 """The state in /proc/net/tcp."""
@@ -30,16 +30,16 @@ CERTIFICATES: Final = ("tls_cert", "http_tls_cert")
 
 
 def numa(root: Path = Path("/")) -> Check:
-    """Whether the kernel moves slabs' pages between NUMA nodes, for which it has to unmap them again and again."""
+    """Return whether the kernel migrates pages of slabs between NUMA nodes, which unmaps them repeatedly."""
     nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     found = f"{nodes} NUMA node{'s' * (nodes != 1)}"
     if nodes > 1 and _text(root / "proc/sys/kernel/numa_balancing") not in ("", "0"):
-        return Check("NUMA", CheckVerdict.WARNING, f"{found}, and the kernel moves pages between them", "sysctl -w kernel.numa_balancing=0")
+        return Check("NUMA", CheckVerdict.WARNING, f"{found}; the kernel migrates pages between them", "sysctl -w kernel.numa_balancing=0")
     return Check("NUMA", CheckVerdict.OK, found)
 
 
 def gids(root: Path = Path("/")) -> Check:
-    """The addresses that RDMA ports on Ethernet have: without one of RoCE v2 they reach nobody beyond their own network."""
+    """Return whether RDMA ports on Ethernet have a RoCE v2 address; without one they cannot reach other networks."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     ethernet = [port for port in ports if _text(port / "link_layer") == "Ethernet"]
     if not ethernet:
@@ -48,81 +48,75 @@ def gids(root: Path = Path("/")) -> Check:
     found = "; ".join(f"{port.parent.parent.name}:{port.name}: RoCE v2 at index {', '.join(of) or 'none'}" for port, of in routable.items())
     if all(routable.values()):
         return Check("GIDs", CheckVerdict.OK, found)
-    return Check(
-        "GIDs", CheckVerdict.WARNING, found, "give the port's interface an IP address (ip addr add), then UCX_IB_GID_INDEX=N chooses"
-    )
+    return Check("GIDs", CheckVerdict.WARNING, found, "give the port's interface an IP address (ip addr add), then set UCX_IB_GID_INDEX=N")
 
 
-def nvme(place: str, root: Path = Path("/")) -> Check:
-    """What lies under the folder of an NVMe tier, DIR or DIR:SIZE."""
+def nvme(tier: str, root: Path = Path("/")) -> Check:
+    """The disk under the folder of an NVMe tier, given as DIR or DIR:SIZE."""
     name = "NVMe folder"
-    if not place:
-        return Check(
-            name, CheckVerdict.OK, "none named, by --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)"
-        )
-    text, _, size = place.rpartition(":")
-    folder, wanted_bytes = (Path(text), int(parse_size(size))) if text else (Path(place), 0)
+    if not tier:
+        return Check(name, CheckVerdict.OK, "not set: no --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)")
+    text, _, size = tier.rpartition(":")
+    folder, size_bytes = (Path(text), int(parse_size(size))) if text else (Path(tier), 0)
     there = next((path for path in (folder, folder.parent) if path.is_dir()), None)
     if there is None:
         return Check(
-            name, CheckVerdict.WRONG, f"neither {folder} nor {folder.parent} is there", f"mount its disk, or mkdir -p {folder.parent}"
+            name, CheckVerdict.WRONG, f"neither {folder} nor {folder.parent} exists", f"mount its disk, or mkdir -p {folder.parent}"
         )
     kind, mounted_at = _mount(there.resolve(), root)
     free_bytes = shutil.disk_usage(there).free
     found = f"{folder} on {kind} mounted at {mounted_at}, {format_size(free_bytes)} free"
     if not os.access(there, os.W_OK | os.X_OK):
-        return Check(name, CheckVerdict.WRONG, f"{found}; this user may not write there", f"chown $(id -u) {there}")
+        return Check(name, CheckVerdict.WRONG, f"{found}; this user has no write permission", f"chown $(id -u) {there}")
     if kind in REMOTE_FILE_SYSTEMS:
-        return Check(name, CheckVerdict.WARNING, f"{found}; this is no local disk", "mount a local disk (ext4, xfs) there")
-    if wanted_bytes > free_bytes:
-        return Check(
-            name, CheckVerdict.WARNING, f"{found}; {format_size(wanted_bytes)} are wanted", f"df -h {there}; give it a smaller SIZE"
-        )
+        return Check(name, CheckVerdict.WARNING, f"{found}; not a local disk", "mount a local disk (ext4, xfs) there")
+    if size_bytes > free_bytes:
+        return Check(name, CheckVerdict.WARNING, f"{found}; SIZE is {format_size(size_bytes)}", f"df -h {there}; give it a smaller SIZE")
     if mounted_at == "/":
-        return Check(name, CheckVerdict.WARNING, f"{found}; this is the root disk", f"mount a disk of its own at {there}")
+        return Check(name, CheckVerdict.WARNING, f"{found}; this is the root disk", f"mount a separate disk at {there}")
     if _rotates(there, root):
         return Check(
-            name, CheckVerdict.WARNING, f"{found}; the disk rotates", "use an SSD: a miss is recomputed faster than such a disk seeks"
+            name, CheckVerdict.WARNING, f"{found}; a rotating disk", "use an SSD: recomputing a block is faster than a seek of this disk"
         )
     return Check(name, CheckVerdict.OK, found)
 
 
 def ports(root: Path = Path("/")) -> Check:
-    """Whether the ports that a cluster takes (protocol/ports.py) are free here, or daemons of kvstore have them."""
+    """Return whether the ports of a cluster (protocol/ports.py) are free or used by kvstore's own daemons."""
     taken = _listening(root)
     ours = {port: taken[port.number] for port in PORTS if port.number in taken}
-    strange = {port: holder for port, holder in ours.items() if "kvstore" not in holder}
-    if strange:
-        told = ", ".join(f"{port.number} of {port.daemon} by {holder or 'a process of another user'}" for port, holder in strange.items())
-        first = next(iter(strange)).number
+    foreign = {port: holder for port, holder in ours.items() if "kvstore" not in holder}
+    if foreign:
+        users = ", ".join(f"{port.number} of {port.daemon} by {holder or 'a process of another user'}" for port, holder in foreign.items())
+        first = next(iter(foreign)).number
         return Check(
-            "ports", CheckVerdict.WARNING, f"taken: {told}", f"ss -ltnp sport = :{first} says by whom; stop it, or choose another port"
+            "ports", CheckVerdict.WARNING, f"in use: {users}", f"ss -ltnp sport = :{first} shows the process; stop it, or change the port"
         )
-    return Check("ports", CheckVerdict.OK, _told(ours))
+    return Check("ports", CheckVerdict.OK, _listening_text(ours))
 
 
-def _told(ours: Iterable[Port]) -> str:
+def _listening_text(ours: Iterable[Port]) -> str:
     numbers = ", ".join(str(port.number) for port in ours)
     return f"kvstore listens on {numbers}; the others are free" if numbers else "all free"
 
 
 def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
-    """How long the certificate is still good of the client's `tls_cert`, or of the setting `whose`."""
+    """Validity of the certificate of the client's `tls_cert`, or of the setting `whose`."""
     name = f"TLS certificate{', ' * bool(whose)}{whose}"
     if not file:
-        return Check(name, CheckVerdict.OK, "none is set: connections over TCP are plain")
+        return Check(name, CheckVerdict.OK, "not set: TCP connections are not encrypted")
     try:
         first = validities(file)[0]
     except ConfigError as error:
-        return Check(name, CheckVerdict.WRONG, str(error), f"ls -l {file}; kvstore certs makes one")
+        return Check(name, CheckVerdict.WRONG, str(error), f"ls -l {file}; kvstore certs creates one")
     left_days = (first.end - now).total_seconds() / 86_400
-    found = f"{file} ends on {first.end:%Y-%m-%d}, in {left_days:.0f} days"
+    found = f"{file} expires on {first.end:%Y-%m-%d}, in {left_days:.0f} days"
     if now < first.begin:
-        return Check(name, CheckVerdict.WRONG, f"{file} begins on {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
+        return Check(name, CheckVerdict.WRONG, f"{file} is valid from {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
     if left_days < 0:
-        return Check(name, CheckVerdict.WRONG, found, "put a new one in its place: it is read again without a restart")
+        return Check(name, CheckVerdict.WRONG, found, "replace the file: it is reloaded without a restart")
     if left_days < EXPIRY_WARNING_DAYS:
-        return Check(name, CheckVerdict.WARNING, found, "put a new one in its place: it is read again without a restart")
+        return Check(name, CheckVerdict.WARNING, found, "replace the file: it is reloaded without a restart")
     return Check(name, CheckVerdict.OK, found)
 
 
@@ -139,24 +133,24 @@ def _mount(path: Path, root: Path) -> tuple[str, str]:
 def _rotates(path: Path, root: Path) -> bool:
     device = path.stat().st_dev
     block = root / "sys/dev/block" / f"{os.major(device)}:{os.minor(device)}"
-    # Of a partition the queue is its disk's.
+    # A partition's queue directory is that of its disk.
     return "1" in (_text(block / "queue/rotational"), _text(block.resolve().parent / "queue/rotational"))
 
 
 def _listening(root: Path) -> dict[int, str]:
-    """Ports that somebody of this network listens on, and his command line, "" for one of another user."""
+    """Return listening TCP ports of PORTS -> command line of the process, "" for one of another user."""
     inodes: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         for line in _text(root / "proc/net" / table).splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENING:
                 inodes[fields[9]] = int(fields[1].rpartition(":")[2], 16)
-    wanted = {f"socket:[{inode}]": port for inode, port in inodes.items() if port in {port.number for port in PORTS}}
-    found = dict.fromkeys(wanted.values(), "")
-    for link in (root / "proc").glob("[0-9]*/fd/*") if wanted else ():
+    sockets = {f"socket:[{inode}]": port for inode, port in inodes.items() if port in {port.number for port in PORTS}}
+    found = dict.fromkeys(sockets.values(), "")
+    for link in (root / "proc").glob("[0-9]*/fd/*") if sockets else ():
         try:
-            port = wanted.get(os.readlink(link))
-        except OSError:  # another user's, or closed by now
+            port = sockets.get(os.readlink(link))
+        except OSError:  # another user's process, or closed meanwhile
             continue
         if port is not None:
             found[port] = _text(link.parent.parent / "cmdline").replace("\0", " ")
@@ -164,7 +158,7 @@ def _listening(root: Path) -> dict[int, str]:
 
 
 def _text(path: Path) -> str:
-    """Of a file, without the last end of line; "" where there is none."""
+    """Stripped text of a file; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -172,8 +166,10 @@ def _text(path: Path) -> str:
 
 
 def setting_of(section: str, name: str, config: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """A daemon's setting, "" where nobody says: by its variables, else by `config` or the file that KVSTORE_CONFIG names, which has been
-    read as the client's settings by then."""
+    """Return a daemon's setting from its variables, else from `config` or the file of KVSTORE_CONFIG; "" if not set.
+
+    The file must be valid TOML: the client's settings have been loaded from it before.
+    """
     for variable in (variable_name(section, name), shared_variable_name(name)):
         if variable in environ:
             return environ[variable]
@@ -184,7 +180,7 @@ def setting_of(section: str, name: str, config: str | None = None, environ: Mapp
 
 
 def certificate_files(config: str | None = None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The certificates that daemons show, by the first setting that names each: "[node] http_tls_cert"."""
+    """Return the daemons' certificate files by the first setting that names each, such as "[node] http_tls_cert"."""
     found: dict[str, str] = {}
     for section in DAEMONS:
         for name in CERTIFICATES:

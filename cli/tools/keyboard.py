@@ -1,4 +1,4 @@
-"""Keys of a terminal one by one, as they are pressed; a context manager that leaves the terminal as it was."""
+"""Single key presses from a terminal in cbreak mode; a context manager that restores the terminal."""
 
 import os
 import select
@@ -21,7 +21,7 @@ KEYS: Final = {
     b"\x1b[1~": "home",
     b"\x1b[4~": "end",
 }
-"""By what terminals send; all else is the character itself."""
+"""Escape sequence -> name; other input is the character itself."""
 
 
 class Keyboard:
@@ -39,7 +39,7 @@ class Keyboard:
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._former)
 
     def wait(self, timeout_s: float) -> list[str]:
-        """Return the keys pressed, after the first one or the timeout; ENDED where the terminal is gone."""
+        """Wait for a key press or the timeout, and return the keys pressed; ENDED if the terminal is closed."""
         if not select.select([self._terminal], [], [], timeout_s)[0]:
             return []
         try:

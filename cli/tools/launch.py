@@ -1,7 +1,7 @@
-"""Becomes another program that ends when its starter does: `python launch.py STARTER_PID PROGRAM ARGUMENT...`.
+"""Executes a program that gets SIGTERM when its parent ends: `python launch.py PARENT_PID PROGRAM ARGUMENT...`.
 
-A file to be run, not imported, and quick to start. In the child, not by `preexec_fn`: code between fork and exec of a process with
-threads (gRPC's) can deadlock. The kernel remembers the wish over exec. It is tied to the *thread* that started the child.
+A script, not a module to import, and quick to start. It replaces `preexec_fn`, which can deadlock between fork and exec of a process with
+threads (gRPC's). PR_SET_PDEATHSIG survives exec, and is tied to the *thread* that started the child.
 """
 
 import ctypes
@@ -13,19 +13,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Never returns."""
-    starter_pid, program = int(arguments[0]), arguments[1:]
-    end_with(starter_pid)
+    """Request the parent-death signal and execute the program. Does not return."""
+    parent_pid, program = int(arguments[0]), arguments[1:]
+    end_with(parent_pid)
     os.execv(program[0], program)
 
 
-def end_with(starter_pid: int) -> None:
-    """Have this process get SIGTERM when its parent ends; it ends now if that has happened."""
+def end_with(parent_pid: int) -> None:
+    """Request SIGTERM for this process when its parent ends; exit if the parent has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    # The starter may have gone before the wish was made known.
-    if os.getppid() != starter_pid:
+    # The parent may have ended before prctl.
+    if os.getppid() != parent_pid:
         sys.exit(1)
 
 

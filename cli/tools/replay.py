@@ -1,6 +1,6 @@
-"""Replay of a trace's prompts as an engine would: read every block of a prompt, compare each byte, store the missing blocks.
+"""Replay of a trace against a store, as an engine would: read the blocks of each prompt, compare every byte, store the missing blocks.
 
-Every block's bytes derive from its id, so nothing has to be remembered to check them. The first wrong byte ends the replay.
+A block's bytes derive from its id, so they can be checked without keeping them. The first wrong byte ends the replay.
 """
 
 import time
@@ -27,18 +27,18 @@ from kvstore.protocol.settings import format_size
 
 NAMESPACE: Final = "replay"
 ARENA_BYTES: Final = 64 << 20
-"""Bytes in one batch, twice: those read and those expected. A longer prompt is read in parts."""
+"""Bytes of one batch, allocated twice: bytes read and bytes expected. A longer prompt is read in several batches."""
 MAX_BATCH_BLOCKS: Final = 1024
 
 SETTLE_DEADLINE_S: Final = 10.0
 POLL_INTERVAL_S: Final = 0.1
 
 DEATH_NOTICE_S: Final = 1.0
-"""A dying process hangs up a little before it can be told dead."""
+"""A dying process closes its connections shortly before its exit is visible."""
 
 
 class ReplayStore(Protocol):
-    """What a replay needs of a Client."""
+    """The part of Client that a replay uses."""
 
     def get_batch_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[int | None]: ...
 
@@ -49,7 +49,7 @@ class ReplayStore(Protocol):
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """What was replayed so far. Seconds are those spent inside the store's calls."""
+    """Counters of a replay so far. Seconds are those spent in calls of the store."""
 
     requests: int = 0
     blocks: int = 0
@@ -57,7 +57,7 @@ class ReplayCounts:
     """Blocks before a request's first miss."""
     hits: int = 0
     stored: int = 0
-    """Blocks that this replay stored; the others were stored meanwhile, or are repeated in one prompt."""
+    """Misses that this replay stored; others were stored by another client meanwhile, or are repeated in one prompt."""
     wrong_bytes: int = 0
     wrong_block: str = ""
     """The block that ended the replay, "" if none did."""
@@ -80,7 +80,7 @@ class ReplayCounts:
 
 
 class StoreReplay:
-    """One replay against one store, one request after the other. `counts` may be read at any time."""
+    """Replays requests one after the other against one store. `counts` may be read at any time."""
 
     def __init__(self, store: ReplayStore, *, block_bytes: int, clock: Callable[[], float] = time.perf_counter) -> None:
         """Raises InvalidArgument for a block size below 1."""
@@ -92,7 +92,7 @@ class StoreReplay:
         self.counts = ReplayCounts()
 
     def run(self, requests: Iterable[TraceRequest], on_request: Callable[[], None] = lambda: None) -> ReplayCounts:
-        """Replay until the end, or until bytes are wrong (`counts.wrong_bytes`). Raises what the store and the trace raise."""
+        """Replay until the end, or until bytes are wrong (`counts.wrong_bytes`). Raises errors of the store and of `requests`."""
         for request in requests:
             self.request(request.hash_ids)
             on_request()
@@ -126,7 +126,7 @@ class StoreReplay:
         return [size is not None for size in sizes]
 
     def _check(self, ids: Sequence[int], sizes: Sequence[int | None], first: int) -> None:
-        """Compare every block that came back with what its id stands for."""
+        """Compare the blocks that were read with the bytes that their ids imply."""
         block_bytes = self._read.block_bytes
         self._expected.make(ids)
         wrong = self._read.wrong_bytes(self._expected, len(ids))
@@ -152,7 +152,7 @@ class StoreReplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """`before` and `after` are the cluster's status at both ends; evictions are counted between them."""
+    """Result of a replay. `before` and `after` are the cluster's status; evictions are counted between them."""
 
     counts: ReplayCounts
     hits_by_tier: Mapping[str, int]
@@ -163,7 +163,7 @@ class ReplayReport:
 
     @property
     def evictions_by_tier(self) -> dict[str, int]:
-        """Blocks that left the cluster during the replay, by the tier they left last."""
+        """Tier -> blocks that were evicted from the cluster during the replay."""
         evicted = _by_tier(self.after, "evictions")
         earlier = _by_tier(self.before, "evictions")
         return {name: count - earlier.get(name, 0) for name, count in evicted.items()}
@@ -220,8 +220,10 @@ class ReplayReport:
 def settled_status(
     control: Control, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> pb.StatusReply:
-    """The status once every live node has sent a heartbeat after this call began, and moves no block between its tiers; or as it is after
-    SETTLE_DEADLINE_S."""
+    """Wait until every live node has sent a heartbeat and moves no block between its tiers, and return the status.
+
+    After SETTLE_DEADLINE_S the current status is returned.
+    """
     begin = clock()
     while True:
         found = control.status()
@@ -233,7 +235,7 @@ def settled_status(
 
 
 def _by_tier(status: pb.StatusReply, field: str) -> dict[str, int]:
-    """A field of the tiers, summed over the nodes."""
+    """Tier -> sum of a field over the nodes."""
     sums: dict[str, int] = {}
     for node in status.nodes:
         for tier in node.tiers:
@@ -244,7 +246,7 @@ def _by_tier(status: pb.StatusReply, field: str) -> dict[str, int]:
 def run_replay(
     settings: ClientSettings, requests: Iterable[TraceRequest], *, total: int, block_bytes: int, cluster: LocalCluster | None = None
 ) -> ReplayReport:
-    """Replay with a progress bar on standard error. Of a cluster of one's own, a daemon that ended is the reason given."""
+    """Replay with a progress bar on standard error. If a daemon of `cluster` exits, its failure is raised instead of the client's."""
     control = Control.find(settings) if cluster is None else cluster.control()
     with control, Client(settings=settings) as client:
         before = control.status()

@@ -1,4 +1,4 @@
-"""The cluster's status for human eyes: rich tables and bars. Pure: from a StatusReply to something that rich prints."""
+"""Tables of the cluster's status. Pure functions from a StatusReply to rich renderables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,18 +18,17 @@ from kvstore.telemetry.http.listener import url_of
 _STATE_STYLES: Final = {"alive": "green", "syncing": "yellow", "stopped": "dim", "dead": "red"}
 
 
-NOT_SHOWN: Final = "sizes, counts and rates are shown to operators: give a token of [admins], or of role admin (docs/security.md)"
+NOT_SHOWN: Final = "sizes, counts and rates are for operators only: give a token of [admins], or of role admin (docs/security.md)"
 
 
 def is_whole(status: pb.StatusReply) -> bool:
-    """Does it tell all that there is? Who is no operator is told neither where the catalog is nor what nodes hold."""
+    """Return whether the status is complete. Callers that are not operators get neither the catalog's address nor the nodes' tiers."""
     return bool(status.catalog) or any(node.tiers for node in status.nodes)
 
 
 def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] = ()) -> RenderableType:
-    """The cluster in a few lines, and `here`: with which nodes of this host memory is shared; "": not looked at. `masters`: a line each,
-    where there are several."""
-    health = status.catalog_health if status.catalog_health in ("", "ok") else "in trouble"
+    """Return a summary of the cluster. `here`: line on shared memory with nodes of this host, "" to omit; `masters`: a line per master."""
+    health = status.catalog_health if status.catalog_health in ("", "ok") else "unhealthy"
     table = Table.grid(padding=(0, 2))
     table.add_row("master", f"version {status.version}, epoch {status.epoch}, up {duration(status.uptime_s)}")
     if masters:
@@ -49,7 +48,7 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("quantised", encoded)
     if is_whole(status):
         table.add_row("huge pages", huge_pages_line(status))
-    if status.partitions > 1:  # whose masters serve no console
+    if status.partitions > 1:  # masters of partitions serve no console
         table.add_row("partitions", _partitions_line(status))
     elif status.http:
         table.add_row("console", f"{url_of(status.http)}/")
@@ -65,7 +64,7 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
 
 
 def _nodes_line(status: pb.StatusReply) -> Text:
-    """How many are alive, and the names of the others by their state."""
+    """Number of live nodes, and the names of the others by state."""
     others: dict[str, list[str]] = {}
     for node in _by_name(status):
         if node.state != "alive":
@@ -77,55 +76,55 @@ def _nodes_line(status: pb.StatusReply) -> Text:
 
 
 def _partitions_line(status: pb.StatusReply) -> str:
-    """How many each master owns, and how many nobody does."""
+    """Number of partitions of each master, and of those without an owner."""
     owned = [f"{name} {count}" for name, count in shares(status).items()]
     lost = sum(not owner.name for owner in status.owners)
-    return f"{status.partitions} of the key space: {', '.join([*owned, *[f'{lost} without an owner'] * bool(lost)]) or 'owners not told'}"
+    return f"{status.partitions} of the key space: {', '.join([*owned, *[f'{lost} without an owner'] * bool(lost)]) or 'owners unknown'}"
 
 
 def _transfer_line(status: pb.StatusReply) -> str:
-    """How values move: by which transports the nodes' engines are reached from other hosts, and what they moved."""
+    """Transports between hosts, bytes moved by the transfer engines, and their connections."""
     reach = Counter(transport.split()[0] for node in status.nodes for transport in dict.fromkeys(node.transports))
-    ways = ", ".join(f"{name} on {count} rail{'s' * (count > 1)}" for name, count in sorted(reach.items()))
+    rails = ", ".join(f"{name} on {count} rail{'s' * (count > 1)}" for name, count in sorted(reach.items()))
     moved = sum(node.counters.get("engine_bytes", 0) for node in status.nodes)
     peers = sum(node.counters.get("engine_connections", 0) for node in status.nodes)
-    return f"shared memory within a host; between hosts {ways or 'by message'}: {format_size(moved)} moved, {peers} connections"
+    return f"shared memory within a host; between hosts {rails or 'by message'}: {format_size(moved)} moved, {peers} connections"
 
 
 def _measured_line(status: pb.StatusReply) -> str:
-    """Between how many nodes rates were measured lately, and the slowest way; empty where none was."""
+    """Number of node pairs with recently measured rates, and the slowest; "" without any."""
     names = {node.node_id: node.name for node in status.nodes}
     found = [(rate, node.name) for node in status.nodes for rate in node.rates]
     if not found:
         return ""
     slowest, receiver = min(found, key=lambda one: one[0].bytes_per_s)
-    way = f"{names.get(slowest.node_id, f'node {slowest.node_id}')} to {receiver} at {format_size(int(slowest.bytes_per_s))}/s"
-    return f"{len(found)} way{'s' * (len(found) > 1)} from node to node, the slowest {way}"
+    pair = f"{names.get(slowest.node_id, f'node {slowest.node_id}')} to {receiver} at {format_size(int(slowest.bytes_per_s))}/s"
+    return f"{len(found)} path{'s' * (len(found) > 1)} between nodes, the slowest {pair}"
 
 
 def huge_pages_line(status: pb.StatusReply) -> str:
-    """How much of the DRAM of all nodes is in huge pages, and why the rest is not where there are none to be had."""
+    """DRAM of all nodes in huge pages, and the reasons where none are available."""
     tiers = [tier for node in status.nodes for tier in node.tiers if tier.name == "dram"]
     sizes = (format_size(sum(tier.huge_bytes for tier in tiers)), format_size(sum(tier.capacity_bytes for tier in tiers)))
     reasons = sorted(Counter(tier.not_huge_reason for tier in tiers if tier.not_huge_reason).items())
-    told = ", ".join(f"{reason} ({count} node{'s' * (count > 1)})" for reason, count in reasons)
-    return f"{sizes[0]} of {sizes[1]} of DRAM" + (f"; {told}: see kvstore doctor there" if told else "")
+    text = ", ".join(f"{reason} ({count} node{'s' * (count > 1)})" for reason, count in reasons)
+    return f"{sizes[0]} of {sizes[1]} of DRAM" + (f"; {text}: run kvstore doctor there" if text else "")
 
 
 def _encoded_line(status: pb.StatusReply) -> str:
-    """What all tiers together hold quantised; empty where no node has a codec or encoded values."""
+    """Encoded bytes of all tiers; "" if no node has a codec or encoded values."""
     tiers = [tier for node in status.nodes for tier in node.tiers if _has_codec(tier)]
     if not tiers:
         return ""
-    names = ", ".join(sorted({tier.codec for tier in tiers if tier.codec})) or "none any more"
+    names = ", ".join(sorted({tier.codec for tier in tiers if tier.codec})) or "no current codec"
     stored = sum(_encoded_bytes(tier) for tier in tiers)
-    worth = stored + sum(tier.logical_bytes - tier.used_bytes for tier in tiers)
+    decoded = stored + sum(tier.logical_bytes - tier.used_bytes for tier in tiers)
     bits = _shown(effective_bits(stored, sum(tier.elements for tier in tiers)))
-    return f"{names}: {format_size(stored)} for {format_size(worth)} of values, {bits} bits an element"
+    return f"{names}: {format_size(stored)} for {format_size(decoded)} of values, {bits} bits an element"
 
 
 def nodes_table(status: pb.StatusReply) -> RenderableType:
-    """One row a node, by name."""
+    """Return a table with one row per node, by name."""
     columns = ("node", "id", "state", "address", "transfer", "blocks", "block table", "tiers", "heartbeat")
     table = new_table(*columns, right=("id", "blocks", "block table", "heartbeat"), caption=None if is_whole(status) else NOT_SHOWN)
     for node in _by_name(status):
@@ -151,26 +150,28 @@ def _state(node: pb.NodeStatus) -> str:
 
 
 def _heartbeat(node: pb.NodeStatus) -> str:
-    """0 of a node that is not alive: this master has never heard of it but from the catalog."""
-    is_unheard = node.state != "alive" and not node.heartbeat_age_s
-    return "not since this master began" if is_unheard else f"{node.heartbeat_age_s:.1f} s ago"
+    """Age of the last heartbeat. A node that is not alive with age 0 is known from the catalog only."""
+    is_from_catalog = node.state != "alive" and not node.heartbeat_age_s
+    return "none since this master started" if is_from_catalog else f"{node.heartbeat_age_s:.1f} s ago"
 
 
 def _blocks(node: pb.NodeStatus) -> str:
-    """Those that the master knows, and those that it has not decided about."""
-    undecided = node.counters.get("undecided", 0)
-    return f"{node.blocks:,} + {undecided:,} undecided" if undecided else f"{node.blocks:,}"
+    """Committed blocks, and those not committed to the directory yet."""
+    uncommitted = node.counters.get("undecided", 0)
+    return f"{node.blocks:,} + {uncommitted:,} uncommitted" if uncommitted else f"{node.blocks:,}"
 
 
 def _block_table(node: pb.NodeStatus) -> str:
-    """Memory beside the tiers for what the node knows of blocks, and how much it may be."""
+    """Memory of the node's block table, and its limit."""
     limit_bytes = node.counters.get("max_table_bytes", 0)
     return f"{format_size(node.counters['table_bytes'])} of {format_size(limit_bytes)}" if limit_bytes else "-"
 
 
 def tiers_table(status: pb.StatusReply) -> RenderableType:
-    """One row a tier of a node: how full it is, its share of all blocks that were asked for (so the column sums to the cluster's hit
-    ratio), what had to leave."""
+    """Return a table with one row per tier of a node: occupancy, hit ratio, evictions.
+
+    The hit ratio is the tier's share of all requested blocks, so the column sums to the cluster's hit ratio.
+    """
     figures = ("used", "of", "blocks", "hit ratio", "evicted")
     caption = None if is_whole(status) else NOT_SHOWN
     table = new_table("node", "tier", "occupancy", *figures, right=figures, no_wrap=("occupancy", *figures), caption=caption)
@@ -189,7 +190,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
                 f"{tier.evictions:,}",
             )
         if node.state in NOT_RUNNING:
-            absent.append(f"{node.name} is {node.state}; its tiers are as it last said")
+            absent.append(f"{node.name} is {node.state}; its tiers are as last reported")
         elif not any(tier.name == "hbm" for tier in node.tiers):
             absent.append(f"{node.name} has no HBM tier")
     if any(_has_codec(tier) for node in status.nodes for tier in node.tiers):
@@ -198,8 +199,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
 
 
 def encoded_table(status: pb.StatusReply) -> RenderableType:
-    """One row a tier with a codec or with values that were encoded by one: what all that it holds is worth to readers, what the encoded
-    values take, and how many bits an element of theirs comes to."""
+    """Return a table with one row per tier that has a codec or encoded values: decoded size, encoded size, bits per element."""
     figures = ("worth", "encoded", "payload", "metadata", "bits an element")
     table = new_table("node", "tier", "codec", *figures, right=figures, no_wrap=("tier", "codec", *figures))
     for node in _by_name(status):
@@ -211,7 +211,7 @@ def encoded_table(status: pb.StatusReply) -> RenderableType:
 
 
 def effective_bits(stored_bytes: int, elements: int) -> float | None:
-    """Bits that an element takes, metadata included; None where there is no element."""
+    """Return bits per element, metadata included; None without elements."""
     return 8 * stored_bytes / elements if elements else None
 
 
@@ -220,7 +220,7 @@ def _by_name(status: pb.StatusReply) -> list[pb.NodeStatus]:
 
 
 def _reads(status: pb.StatusReply) -> int:
-    """Blocks that were asked for: hits, those a node no longer had, and those the master knew nowhere."""
+    """Requested blocks: hits, misses at nodes, and lookups that the master did not find."""
     at_nodes = sum(sum(tier.hits for tier in node.tiers) + node.counters.get("misses", 0) for node in status.nodes)
     return int(at_nodes + status.counters.get("lookup_misses", 0))
 

@@ -1,4 +1,4 @@
-"""Tables, figures and progress bars of all commands: how they look, in one place."""
+"""Common style of the commands' tables, numbers and progress bars."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,13 +13,12 @@ from kvstore.protocol.settings import format_size
 
 BAR_WIDTH: Final = 16
 MAX_NAMES: Final = 10
-"""Names of nodes or tenants in a line."""
+"""Most names of nodes or tenants in a line."""
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 
 
 def new_table(*columns: str, right: Collection[str] = (), no_wrap: Collection[str] = (), **options: Any) -> Table:
-    """A table without lines. Columns of `right` are aligned right, those of `no_wrap` are one line high; `options` are those of rich's
-    Table."""
+    """Create a table without lines. `right`: right-aligned columns; `no_wrap`: columns without wrapping; `options`: of rich's Table."""
     found = Table(box=None, header_style="bold", pad_edge=False, **options)
     for name in columns:
         found.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=name in no_wrap)
@@ -27,13 +26,13 @@ def new_table(*columns: str, right: Collection[str] = (), no_wrap: Collection[st
 
 
 def figures_table(first: str, *titles: str) -> Table:
-    """A table of names in the first column and figures in all others."""
+    """Create a table with names in the first column and right-aligned numbers in the others."""
     return new_table(first, *titles, right=titles, no_wrap=(first,))
 
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; gives what is to be called for each step of `total`."""
+    """Show a progress bar if standard error is a terminal; yields a function to call for each of `total` steps."""
     stderr = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as shown:
@@ -42,7 +41,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> Text:
-    """A bar of `width` columns, `share` of it filled to an eighth of a column; red from 95 % on, where eviction begins."""
+    """Return a bar of `width` columns, filled by `share` to an eighth of a column; red from 95 %, where eviction begins."""
     share = min(max(share, 0.0), 1.0)
     eighths = round(share * width * 8)
     full, rest = divmod(eighths, 8)
@@ -52,12 +51,12 @@ def bar(share: float, width: int = BAR_WIDTH) -> Text:
 
 
 def percent(part: float, whole: float) -> str:
-    """`part` of `whole` as a percentage; a dash where there is no whole."""
+    """Format `part` of `whole` as a percentage; a dash if `whole` is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
+    """Format a duration: `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -69,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds(value_s: float) -> str:
-    """`850 us`, `12.3 ms`, `1.27 s`, `105 s`."""
+    """Format a short time: `850 us`, `12.3 ms`, `1.27 s`, `105 s`."""
     if value_s < 0.001:
         return f"{value_s * 1e6:.0f} us"
     if value_s < 1:
@@ -82,6 +81,6 @@ def rate(bytes_per_s: float) -> str:
 
 
 def names_shown(names: Sequence[str]) -> str:
-    """The first names of many."""
+    """Join the first MAX_NAMES names, and the number of the others."""
     more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

@@ -1,4 +1,4 @@
-"""Table of nodes in `kvstore top`, and its figures: counts, latencies, lines of bars as text. Pure: a console's document in, rich out."""
+"""Table of nodes of `kvstore top`, and its number and sparkline formats. Pure functions from the console's document."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from kvstore.protocol.settings import format_size
 
 SPARKS: Final = " ▁▂▃▄▅▆▇█"
 LEVELS: Final = 8
-"""Of one character."""
+"""Levels of one sparkline character."""
 
 STYLES: Final = {"alive": "green", "syncing": "yellow", "stopped": "dim", "dead": "red"}
 _Column = tuple[str, str, int]
@@ -29,19 +29,19 @@ COLUMNS: Final[tuple[_Column, ...]] = (
     ("blocks", "blocks", 120),
     ("address", "address", 144),
     ("connections", "clients", 156),
-    ("heartbeat_age_s", "heard", 168),
+    ("heartbeat_age_s", "heartbeat", 168),
     ("hbm_share", "hbm", 176),
     ("dram_share", "dram", 184),
     ("nvme_share", "nvme", 192),
     ("version", "version", 204),
     ("transports", "transports", 230),
 )
-"""Field, heading, and from how many columns of the terminal on it is shown."""
+"""Field, heading, and the least width of the terminal at which it is shown."""
 SORTS: Final = ("name", "state", "share", "hits_per_s", "misses_per_s", "out_bytes_per_s", "in_bytes_per_s", "evictions_per_s", "blocks")
 STATES: Final = ("dead", "syncing", "stopped", "alive")
 NAME_WIDTH: Final = 20
 LARGE: Final = 160
-"""Columns of a terminal from which on names are whole and bars twice as long."""
+"""Width of a terminal from which names are not truncated and bars are twice as long."""
 
 
 def count_text(value: float) -> str:
@@ -52,8 +52,10 @@ def count_text(value: float) -> str:
 
 
 def spark_lines(values: Sequence[float], lines: int) -> list[str]:
-    """Bars of `lines` characters at most, the highest value filling them, a line of characters each from the top down. A bar has a level
-    at least, so that a value of 0 is told from one that is not known."""
+    """Return a sparkline of `lines` rows, top row first, scaled to the highest value.
+
+    A value of 0 has one level, to distinguish it from a missing value.
+    """
     most = max(values, default=0) or 1
     heights = [max(1, min(LEVELS * lines, int(LEVELS * lines * value / most))) for value in values]
     floors = [LEVELS * (lines - 1 - line) for line in range(lines)]
@@ -61,7 +63,7 @@ def spark_lines(values: Sequence[float], lines: int) -> list[str]:
 
 
 def nodes_of(document: Document) -> list[dict[str, Any]]:
-    """The rows of a document as objects, each with the share of each of its tiers and of the fullest."""
+    """Return the document's nodes as dicts, with the occupancy of each tier and of the fullest."""
     nodes = [dict(zip(NODE_FIELDS, row, strict=True)) for row in document["nodes"]["rows"]]
     for node in nodes:
         shares = {tier: _share(node, tier) for tier in TIERS}
@@ -73,7 +75,7 @@ def nodes_of(document: Document) -> list[dict[str, Any]]:
 
 
 def nodes_table(nodes: list[dict[str, Any]], sort: str, first: int, page: int, width: int) -> tuple[Table, int]:
-    """The nodes from `first` on, sorted by `sort`, a page of them; and the first that is shown, which is never beyond the last page."""
+    """Return a table of `page` nodes from index `first`, sorted by `sort`, and the index shown first, clamped to the last page."""
     nodes.sort(key=lambda node: _natural(node["name"]))
     if sort == "state":
         nodes.sort(key=lambda node: (STATES.index(node["state"]) if node["state"] in STATES else 0, not node["drain"]))
@@ -100,7 +102,7 @@ def heading_of(name: str) -> str:
 
 
 def _is_known(name: str, nodes: list[dict[str, Any]]) -> bool:
-    """Whether a column of one tier has a value: of a tier that no node has it is left out."""
+    """Return whether a column has a value: columns of tiers that no node has are left out."""
     return not name.endswith("_share") or any(node[name] is not None for node in nodes)
 
 
@@ -127,5 +129,5 @@ def _cell(node: dict[str, Any], name: str, width: int) -> str | Text:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """node-2 comes before node-10."""
+    """Sort key that orders node-2 before node-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

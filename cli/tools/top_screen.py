@@ -1,4 +1,4 @@
-"""What `kvstore top` shows: a screenful of the cluster for a terminal of any size. Pure: a console's document becomes what rich prints."""
+"""Screen of `kvstore top` for a terminal of any size. Pure functions from the console's document to rich renderables."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from kvstore.console.model import NODE_FIELDS, Document
 from kvstore.protocol.settings import format_size
 
 CELL_WIDTH: Final = 26
-MAX_TROUBLES: Final = 3
+MAX_PROBLEMS: Final = 3
 TRENDS_FROM_LINES: Final = 20
-"""A lower terminal has no room for the two lines of trends."""
+"""Terminals with fewer lines show no trends."""
 KEPT: Final = 512
 TRENDS: Final = ("hits_per_s", "out_bytes_per_s")
 TIER_COLUMNS: Final = (
@@ -30,14 +30,14 @@ TIER_COLUMNS: Final = (
     ("up/s", 100),
     ("down/s", 100),
 )
-"""Heading, and from how many columns of the terminal on it is shown."""
+"""Heading, and the least width of the terminal at which it is shown."""
 MAX_TREND_LINES: Final = 8
-OPERATION_COLUMNS: Final = ("operation", "at", "asked/s", "mean", "slowest", "where that was")
+OPERATION_COLUMNS: Final = ("operation", "at", "requests/s", "mean", "slowest", "slowest at")
 
 
 @dataclass(slots=True)
 class ScreenView:
-    """What is looked at: how nodes are sorted, and the first that is shown."""
+    """State of the screen: the last document, the sort order of nodes and the scroll position."""
 
     document: Document | None = None
     failure: str = ""
@@ -46,13 +46,13 @@ class ScreenView:
     trends: dict[str, deque[float]] = field(default_factory=lambda: {name: deque(maxlen=KEPT) for name in TRENDS})
 
     def take(self, document: Document) -> None:
-        """The next look."""
+        """Take the document of the next poll."""
         self.document, self.failure = document, ""
         for name, values in self.trends.items():
             values.append(document["totals"][name])
 
     def press(self, key: str, page: int) -> bool:
-        """Do as the key says, `page` nodes being shown; False to quit."""
+        """Handle a key press, with `page` nodes on the screen; False to quit."""
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "b": -page, "page down": page, " ": page}
         if key in ("q", "Q", "\x03", "\x04"):
             return False
@@ -68,12 +68,12 @@ class ScreenView:
 
 
 def screen(view: ScreenView, width: int, height: int) -> tuple[RenderableType, int]:
-    """A screen of exactly this size or less, and how many nodes it shows."""
+    """Return a screen of at most this size, and the number of nodes that it shows."""
     if view.document is None:
-        return Text(view.failure or "asking the cluster…", no_wrap=True, overflow="ellipsis"), 1
+        return Text(view.failure or "connecting…", no_wrap=True, overflow="ellipsis"), 1
     is_low, nodes = height < TRENDS_FROM_LINES, nodes_of(view.document)
     tiers, operations = view.document["tiers"], view.document["operations"]
-    parts: list[RenderableType] = [_line(view.document, width), *_troubles(view, width, 1 if is_low else MAX_TROUBLES)]
+    parts: list[RenderableType] = [_line(view.document, width), *_problems(view, width, 1 if is_low else MAX_PROBLEMS)]
     used = len(parts)
     figures, lines = _figures(view.document, width, 2 if is_low else 5)
     parts.append(figures)
@@ -116,13 +116,13 @@ def _line(document: Document, width: int) -> Text:
     return text
 
 
-def _troubles(view: ScreenView, width: int, limit: int) -> list[Text]:
+def _problems(view: ScreenView, width: int, limit: int) -> list[Text]:
     assert view.document is not None
-    told = [{"level": "error", "text": view.failure, "todo": ""}] if view.failure else []
-    told += view.document["troubles"]
+    problems = [{"level": "error", "text": view.failure, "todo": ""}] if view.failure else []
+    problems += view.document["problems"]
     found = [
         Text.assemble((one["text"].replace("\n", " "), "red" if one["level"] == "error" else "yellow"), (f"  {one['todo']}", "dim"))
-        for one in told[:limit]
+        for one in problems[:limit]
     ]
     for text in found:
         text.truncate(width, overflow="ellipsis")
@@ -130,8 +130,10 @@ def _troubles(view: ScreenView, width: int, limit: int) -> list[Text]:
 
 
 def _figures(document: Document, width: int, max_lines: int) -> tuple[RenderableType, int]:
-    """Labels and figures, the most telling first, in as many columns as there is room for; the lines it takes. `full` is of the fullest
-    tier: a large tier that is empty would hide a small one that is full."""
+    """Return labels and figures in as many columns as fit, the most important first, and the number of lines.
+
+    `full` is that of the fullest tier: an average would hide a small full tier behind a large empty one.
+    """
     totals = document["totals"]
     tiers = [tier for tier in document["tiers"] if tier["capacity_bytes"]]
     fullest = max(tiers, key=lambda tier: tier["used_bytes"] / tier["capacity_bytes"], default=None)
@@ -158,14 +160,14 @@ def _figures(document: Document, width: int, max_lines: int) -> tuple[Renderable
 
 
 def _trend(view: ScreenView, name: str, label: str, width: int, lines: int) -> list[Text]:
-    """The newest values as bars of so many lines; the rightmost is now."""
+    """The newest values as a sparkline of `lines` lines; the rightmost is the last poll."""
     values = list(view.trends[name])[-max(1, width - 10) :]
     drawn = spark_lines(values, lines)
     return [Text.assemble((f"{label if not line else '':<9} ", "dim"), (bars, "cyan")) for line, bars in enumerate(drawn)]
 
 
 def _operations(operations: list[Document], width: int) -> Table:
-    """All operations, as the page's table of them, where there are lines left."""
+    """Table of all operations, as on the console's page."""
     table = new_table(*OPERATION_COLUMNS, right=OPERATION_COLUMNS[2:5], no_wrap=OPERATION_COLUMNS, width=width)
     for one in operations:
         mean = seconds(one["mean_s"]) if one["mean_s"] is not None else "-"
@@ -176,12 +178,12 @@ def _operations(operations: list[Document], width: int) -> Table:
 
 
 def _latencies(operations: list[Document], width: int) -> Text | None:
-    """Means of what is asked for most, and the slowest of the last minute; None where nothing is."""
-    asked = sorted((one for one in operations if one["mean_s"] is not None), key=lambda one: -one["per_s"])
-    if not asked:
+    """Mean and slowest latency of the operations, most frequent first, in one line; None without requests."""
+    busiest = sorted((one for one in operations if one["mean_s"] is not None), key=lambda one: -one["per_s"])
+    if not busiest:
         return None
-    told = (f"{one['operation'].replace('_', ' ')} {seconds(one['mean_s'])} ({seconds(one['slowest_s'])})" for one in asked)
-    text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(told), ("   in brackets the slowest of the last minute", "dim"))
+    cells = (f"{one['operation'].replace('_', ' ')} {seconds(one['mean_s'])} ({seconds(one['slowest_s'])})" for one in busiest)
+    text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(cells), ("   in brackets the slowest of the last minute", "dim"))
     text.truncate(width, overflow="ellipsis")
     return text
 

@@ -1,6 +1,6 @@
-"""What of this machine the fast transports need: each check finds out one thing, judges it and says what to do about it.
+"""Checks of `kvstore doctor` on the transports: UCX, NIXL, RDMA devices, huge pages, limits of the operating system.
 
-Reads files below a root and asks the libraries that are installed; changes nothing. `cli/doctor.py` prints it.
+Each check has a verdict and advice. Checks only read: files below `root`, and the installed libraries.
 """
 
 import importlib.metadata
@@ -20,9 +20,9 @@ from kvstore.transfer.ucx import library as ucx_library
 from kvstore.transfer.ucx.worker import UcxWorker
 
 MIN_SHARED_MEMORY_BYTES: Final = 1 << 30
-"""UCX and inference engines share the file system; container runtimes give 64 MiB by default."""
+"""/dev/shm is shared with UCX and inference engines; container runtimes give 64 MiB by default."""
 MIN_OPEN_FILES: Final = 8192
-"""A connection costs one to three descriptors; the engine may have 1,024 peers, and a process has other files."""
+"""A connection takes one to three descriptors; the engine may have 1,024 peers, and a process has other files."""
 LASTING: Final = (
     f"a file /etc/tmpfiles.d/kvstore.conf with the line `w /{SHMEM_ENABLED} - - - - advise`, or on the kernel's command line "
     "transparent_hugepage_shmem=advise (Linux 6.13)"
@@ -32,20 +32,20 @@ INSTALL_NIXL: Final = install_line("nixl")
 
 
 class CheckVerdict(Enum):
-    """What an operator makes of a check."""
+    """Severity of a check's result."""
 
     OK = "ok"
     WARNING = "warning"
-    """Works, but slower or for fewer."""
+    """Works, but slower or with restrictions."""
     MISSING = "missing"
-    """A transport cannot be used for want of this; the others can."""
+    """One transport cannot be used; the others can."""
     WRONG = "wrong"
-    """A cluster does not work, or will not for long, before this is mended."""
+    """The cluster does not work, or soon will not, until this is fixed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line. `advice` says what mends it, by a command where there is one; empty where nothing needs to be done."""
+    """Result of one check. `advice` is the fix, a command if there is one; "" if nothing needs to be done."""
 
     name: str
     verdict: CheckVerdict
@@ -54,7 +54,7 @@ class Check:
 
 
 def examine(root: Path = Path("/")) -> list[Check]:
-    """Every check, those of libraries first. `root` is that of the files."""
+    """Run every check, those of libraries first. `root` is the root of the files."""
     has_rdma = bool(rdma_ports(root))
     return [
         ucxx(),
@@ -81,7 +81,7 @@ def ucxx() -> Check:
 
 
 def libucx(*, has_rdma: bool) -> Check:
-    """Which UCX this process has, and whether it can use the RDMA devices that are here."""
+    """Version of the loaded UCX, and whether it supports this machine's RDMA devices."""
     try:
         loaded = ucx_library.loaded()
     except ConfigError:
@@ -94,7 +94,7 @@ def libucx(*, has_rdma: bool) -> Check:
 
 
 def ucx_transports() -> Check:
-    """What the loaded UCX can use, TRANSPORT/DEVICE, with UCX_TLS and UCX_NET_DEVICES as they are set."""
+    """Transports of the loaded UCX as TRANSPORT/DEVICE, under the current UCX_TLS and UCX_NET_DEVICES."""
     name = "UCX transports"
     try:
         worker = UcxWorker.acquire("")
@@ -107,7 +107,7 @@ def ucx_transports() -> Check:
 
 
 def nixl() -> Check:
-    """NIXL and its plug-ins; the one that kvstore uses is UCX."""
+    """Version and plug-ins of NIXL; kvstore uses the plug-in UCX."""
     version = _version("nixl")
     if not version:
         return Check("nixl", CheckVerdict.MISSING, "not installed", INSTALL_NIXL)
@@ -115,11 +115,11 @@ def nixl() -> Check:
     found = f"version {version}, plug-ins {', '.join(plugins) or 'none'}"
     if "UCX" in plugins:
         return Check("nixl", CheckVerdict.OK, found)
-    return Check("nixl", CheckVerdict.MISSING, found, "the plug-in UCX is not there: reinstall nixl, or set NIXL_PLUGIN_DIR to where it is")
+    return Check("nixl", CheckVerdict.MISSING, found, "the plug-in UCX is missing: reinstall nixl, or set NIXL_PLUGIN_DIR to its folder")
 
 
 def nixl_plugins() -> list[str]:
-    """Names of the plug-ins that lie in NIXL_PLUGIN_DIR, else in the installed package."""
+    """Names of the plug-ins in NIXL_PLUGIN_DIR, or in the installed package."""
     directory = os.environ.get("NIXL_PLUGIN_DIR")
     names = [path.name for path in Path(directory).glob("libplugin_*.so")] if directory else _files_of("nixl")
     return sorted({name.removeprefix("libplugin_").removesuffix(".so") for name in names if name.startswith("libplugin_")})
@@ -137,7 +137,7 @@ def rdma(root: Path) -> Check:
 
 
 def rdma_ports(root: Path) -> list[str]:
-    """A line for each port: its name, state, rate and link layer."""
+    """Return a line per port: name, state, rate and link layer."""
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     return [
         " ".join([f"{port.parent.parent.name}:{port.name}", *(_line(port / what) for what in ("state", "rate", "link_layer"))])
@@ -146,29 +146,29 @@ def rdma_ports(root: Path) -> list[str]:
 
 
 def peermem(root: Path, *, has_rdma: bool) -> Check:
-    """Whether RDMA devices may reach the memory of GPUs."""
+    """Return whether RDMA devices can access GPU memory."""
     name = "nvidia_peermem"
     modules = [line.split()[0] for line in _text(root / "proc/modules").splitlines()]
     if name in modules:
         return Check(name, CheckVerdict.OK, "loaded")
     if "nvidia" not in modules or not has_rdma:
         return Check(name, CheckVerdict.OK, "not loaded, nor needed: " + ("no RDMA device" if "nvidia" in modules else "no NVIDIA driver"))
-    return Check(name, CheckVerdict.MISSING, "not loaded", "modprobe nvidia_peermem, or GPU memory goes through the host's")
+    return Check(name, CheckVerdict.MISSING, "not loaded", "modprobe nvidia_peermem; without it GPU memory is copied through host memory")
 
 
 def locked_memory(limit_bytes: int, *, has_rdma: bool) -> Check:
-    """RDMA devices register memory by locking it."""
+    """Limit of locked memory, which RDMA registration needs."""
     if limit_bytes == resource.RLIM_INFINITY:
         return Check("locked memory", CheckVerdict.OK, "unlimited")
     found = f"at most {format_size(limit_bytes)}"
     if not has_rdma:
-        return Check("locked memory", CheckVerdict.OK, f"{found}; matters to RDMA only")
+        return Check("locked memory", CheckVerdict.OK, f"{found}; used by RDMA only")
     advice = "ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit, or --ulimit memlock=-1 for a container"
     return Check("locked memory", CheckVerdict.WARNING, found, advice)
 
 
 def hugepages(root: Path) -> Check:
-    """Those reserved: slabs on them need no first touch and fewer entries in a NIC's page table."""
+    """Reserved huge pages. Slabs on them need no first touch, and fewer entries in a NIC's page table."""
     values = dict(line.split(":", 1) for line in _text(root / "proc/meminfo").splitlines() if ":" in line)
     total, free = (int(values.get(f"HugePages_{what}", "0")) for what in ("Total", "Free"))
     if not total:
@@ -176,13 +176,13 @@ def hugepages(root: Path) -> Check:
             "reserved huge pages",
             CheckVerdict.WARNING,
             "none",
-            "sysctl vm.nr_hugepages=N reserves some; without them large tiers start slower",
+            "sysctl vm.nr_hugepages=N; without reserved pages large tiers start slower",
         )
     return Check("reserved huge pages", CheckVerdict.OK, f"{free} of {total} free, each {values.get('Hugepagesize', '?').strip()}")
 
 
 def transparent_hugepages(root: Path) -> Check:
-    """Whether slabs, which ask for huge pages, get any without their being reserved."""
+    """Return whether slabs can get transparent huge pages."""
     name, reason = "shared huge pages", unavailable_reason(root)
     if not reason:
         return Check(name, CheckVerdict.OK, f"shmem_enabled is {policy(root)}")
@@ -194,7 +194,7 @@ def transparent_hugepages(root: Path) -> Check:
 
 
 def ptrace_scope(root: Path) -> Check:
-    """Whether a process may read another's memory (CMA), as UCX does between processes of one host."""
+    """Return whether a process may read another's memory (CMA), which UCX uses between processes of one host."""
     scope = _line(root / "proc/sys/kernel/yama/ptrace_scope") or "0"
     if scope == "0":
         return Check("ptrace scope", CheckVerdict.OK, "processes of one user may read one another's memory (CMA)")
@@ -206,9 +206,9 @@ def ptrace_scope(root: Path) -> Check:
 def shared_memory(root: Path) -> Check:
     path = root / "dev/shm"
     if not path.is_dir():
-        return Check("/dev/shm", CheckVerdict.MISSING, "not there", "mount -t tmpfs tmpfs /dev/shm")
-    room = os.statvfs(path)
-    size_bytes, free_bytes = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+        return Check("/dev/shm", CheckVerdict.MISSING, "not mounted", "mount -t tmpfs tmpfs /dev/shm")
+    disk = os.statvfs(path)
+    size_bytes, free_bytes = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     return judge_shared_memory(size_bytes, free_bytes)
 
 
@@ -220,7 +220,7 @@ def judge_shared_memory(size_bytes: int, free_bytes: int) -> Check:
 
 
 def open_files(limit: int) -> Check:
-    """The soft limit; a connection takes descriptors."""
+    """Soft limit of open files; each connection takes descriptors."""
     if limit == resource.RLIM_INFINITY or limit >= MIN_OPEN_FILES:
         return Check("open files", CheckVerdict.OK, "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit:,}")
     return Check(
@@ -229,7 +229,7 @@ def open_files(limit: int) -> Check:
 
 
 def _distributions(package: str) -> Sequence[str]:
-    """What is installed under this name, whatever CUDA version its wheel carries in its own."""
+    """Installed distributions of the package, including wheels named by their CUDA version."""
     names = [package, *(f"{package}-cu{version}" for version in (12, 13))]
     return [name for name in names if list(importlib.metadata.distributions(name=name))]
 
@@ -243,7 +243,7 @@ def _files_of(package: str) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    """Of a file; "" where there is none."""
+    """Text of a file; "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,8 +1,8 @@
-// Banners: what is wrong, since when, what to do, and where the page shows it. Colour follows the severity alone.
+// Banners: problems of the cluster, since when, advice, and a link to the view with details. Colour follows the severity alone.
 import { h, say } from "./dom.js";
 import { clock, duration } from "./format.js";
 
-const LINKS = { nodes: "Show the nodes", activity: "Show what happened", overview: "Show the masters" };
+const LINKS = { nodes: "Show the nodes", activity: "Show events", overview: "Show the masters" };
 const ANCHORS = { overview: "catalog" };
 
 function since(one, nowS) {
@@ -10,7 +10,7 @@ function since(one, nowS) {
   return `since ${at}${one.is_older ? " or before" : ""}, for ${duration(Math.max(0, nowS - one.since_s))}`;
 }
 
-/** A list of banners, those of `update`. Rows are made anew only when what they say changes: what is focused or unfolded stays so. */
+/** A list of banners, set by `update`. Rows are rebuilt only if their text changes, to keep the focus and unfolded details. */
 export function banners(label) {
   const list = h("ul", { className: "notes", ariaLabel: label });
   let shown = "", times = [], details = [];
@@ -22,7 +22,7 @@ export function banners(label) {
     const go = LINKS[view] && h("a", { href: `#${one.view}`, onclick: () => document.getElementById(ANCHORS[view])?.scrollIntoView() }, LINKS[view]);
     return h("li", { className: one.level }, h("div", { className: "what" }, h("span", { className: "visually-hidden" }, `${one.level}: `), h("strong", {}, one.text), " ", one.since_s ? time : null),
       one.todo || go ? h("div", { className: "todo" }, one.todo, one.todo && go ? " " : null, go || null) : null,
-      one.detail ? h("details", {}, h("summary", {}, "What was reported"), raw) : null);
+      one.detail ? h("details", {}, h("summary", {}, "Details"), raw) : null);
   }
   return {
     element: list,
@@ -40,8 +40,8 @@ export function banners(label) {
   };
 }
 
-/** What is wrong with the cluster, the worst first; of a console that no master answers that alone comes first. */
-/** The time of day where the console runs, which a browser's clock need not have. */
-export const consoleTime = ({ state, heard }) => (state ? state.time_s + (Date.now() - heard) / 1000 : Date.now() / 1000);
+/** Time of day of the console's host; the browser's clock may differ. */
+export const consoleTime = ({ state, receivedAt }) => (state ? state.time_s + (Date.now() - receivedAt) / 1000 : Date.now() / 1000);
 
-export const troublesOf = ({ state, cluster }) => [...(state?.banner ? [state.banner] : []), ...(cluster?.troubles || [])];
+/** The cluster's problems, worst first. A banner that the console cannot reach a master precedes them. */
+export const problemsOf = ({ state, cluster }) => [...(state?.banner ? [state.banner] : []), ...(cluster?.problems || [])];

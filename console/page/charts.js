@@ -53,7 +53,7 @@ function ticks(most, base) {
   return found;
 }
 
-/** A chart of `series` [{name, label, className}]; `show` formats a value; `most` fixes the axis. `isStacked`: areas one upon the other. */
+/** A chart of `series` [{name, label, className}]. `show` formats a value, `most` fixes the axis, `isStacked` stacks areas. */
 export function chart({ title, series, show, base = 1000, most = null, isStacked = false }) {
   const svg = s("svg", { role: "img", "aria-label": title });
   const legend = h("ul", { className: "legend" });

@@ -1,4 +1,4 @@
-// Elements by function, never from text: the page's Content-Security-Policy lets no HTML in.
+// Creates elements by function, never from HTML text, which the page's Content-Security-Policy forbids.
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, properties, children) {
@@ -15,7 +15,7 @@ function fill(element, properties, children) {
 export const h = (tag, properties, ...children) => fill(document.createElement(tag), properties, children);
 export const s = (tag, properties, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
 
-/** Shows other text, and leaves what is selected alone where it is the same. */
+/** Sets the text of an element. Equal text is left alone, to keep a selection. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -32,7 +32,7 @@ export function choice(label, options, chosen, change) {
   return h("div", { className: "chosen", role: "group", ariaLabel: label }, buttons);
 }
 
-/** Shows `text` beside the pointer or an element, or nothing. */
+/** Shows `text` as a tooltip at a position; "" hides it. */
 export function tip(text, x = 0, y = 0) {
   const box = document.getElementById("tip");
   box.hidden = !text;

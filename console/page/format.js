@@ -1,4 +1,4 @@
-// Figures as people read them. null is what is not known: a dash.
+// Number formats. null is unknown, shown as a dash.
 const NONE = "–";
 const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 

@@ -1,4 +1,4 @@
-// A map of nodes, a cell each, coloured by one figure. One stop for the keyboard: arrows go from cell to cell, Enter opens a node.
+// Heat map of nodes: one cell per node, coloured by one metric. A single tab stop: arrows move between cells, Enter opens a node.
 import { h, tip } from "./dom.js";
 import { METRICS, isAway, summary } from "./nodes_model.js";
 
@@ -56,13 +56,13 @@ export function heatMap(open) {
   };
 }
 
-/** What the colours say. */
+/** Legend of the colours. */
 export function heatScale() {
   const key = (standing, text) => h("span", { className: "key" }, h("span", { className: "cell", "data-state": standing }), text);
   const steps = h("span", { className: "steps" }, Array.from({ length: 10 }, (_one, index) => h("span", { className: "cell", "data-heat": index })));
   const most = h("span", {});
   return {
-    element: h("div", { className: "scale" }, "0", steps, most, key("dead", "dead"), key("syncing", "coming or failed"), key("draining", "drained")),
+    element: h("div", { className: "scale" }, "0", steps, most, key("dead", "dead"), key("syncing", "syncing or failed"), key("draining", "drained")),
     update(nodes, metric) {
       const { isShare, show } = METRICS[metric];
       most.textContent = show(isShare ? 1 : Math.max(...nodes.map((node) => node[metric] || 0), 0));

@@ -1,18 +1,18 @@
-// A node's host as a drawing: in each NUMA node memory and GPUs on the left, NICs on the right, lines to the preferred rails. What flows over
-// a NIC is filled in by `showFlows`.
+// Drawing of a node's host: in each NUMA node memory and GPUs on the left, NICs on the right, lines to the preferred rails. `showFlows` adds
+// the traffic of the NICs.
 import { h, s, say } from "./dom.js";
 import { percent, sizeRate } from "./format.js";
 
 const RDMA = ["infiniband", "roce"];
 const speed = (nic) => (nic.speed_gbit_s ? `${nic.speed_gbit_s} Gbit/s` : "speed unknown");
 
-/** `links` by the NIC's name, as /api/flows has them, into the drawing within `box`. */
+/** Show the traffic of `links` (NIC name -> rates, from /api/flows) in the drawing within `box`. */
 export function showFlows(box, links) {
   for (const place of box.querySelectorAll("[data-nic]")) {
     const link = links[place.dataset.nic], full = Number(place.dataset.speed) * 1.25e8;
     const most = link && full ? Math.max(link.in_bytes_per_s, link.out_bytes_per_s) / full : 0;
     say(place.querySelector("span"), link ? `in ${sizeRate(link.in_bytes_per_s)}, out ${sizeRate(link.out_bytes_per_s)}` : "");
-    place.title = link ? `${place.dataset.nic}: in ${sizeRate(link.in_bytes_per_s)}, out ${sizeRate(link.out_bytes_per_s)}, of all programs${full ? `; ${percent(most)} of its speed in one direction` : ""}; the node's own transfers ${sizeRate(link.transfer_bytes_per_s)}` : "";
+    place.title = link ? `${place.dataset.nic}: in ${sizeRate(link.in_bytes_per_s)}, out ${sizeRate(link.out_bytes_per_s)}, of all programs${full ? `; ${percent(most)} of its speed in one direction` : ""}; transfers of the node ${sizeRate(link.transfer_bytes_per_s)}` : "";
     place.querySelector("i").style.width = `${100 * Math.min(1, most)}%`;
     place.hidden = !link;
   }

@@ -1,5 +1,5 @@
-// A tree of prefixes as an icicle: roots on top, what goes on from a block below it, as wide as all of it takes bytes. Of the hottest only
-// what is shown counts: what lies cold behind them would leave no room for them.
+// Icicle chart of a prefix tree: roots on top, continuations of a block below it, with widths by the bytes of the subtree. For the hottest
+// prefixes only the shown blocks count: cold continuations would leave no space for them.
 import { h, s, say, tip } from "./dom.js";
 import { TIERS, count, countRate, size } from "./format.js";
 
@@ -11,7 +11,7 @@ function warmest(one) {
   return most;
 }
 
-const label = (one) => `block ${one.key.slice(0, 32)}${one.key.length > 32 ? "…" : ""}\n${count(one.blocks)} blocks in a row, ${size(one.bytes)}\nwith all behind them ${size(one.subtree_bytes)}\n${Object.keys(TIERS).filter((tier) => one[`${tier}_bytes`]).map((tier) => `${TIERS[tier]} ${size(one[`${tier}_bytes`])}`).join(", ")}${one.subtree_reads_per_s ? `\nread ${count(one.reads_per_s)} blocks/s, with all behind them ${count(one.subtree_reads_per_s)} blocks/s` : ""}${one.branches ? `\n${count(one.branches)} ways on` : ""}`;
+const label = (one) => `block ${one.key.slice(0, 32)}${one.key.length > 32 ? "…" : ""}\n${count(one.blocks)} blocks in a row, ${size(one.bytes)}\nwith all behind them ${size(one.subtree_bytes)}\n${Object.keys(TIERS).filter((tier) => one[`${tier}_bytes`]).map((tier) => `${TIERS[tier]} ${size(one[`${tier}_bytes`])}`).join(", ")}${one.subtree_reads_per_s ? `\nread ${count(one.reads_per_s)} blocks/s, with all behind them ${count(one.subtree_reads_per_s)} blocks/s` : ""}${one.branches ? `\n${count(one.branches)} branches` : ""}`;
 
 export function icicle() {
   const svg = s("svg", { role: "img", "aria-label": "No prefixes" });
@@ -72,7 +72,7 @@ export function icicle() {
   new ResizeObserver(draw).observe(box);
   return {
     element: box,
-    /** `none` is said where `found` is empty. */
+    /** `none` is shown if `found` is empty. */
     update(found, byReads = false, none = "") {
       if (byReads !== isHot) { zoom = null; active = -1; }
       segments = found; isHot = byReads;

@@ -1,6 +1,6 @@
-// Puts the page together: views by the address, the theme, keys, and what is wrong with the connection.
+// Entry point of the page: views by the URL's hash, theme, keys, and the state of the connection.
 import { activity } from "./activity.js";
-import { banners, consoleTime, troublesOf } from "./banners.js";
+import { banners, consoleTime, problemsOf } from "./banners.js";
 import { contents } from "./contents.js";
 import { askToken, showKeys } from "./dialogs.js";
 import { say, tip } from "./dom.js";
@@ -15,40 +15,40 @@ const VIEWS = Object.keys(MAKERS);
 const made = {};
 const main = document.getElementById("main");
 const live = document.getElementById("live");
-const lost = banners("What is wrong");
+const lost = banners("Problems");
 let view = "", last;
 
 function show() {
-  const [name, asked] = location.hash.slice(1).split("?");
-  const wanted = VIEWS.includes(name) ? name : view || "overview"; // #main is the link that skips to the content of this view
+  const [name, query] = location.hash.slice(1).split("?");
+  const target = VIEWS.includes(name) ? name : view || "overview"; // #main is the skip link to the content of this view
   for (const link of document.querySelectorAll(".views a")) {
-    if (link.dataset.view === wanted) link.setAttribute("aria-current", "page");
+    if (link.dataset.view === target) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   tip("");
   if (!store.cluster) return;
-  if (wanted === view) { if (asked && asked !== last) made[view].shown?.(asked); last = asked; return; }
-  last = asked;
+  if (target === view) { if (query && query !== last) made[view].shown?.(query); last = query; return; }
+  last = query;
   closeNode();
   const isFirst = !view;
-  view = wanted;
+  view = target;
   made[view] ??= MAKERS[view]({ openNode });
   document.title = view === "overview" ? "kvstore" : `kvstore: ${view}`;
   main.replaceChildren(lost.element, made[view].element);
   if (!isFirst) update();
   made[view].update(store);
-  made[view].shown?.(asked);
+  made[view].shown?.(query);
   if (!isFirst) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
 }
 
 const isAway = () => store.live === "lost" && !store.state?.failure;
 
-/** The banner above a view: that this page is cut off, or in other views than the overview, which has all of them, the worst trouble. */
+/** The banner above a view: that the console is unreachable; else the worst problem, except in the overview, which has them all. */
 function worst() {
   if (isAway() && !store.needsToken) {
-    return [{ level: "error", text: store.why || "The console does not answer", since_s: store.lostAt / 1000, todo: "Check that the master runs and that this host reaches it. The page tries again by itself; what it shows is of before." }];
+    return [{ level: "error", text: store.why || "The console does not answer", since_s: store.lostAt / 1000, todo: "Check that the master runs and that this host can reach it. The page keeps trying; the figures are old." }];
   }
-  return view === "overview" || !store.cluster ? [] : troublesOf(store).filter((one) => one.level === "error").slice(0, 1);
+  return view === "overview" || !store.cluster ? [] : problemsOf(store).filter((one) => one.level === "error").slice(0, 1);
 }
 
 const LIVE = { live: "Live", connecting: "Connecting", lost: "No connection", locked: "Needs a token" };
@@ -61,12 +61,12 @@ function update() {
   lost.update(above, isAway() ? Date.now() / 1000 : consoleTime(store));
   if (store.needsToken) askToken(store.why);
   const loading = document.getElementById("loading");
-  if (loading) say(loading, store.needsToken ? "This cluster needs an operator's token." : store.state?.failure || above[0]?.text || "Asking the cluster…");
+  if (loading) say(loading, store.needsToken ? "This cluster needs an operator's token." : store.state?.failure || above[0]?.text || "Connecting to the cluster…");
   if (!store.cluster) return;
   made[view]?.update(store);
   updateNode(store);
   const { master } = store.cluster;
-  say(document.getElementById("about"), `${master.name || "kvstore"}, version ${master.version}. ${store.access === "admin" ? "You may change things here." : "You may look."}`);
+  say(document.getElementById("about"), `${master.name || "kvstore"}, version ${master.version}. ${store.access === "admin" ? "Administrator access." : "Read-only access."}`);
 }
 
 const THEMES = { system: "◐ Auto", light: "○ Light", dark: "● Dark" };
@@ -85,7 +85,7 @@ dark.addEventListener("change", () => theme(localStorage.getItem("theme")));
 document.getElementById("theme").addEventListener("click", nextTheme);
 document.getElementById("help").addEventListener("click", showKeys);
 
-/** At once, not when the browser tells of the new hash: the next key may be on its way, and is for the new view. */
+/** Shows the view at once, not at the hashchange event: the next key may arrive before that, and is for the new view. */
 function go(name) { location.hash = name; show(); }
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea") || document.querySelector("dialog[open]")) return;

@@ -1,4 +1,4 @@
-// One node, in a dialog: what it is, its tiers, its hour, its host, and what may be done with it.
+// Dialog of one node: facts, tiers, the last hour, the host, and actions.
 import { chart } from "./charts.js";
 import { act } from "./dialogs.js";
 import { h, swatch } from "./dom.js";
@@ -26,7 +26,7 @@ export function openNode(name) {
   updateNode(store);
   dialog.showModal();
   get(`/api/hosts?node=${encodeURIComponent(name)}`).then(([one]) => {
-    host.replaceChildren(h("h3", {}, `Host${one?.topology ? ` ${one.topology.host}` : ""}`), ...(one?.topology ? hostDrawing(one.topology) : [h("p", { className: "soft" }, one?.note || "nothing is known of it")]));
+    host.replaceChildren(h("h3", {}, `Host${one?.topology ? ` ${one.topology.host}` : ""}`), ...(one?.topology ? hostDrawing(one.topology) : [h("p", { className: "soft" }, one?.note || "unknown")]));
   }).catch((error) => host.replaceChildren(h("p", { className: "soft" }, error.message)));
 }
 
@@ -42,10 +42,10 @@ export function updateNode({ cluster, access }) {
   if (!shown || !cluster) return;
   if (Date.now() - shown.loaded > REFRESH_MS) loadHistory(shown);
   const node = nodesOf(cluster).find((one) => one.name === shown.name);
-  if (!node) { shown.head.replaceChildren(shown.name, h("span", { className: "pill" }, "is known no more")); shown.buttons.replaceChildren(close()); return; }
+  if (!node) { shown.head.replaceChildren(shown.name, h("span", { className: "pill" }, "forgotten")); shown.buttons.replaceChildren(close()); return; }
   const rows = [["Address", node.address || "none"], ["Transports", node.transports.join(", ") || "messages only"], ["Blocks", count(node.blocks)], ["Clients", `${count(node.connections)} connections`],
     ["Read", countRate(node.hits_per_s)], ["Evicted", countRate(node.evictions_per_s)], ["Version", node.version], ["Node id", String(node.id)],
-    ["Heard of", isAway(node) ? `not since it ${node.state === "dead" ? "died" : "stopped"}` : `${node.heartbeat_age_s.toFixed(1)} s ago`], ...(node.health ? [["Failed", node.health]] : [])];
+    ["Last heartbeat", isAway(node) ? `none since it ${node.state === "dead" ? "died" : "stopped"}` : `${node.heartbeat_age_s.toFixed(1)} s ago`], ...(node.health ? [["Failed", node.health]] : [])];
   shown.facts.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   shown.tiers.replaceChildren(...Object.keys(TIERS).filter((tier) => node[`${tier}_capacity_bytes`]).map((tier) => {
     const full = share(node[`${tier}_used_bytes`], node[`${tier}_capacity_bytes`]), bar = h("i", { className: tier });
@@ -64,8 +64,8 @@ const close = () => h("button", { type: "button", onclick: closeNode }, "Close")
 function actions(node) {
   const button = (text, isDangerous, then) => h("button", { type: "button", className: isDangerous ? "danger" : "", onclick: then }, text);
   const found = [];
-  if (node.drain) found.push(button("Take blocks again", false, () => act("drain", { node: node.name, cancel: true }, { title: `End the drain of ${node.name}?`, text: "It takes new blocks again.", button: "End the drain" })));
-  else if (!isAway(node)) found.push(button("Drain", false, () => act("drain", { node: node.name, to: "peers" }, { title: `Drain ${node.name}?`, text: "It takes no new blocks, and what only it has is copied to others. It can be read all the while, and stays drained until that is ended.", button: "Drain" })));
-  if (isAway(node)) found.push(button("Forget", true, () => act("forget", { node: node.name }, { title: `Forget ${node.name}?`, text: "For a node that is gone for good: blocks that only it had are gone, and if it ever returns it is a new node.", button: "Forget", isDangerous: true, word: node.name })));
+  if (node.drain) found.push(button("End the drain", false, () => act("drain", { node: node.name, cancel: true }, { title: `End the drain of ${node.name}?`, text: "It accepts new blocks again.", button: "End the drain" })));
+  else if (!isAway(node)) found.push(button("Drain", false, () => act("drain", { node: node.name, to: "peers" }, { title: `Drain ${node.name}?`, text: "It gets no new blocks, and its last replicas are copied to other nodes. It stays readable, and stays drained until the drain is ended.", button: "Drain" })));
+  if (isAway(node)) found.push(button("Forget", true, () => act("forget", { node: node.name }, { title: `Forget ${node.name}?`, text: "For a node that will not return: its last replicas are lost. If it is started again, it joins as a new node.", button: "Forget", isDangerous: true, word: node.name })));
   return found;
 }

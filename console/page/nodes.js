@@ -1,4 +1,4 @@
-// The nodes as a table: filtered, sorted, a page at a time.
+// View "Nodes": table with filter, sort order and pages.
 import { h, say, swatch } from "./dom.js";
 import { TIERS, count, countRate, size, sizeRate } from "./format.js";
 import { STANDINGS, byName, fillsText, isAway, nodesOf } from "./nodes_model.js";
@@ -7,12 +7,12 @@ const PAGE = 50;
 const ORDER = ["dead", "failed", "syncing", "draining", "drained", "stopped", "alive"];
 const COLUMNS = [
   ["name", "Node"], ["standing", "State"], ["share", "Fullest tier"], ["blocks", "Blocks", true], ["hits_per_s", "Read", true], ["misses_per_s", "Missed", true],
-  ["out_bytes_per_s", "Out", true], ["in_bytes_per_s", "In", true], ["evictions_per_s", "Evicted", true], ["heartbeat_age_s", "Heard of", true],
+  ["out_bytes_per_s", "Out", true], ["in_bytes_per_s", "In", true], ["evictions_per_s", "Evicted", true], ["heartbeat_age_s", "Heartbeat", true],
 ];
 
 export const pill = (node) => h("span", { className: `pill ${node.standing}`, title: node.health }, node.standing === "draining" ? `draining, ${count(node.remaining_blocks)} left` : STANDINGS[node.standing]);
 
-/** A bar for each of the node's tiers, the fullest first. */
+/** Bars of the node's tiers, fullest first. */
 export function fillBars(node) {
   return h("div", { className: "fills", role: "img", ariaLabel: `full: ${fillsText(node.fills)}` }, node.fills.map((tier) => {
     const piece = h("i", { className: tier.name });
@@ -50,25 +50,25 @@ export function nodes({ openNode }) {
     say(note, found.length === all.length ? `${count(all.length)}` : `${count(found.length)} of ${count(all.length)}`);
     blank.hidden = Boolean(shown.length);
     table.hidden = !shown.length;
-    say(blank, all.length ? "No node is like that." : "No node has joined yet. Start one: kvstore-node --master HOST:PORT");
+    say(blank, all.length ? "No node matches." : "No node has joined yet. Start one: kvstore-node --master HOST:PORT");
     pages.hidden = found.length <= PAGE;
     say(where, `${page * PAGE + 1} to ${page * PAGE + shown.length} of ${count(found.length)}`);
     before.disabled = page === 0;
     after.disabled = (page + 1) * PAGE >= found.length;
   }
-  /** Rows are made anew, but the focus stays at the node that had it. */
+  /** Rebuilds the rows, and keeps the focus at its node. */
   function fill(shown) {
     const focused = body.contains(document.activeElement) ? document.activeElement.textContent : null;
     body.replaceChildren(...shown.map((node) => h("tr", { className: "link", onclick: () => openNode(node.name) },
       h("td", {}, h("button", { type: "button", className: "name" }, node.name)), h("td", {}, pill(node)),
       h("td", { title: `${size(node.used_bytes)} of ${size(node.capacity_bytes)}` }, fillBars(node), h("span", { className: "small soft" }, fillsText(node.fills.slice(0, 1)) || "no tier")),
       ...[count(node.blocks), countRate(node.hits_per_s), countRate(node.misses_per_s), sizeRate(node.out_bytes_per_s), sizeRate(node.in_bytes_per_s), countRate(node.evictions_per_s),
-        isAway(node) ? "–" : `${node.heartbeat_age_s.toFixed(1)} s ago`].map((told) => h("td", { className: "number" }, told)))));
+        isAway(node) ? "–" : `${node.heartbeat_age_s.toFixed(1)} s ago`].map((cell) => h("td", { className: "number" }, cell)))));
     if (focused) [...body.querySelectorAll("button.name")].find((button) => button.textContent === focused)?.focus({ preventScroll: true });
   }
-  /** `wanted` is what the address has behind the view: of a link of a banner the state. */
-  function shown(wanted) {
-    const state = new URLSearchParams(wanted).get("state");
+  /** `query` of the URL's hash: links of banners have the state to filter by. */
+  function shown(query) {
+    const state = new URLSearchParams(query).get("state");
     if (!state) return;
     standing = states.value = STANDINGS[state] ? state : "";
     page = 0;

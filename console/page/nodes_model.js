@@ -1,4 +1,4 @@
-// Nodes as objects, of the rows that the state has, and what they can be looked at by.
+// Node objects from the rows of the state, and the metrics to colour them by.
 import { TIERS, count, countRate, percent, share, size, sizeRate } from "./format.js";
 
 export function nodesOf(cluster) {
@@ -14,21 +14,21 @@ export function nodesOf(cluster) {
   return nodes.sort((one, other) => byName(one.name, other.name));
 }
 
-/** Tiers with a capacity, each with its `share`, the fullest first: a large tier that is empty must not hide a small one that is full. */
+/** Tiers with a capacity, each with its `share`, fullest first: a large empty tier must not hide a small full one. */
 export function fillsOf(tiers) {
   return tiers.filter((tier) => tier.capacity_bytes).map((tier) => ({ ...tier, share: share(tier.used_bytes, tier.capacity_bytes) })).sort((one, other) => other.share - one.share);
 }
 export const fillsText = (fills) => fills.map((tier) => `${TIERS[tier.name] || tier.name} ${tier.share >= 0.1 ? `${Math.round(100 * tier.share)} %` : percent(tier.share)}`).join(", ");
 
-/** Its process has ended, by a signal or by accident. */
+/** The node's process has ended: stopped or dead. */
 export const isAway = (node) => node.state === "dead" || node.state === "stopped";
 
 /** node-2 before node-10 */
 export const byName = new Intl.Collator("en", { numeric: true }).compare;
 
-export const STANDINGS = { alive: "alive", syncing: "telling what it has", dead: "dead", stopped: "stopped", draining: "draining", drained: "drained", failed: "a tier failed" };
+export const STANDINGS = { alive: "alive", syncing: "syncing", dead: "dead", stopped: "stopped", draining: "draining", drained: "drained", failed: "a tier failed" };
 
-/** By what nodes are coloured: a share of all there is, or of the highest. */
+/** Metrics for the colour of nodes: shares of 1, or values relative to the highest. */
 export const METRICS = {
   share: { label: "Fullest tier", show: percent, isShare: true },
   hits_per_s: { label: "Blocks read", show: countRate },

@@ -1,5 +1,5 @@
-// The view that stays open: is all well, how full, how fast, and which node is not as the others.
-import { banners, consoleTime, troublesOf } from "./banners.js";
+// View "Overview": problems, key figures, charts, heat map of nodes, tiers, catalog and latest events.
+import { banners, consoleTime, problemsOf } from "./banners.js";
 import { chart, sparkline } from "./charts.js";
 import { choice, h, say, swatch } from "./dom.js";
 import { TIERS, count, countParts, countRate, duration, percent, size, sizeParts, sizeRate } from "./format.js";
@@ -26,12 +26,12 @@ export function overview({ openNode }) {
     ratio: tile("Hit ratio", "plainline", "hit_ratio"), reads: tile("Blocks read", "dram", "hits_per_s"), out: tile("Bytes out", "out", "out_bytes_per_s"), in: tile("Bytes in", "in", "in_bytes_per_s"),
   };
   let span = 900, metric = "share", last = null;
-  const hits = chart({ title: "Blocks asked for, by the tier that answered", show: countRate, isStacked: true, series: [
+  const hits = chart({ title: "Requested blocks, by the tier that served them", show: countRate, isStacked: true, series: [
     { name: "hbm_hits_per_s", label: "HBM", className: "hbm" }, { name: "dram_hits_per_s", label: "DRAM", className: "dram" },
     { name: "nvme_hits_per_s", label: "NVMe", className: "nvme" }, { name: "misses_per_s", label: "missed", className: "miss" }] });
-  const bytes = chart({ title: "Bytes that messages and the transfer engine moved", show: sizeRate, base: 1024, series: [
+  const bytes = chart({ title: "Bytes moved by messages and the transfer engine", show: sizeRate, base: 1024, series: [
     { name: "out_bytes_per_s", label: "out of nodes", className: "out" }, { name: "in_bytes_per_s", label: "into nodes", className: "in" }] });
-  const ratio = chart({ title: "Hit ratio", show: percent, most: 1, series: [{ name: "hit_ratio", label: "hits of all blocks asked for", className: "plainline" }] });
+  const ratio = chart({ title: "Hit ratio", show: percent, most: 1, series: [{ name: "hit_ratio", label: "hits of all requested blocks", className: "plainline" }] });
   const evictions = chart({ title: "Evictions", show: countRate, isStacked: true, series: [
     { name: "hbm_evictions_per_s", label: "HBM", className: "hbm" }, { name: "dram_evictions_per_s", label: "DRAM", className: "dram" }, { name: "nvme_evictions_per_s", label: "NVMe", className: "nvme" }] });
   const charts = [hits, bytes, ratio, evictions];
@@ -40,7 +40,7 @@ export function overview({ openNode }) {
   const select = h("select", { ariaLabel: "Colour nodes by", onchange: () => { metric = select.value; draw(); } },
     Object.entries(METRICS).map(([value, one]) => h("option", { value }, one.label)));
   const facts = h("dl", { className: "facts" }), masters = h("ul", { className: "masters", ariaLabel: "Masters" });
-  let asked = 0;
+  let requestedAt = 0;
   const lately = h("ol", { className: "happened" });
   const mapNote = h("span", { className: "note" });
   const panel = (width, title, note, push, ...children) =>
@@ -48,28 +48,28 @@ export function overview({ openNode }) {
   const catalog = panel("w3", "Catalog", null, null, facts, masters);
   catalog.id = "catalog";
   const element = h("div", { className: "grid" }, h("h1", { className: "visually-hidden" }, "Overview"), notes.element, h("div", { className: "tiles" }, Object.values(tiles).map((one) => one.element)),
-    panel("w6", "Blocks asked for", null, choice("Span of the charts", SPANS, span, (value) => { span = value; draw(); }), hits.element, hits.legend),
+    panel("w6", "Requested blocks", null, choice("Span of the charts", SPANS, span, (value) => { span = value; draw(); }), hits.element, hits.legend),
     panel("w6", "Bytes moved", null, null, bytes.element, bytes.legend),
     panel("w8", "Nodes", mapNote, select, map.element, scale.element),
     panel("w4", "Tiers", null, null, tiers),
     panel("w3", "Hit ratio", null, null, ratio.element, ratio.legend),
     panel("w3", "Evictions", null, null, evictions.element, evictions.legend),
     catalog,
-    panel("w3", "Lately", null, h("a", { href: "#activity", className: "small" }, "All events"), lately));
+    panel("w3", "Latest events", null, h("a", { href: "#activity", className: "small" }, "All events"), lately));
 
   function draw() {
     if (!last?.cluster) return;
     const { cluster, history, state, events } = last;
     const { totals } = cluster, values = history.series, samples = Math.round(span / history.interval_s);
-    const wrong = troublesOf({ state, cluster });
-    notes.update(wrong.length ? wrong : [{ level: "ok", text: `All is well: ${totals.alive} of ${totals.nodes} nodes alive, the catalog ${cluster.catalog.health || "is not checked"}` }], consoleTime(last));
-    const states = [[totals.nodes - totals.alive - totals.syncing - totals.stopped, "dead"], [totals.stopped, "stopped"], [totals.syncing, "coming"], [totals.draining, "drained"]].filter(([number]) => number).map(([number, word]) => `${number} ${word}`);
-    tiles.nodes.update([`${totals.alive}`, `of ${totals.nodes}`], states.join(", ") || "all of them", values, samples);
+    const wrong = problemsOf({ state, cluster });
+    notes.update(wrong.length ? wrong : [{ level: "ok", text: `No problems: ${totals.alive} of ${totals.nodes} nodes alive, the catalog ${cluster.catalog.health || "is not checked"}` }], consoleTime(last));
+    const states = [[totals.nodes - totals.alive - totals.syncing - totals.stopped, "dead"], [totals.stopped, "stopped"], [totals.syncing, "syncing"], [totals.draining, "drained"]].filter(([number]) => number).map(([number, word]) => `${number} ${word}`);
+    tiles.nodes.update([`${totals.alive}`, `of ${totals.nodes}`], states.join(", ") || "all", values, samples);
     const fills = fillsOf(cluster.tiers), [fullest] = fills;
     tiles.full.update(fullest ? [percent(fullest.share), TIERS[fullest.name] || fullest.name] : ["–", ""], fillsText(fills.slice(1)) || `${size(totals.used_bytes)} of ${size(totals.capacity_bytes)}`, values, samples, fullest && `${fullest.name}_used_bytes`);
     tiles.blocks.update(countParts(totals.blocks), `${count(totals.pinned)} pinned`, values, samples);
-    tiles.ratio.update(parts(percent(totals.hit_ratio)), totals.hit_ratio === null ? "nothing asked for now" : `${countRate(totals.misses_per_s)} missed`, values, samples);
-    tiles.reads.update(rated(countParts(totals.hits_per_s)), `${count(totals.keys_per_s)} keys/s asked`, values, samples);
+    tiles.ratio.update(parts(percent(totals.hit_ratio)), totals.hit_ratio === null ? "no requests now" : `${countRate(totals.misses_per_s)} missed`, values, samples);
+    tiles.reads.update(rated(countParts(totals.hits_per_s)), `${count(totals.keys_per_s)} keys/s requested`, values, samples);
     tiles.out.update(rated(sizeParts(totals.out_bytes_per_s)), "messages, engine", values, samples);
     tiles.in.update(rated(sizeParts(totals.in_bytes_per_s)), `${countRate(totals.evictions_per_s)} evicted`, values, samples);
     for (const one of charts) one.update(values, history.interval_s, cluster.time_s, samples);
@@ -77,19 +77,19 @@ export function overview({ openNode }) {
     map.update(nodes, metric);
     scale.update(nodes, metric);
     say(mapNote, nodes.length ? "" : "none has joined yet");
-    tiers.replaceChildren(...(fills.length ? fills.map(tierRow) : [h("p", { className: "blank" }, "No node has told of a tier.")]));
+    tiers.replaceChildren(...(fills.length ? fills.map(tierRow) : [h("p", { className: "blank" }, "No node has reported a tier.")]));
     showFacts(facts, cluster);
     const newest = events.slice(-6).reverse();
     const key = newest.map((event) => event.number).join();
     if (lately.dataset.shown !== key) { lately.dataset.shown = key; lately.replaceChildren(...newest.map(happened)); }
   }
-  /** What each master says of itself: asked for only while this view is looked at. */
-  async function askMasters() {
-    if (Date.now() - asked < MASTERS_MS) return;
-    asked = Infinity;  // not again before this one has come
-    try { showMasters(masters, await get("/api/masters")); } catch { /* the others are shown; what is wrong with the connection is told on top */ } finally { asked = Date.now(); }
+  /** Requests the masters' reports, only while this view is shown. */
+  async function loadMasters() {
+    if (Date.now() - requestedAt < MASTERS_MS) return;
+    requestedAt = Infinity;  // one request at a time
+    try { showMasters(masters, await get("/api/masters")); } catch { /* the rest stays; the banner on top reports connection errors */ } finally { requestedAt = Date.now(); }
   }
-  return { element, update(store) { last = store; draw(); askMasters(); } };
+  return { element, update(store) { last = store; draw(); loadMasters(); } };
 }
 
 function showMasters(box, found) {
@@ -98,9 +98,9 @@ function showMasters(box, found) {
   box.dataset.shown = key;
   box.hidden = found.length < 2;
   box.replaceChildren(...found.map((one) => {
-    const state = one.trouble ? "dead" : one.role === "owner" ? "alive" : one.behind ? "syncing" : "";
-    const told = one.trouble || (one.behind ? `${count(one.behind)} blocks behind` : "");
-    return h("li", {}, h("span", { className: `pill ${state}` }, one.trouble ? "no answer" : one.role), h("span", {}, ` ${one.name || one.address} `), h("span", { className: "soft small" }, told));
+    const state = one.error ? "dead" : one.role === "owner" ? "alive" : one.behind ? "syncing" : "";
+    const note = one.error || (one.behind ? `${count(one.behind)} blocks behind` : "");
+    return h("li", {}, h("span", { className: `pill ${state}` }, one.error ? "no answer" : one.role), h("span", {}, ` ${one.name || one.address} `), h("span", { className: "soft small" }, note));
   }));
 }
 
@@ -118,9 +118,9 @@ function tierRow(tier) {
 
 function showFacts(box, { master, catalog }) {
   const { owner } = master;
-  const rows = [["Kept in", catalog.address], ["Health", catalog.health || "not told"], ["Records", count(catalog.records)],
-    ...(catalog.partitions > 1 ? [[`Owners of ${catalog.partitions} partitions`, Object.entries(catalog.shares).map(([name, number]) => `${name}: ${number}`).join(", ") || "not told"]]
-      : [[catalog.shards > 1 ? `Owner of all ${catalog.shards} shards` : "Owner", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "nobody"]]), ["This master", `${master.name || "not told"}, ${master.role}`],
+  const rows = [["Address", catalog.address], ["Health", catalog.health || "unknown"], ["Records", count(catalog.records)],
+    ...(catalog.partitions > 1 ? [[`Owners of ${catalog.partitions} partitions`, Object.entries(catalog.shares).map(([name, number]) => `${name}: ${number}`).join(", ") || "unknown"]]
+      : [[catalog.shards > 1 ? `Owner of all ${catalog.shards} shards` : "Owner", owner.name ? `${owner.name}, epoch ${owner.epoch}` : "none"]]), ["This master", `${master.name || "unknown"}, ${master.role}`],
     ["Version", master.version], ["Up for", duration(master.uptime_s)], ["Memory", size(master.rss_bytes)]];
   const key = JSON.stringify(rows);
   if (box.dataset.shown === key) return;

@@ -1,10 +1,10 @@
-// What the page knows: the last state, an hour of it, what happened, and whether the stream lives. One connection, by fetch: it may carry a
-// token, which an EventSource cannot.
-export const store = { state: null, cluster: null, history: null, events: [], access: "none", live: "connecting", heard: 0, lostAt: 0, needsToken: false, why: "" };
+// Client-side store of the page: last state, an hour of history, events, and the state of the stream. The stream uses fetch, because an
+// EventSource cannot send a token.
+export const store = { state: null, cluster: null, history: null, events: [], access: "none", live: "connecting", receivedAt: 0, lostAt: 0, needsToken: false, why: "" };
 const listeners = new Set();
 const MAX_EVENTS = 1000;
-const QUIET_MS = 15000; // no look for so long: the connection is dead though nobody said so
-if (location.hash.startsWith("#key=")) { // as `kvstore console` prints it; out of the address, which people copy
+const QUIET_MS = 15000; // without a message for this long the connection is dead
+if (location.hash.startsWith("#key=")) { // as `kvstore console` prints it; removed from the URL, which users copy
   sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(5)));
   history.replaceState(null, "", location.pathname);
 }
@@ -12,7 +12,7 @@ let token = sessionStorage.getItem("token") || "";
 let stream = null;
 
 export const subscribe = (listener) => listeners.add(listener);
-const tell = () => { for (const listener of listeners) listener(store); };
+const notify = () => { for (const listener of listeners) listener(store); };
 
 export function useToken(text) {
   token = text;
@@ -22,7 +22,7 @@ export function useToken(text) {
   stream?.abort();
 }
 
-/** A token that was refused is not sent again. */
+/** Drops a refused token, so that it is not sent again. */
 function forgetToken() {
   token = "";
   sessionStorage.removeItem("token");
@@ -31,11 +31,11 @@ function forgetToken() {
 async function request(path, options = {}) {
   const headers = { ...options.headers };
   if (token) headers.Authorization = `Bearer ${token}`;
-  const answer = await fetch(path, { ...options, headers, credentials: "omit", redirect: "error" });
-  if (answer.ok) return answer;
-  const said = await answer.json().catch(() => ({}));
-  const error = new Error(said.error || `${answer.status} ${answer.statusText}`);
-  error.status = answer.status;
+  const response = await fetch(path, { ...options, headers, credentials: "omit", redirect: "error" });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  const error = new Error(body.error || `${response.status} ${response.statusText}`);
+  error.status = response.status;
   throw error;
 }
 
@@ -52,14 +52,14 @@ function remember(cluster) {
   store.seen = cluster.time_s;
   for (const [name, values] of Object.entries(series)) {
     const value = figures[name] ?? null;
-    for (let index = 0; index < Math.min(missed, 3600); index += 1) values.push(missed <= 2 ? value : null); // a late look is no gap
+    for (let index = 0; index < Math.min(missed, 3600); index += 1) values.push(missed <= 2 ? value : null); // a late poll is no gap
     values.push(value);
     if (values.length > 3600) values.splice(0, values.length - 3600);
   }
 }
 
 function take(name, data) {
-  store.heard = Date.now();
+  store.receivedAt = Date.now();
   if (name === "happened") {
     store.events.push(data);
     if (store.events.length > MAX_EVENTS) store.events.shift();
@@ -69,7 +69,7 @@ function take(name, data) {
   if (data.cluster && !data.failure) remember(data.cluster);
   store.cluster = data.cluster;
   store.live = data.failure ? "lost" : "live";
-  tell();
+  notify();
 }
 
 async function read(body) {
@@ -90,7 +90,7 @@ async function read(body) {
 /** Follows the cluster until the page is closed. */
 export async function follow() {
   let wait = 1000;
-  setInterval(() => { if (store.live === "live" && Date.now() - store.heard > Math.max(QUIET_MS, 5000 * store.state.interval_s)) stream?.abort(); }, 2000);
+  setInterval(() => { if (store.live === "live" && Date.now() - store.receivedAt > Math.max(QUIET_MS, 5000 * store.state.interval_s)) stream?.abort(); }, 2000);
   for (;;) {
     stream = new AbortController();
     try {
@@ -98,9 +98,9 @@ export async function follow() {
       store.history = await get("/api/history?samples=3600", stream.signal);
       store.seen = 0;
       const after = store.events.at(-1)?.number || 0;
-      const answer = await request(`/api/events?after=${after}`, { signal: stream.signal });
+      const response = await request(`/api/events?after=${after}`, { signal: stream.signal });
       wait = 1000;
-      await read(answer.body);
+      await read(response.body);
       throw new Error("the stream has ended");
     } catch (error) {
       store.needsToken = error.status === 401;
@@ -108,7 +108,7 @@ export async function follow() {
       store.live = "lost";
       store.why = error.status && (token || !store.needsToken) ? error.message : "";
       if (store.needsToken) { store.access = "none"; forgetToken(); }
-      tell();
+      notify();
     }
     if (store.needsToken) await new Promise((done) => { const id = setInterval(() => { if (!store.needsToken) { clearInterval(id); done(); } }, 200); });
     else { await new Promise((done) => setTimeout(done, wait)); wait = Math.min(2 * wait, 10000); }

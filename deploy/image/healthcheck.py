@@ -1,7 +1,7 @@
-"""The image's HEALTHCHECK: 0 where the container's daemon answers on /healthz, or where there is nothing to ask; 1 where it does not.
+"""HEALTHCHECK of the image: exits with 0 if the daemon responds on /healthz or has no HTTP port, else with 1.
 
-The first process of the container says which daemon it is, by its command line. Its `http` setting says where it answers: as a flag, in
-the environment, or in the settings file. Nothing of kvstore is imported: a check that runs each 10 seconds is to cost little.
+The command line of the container's first process identifies the daemon. Its address is the setting `http`, from a flag, the environment or
+the settings file. Nothing of kvstore is imported, because the check runs every 10 seconds.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def main(pid: int) -> int:
     scheme = "https" if setting(names[0], "http_tls_cert", words) else "http"
     at = "127.0.0.1" if host in ("", "0.0.0.0") else "[::1]" if host == "[::]" else host
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it asks this container itself, for no secret
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the same container, and no secrets
     try:
         with urllib.request.urlopen(f"{scheme}://{at}:{port}/healthz", timeout=TIMEOUT_S, context=context) as answer:
             return int(answer.status != 200)
@@ -37,7 +37,7 @@ def main(pid: int) -> int:
 
 
 def setting(daemon: str, name: str, words: list[str]) -> str:
-    """A setting of the daemon; "" for its default."""
+    """Return a setting of the daemon; "" for its default."""
     flag = f"--{name.replace('_', '-')}"
     for word, following in itertools.pairwise([*words, ""]):
         if word == flag or word.startswith(f"{flag}="):
@@ -50,7 +50,7 @@ def setting(daemon: str, name: str, words: list[str]) -> str:
 
 
 def settings_file(words: list[str]) -> dict[str, Any]:
-    """The sections of the file that --config or KVSTORE_CONFIG names; nothing where there is none, or none that can be read."""
+    """Return the sections of the file of --config or KVSTORE_CONFIG; empty if there is none or it cannot be read."""
     given = [following for word, following in itertools.pairwise(words) if word == "--config"]
     path = given[0] if given else os.environ.get("KVSTORE_CONFIG")
     try:

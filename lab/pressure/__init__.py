@@ -1,1 +1,1 @@
-"""Model of engines that share the memory of their KV cache."""
+"""Model of an engine whose KV cache is too small for its users, under several strategies."""

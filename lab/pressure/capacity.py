@@ -1,11 +1,10 @@
-"""What fits where: weights, KV cache and the rest in the memory of GPUs; and what tiers below them add. Sizes only, no times.
+"""Capacity model: weights, reserve and KV cache in GPU memory, and the capacity of lower tiers. Sizes only, no times.
 
-A GPU's memory has its share of the weights, a reserve for activations and the runtime, and KV cache in all that is left. Tensor parallelism
-divides KV heads among GPUs (with more GPUs than KV heads each keeps a copy of one), pipeline parallelism layers: the GPU with the most
-of both is full first. Below HBM a cache is kept once, whatever the parallelism.
+A GPU's memory holds its share of the weights, a reserve for activations and the runtime, and KV cache in the rest. Tensor parallelism
+divides KV heads among GPUs, and replicates them if there are more GPUs; pipeline parallelism divides layers. The GPU with the largest share
+limits the capacity. Lower tiers hold a cache once, regardless of the parallelism.
 
-Source: the division into weights, 2 GB of activations and overhead, and KV cache, with the example of Llama 3 70B on two H100, is that of
-the chapter "The KV cache", section 22.4.
+Source: chapter "The KV cache", section 22.4 (weights, 2 GB of activations and overhead, KV cache; example of Llama 3 70B on two H100).
 """
 
 from collections.abc import Mapping
@@ -16,12 +15,12 @@ from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 DEFAULT_RESERVE_BYTES: Final = 2 * 10**9
-"""Of a GPU, for activations and what the framework takes."""
+"""Per GPU, for activations and the framework."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HbmCapacity:
-    """The memory of GPUs that hold one copy of a model together. Figures are of the GPU that is full first, unless they say otherwise."""
+    """HBM capacity of the GPUs that hold one copy of a model. Unless noted, figures are per GPU, of the one that is full first."""
 
     spec: CacheSpec
     tp: int
@@ -30,7 +29,7 @@ class HbmCapacity:
     weight_bytes: int
     reserve_bytes: int
     share: float
-    """Of a sequence's cache that this GPU keeps: its layers and heads over all of the model's."""
+    """Share of a sequence's cache on this GPU: its layers and heads over the model's."""
 
     @property
     def gpus(self) -> int:
@@ -38,7 +37,7 @@ class HbmCapacity:
 
     @property
     def kv_bytes(self) -> int:
-        """Left for KV cache."""
+        """Memory for KV cache."""
         return self.hbm_bytes - self.weight_bytes - self.reserve_bytes
 
     @property
@@ -47,46 +46,43 @@ class HbmCapacity:
 
     @property
     def cache_bytes(self) -> int:
-        """Of caches that the GPUs have room for together, copies of heads counted once."""
+        """KV cache that all GPUs hold together, replicated heads counted once."""
         return int(self.kv_bytes / self.share)
 
     @property
     def tokens(self) -> int:
-        """That fit, in whatever sequences."""
+        """Tokens that fit."""
         return tokens_in(self.spec, self.cache_bytes)
 
     def sequences(self, context_tokens: int) -> int:
-        """Of `context_tokens` each that fit."""
+        """Return how many sequences of `context_tokens` fit."""
         return sequences_in(self.spec, self.cache_bytes, context_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierCapacity:
-    """One more tier, and all down to it."""
+    """Capacity of one tier, and cumulated (`total_`) with all tiers above."""
 
     name: str
     size_bytes: int
-    """Its own."""
     tokens: int
-    """That fit in it."""
     sequences: int
-    """Of the context in question that fit in it."""
+    """Of the given context length."""
     total_bytes: int
-    """Of caches in it and in all tiers above."""
     total_tokens: int
     total_sequences: int
     factor: float
-    """total_bytes over those of HBM."""
+    """`total_bytes` over the capacity of HBM."""
 
 
 def hbm_capacity(
     spec: CacheSpec, *, weight_bytes: int, hbm_bytes: int, tp: int = 1, pp: int = 1, reserve_bytes: int = DEFAULT_RESERVE_BYTES
 ) -> HbmCapacity:
-    """Of `tp` x `pp` GPUs with `hbm_bytes` each; `weight_bytes`: of the whole model, divided evenly.
+    """Return the capacity of `tp` x `pp` GPUs with `hbm_bytes` each; `weight_bytes` of the whole model are divided evenly.
 
     Raises:
-        InvalidArgument: heads or layers cannot be divided so.
-        ConfigError: weights and reserve leave no room for a token; the message says how many GPUs there must be at least.
+        InvalidArgument: heads or layers cannot be divided by `tp` or `pp`.
+        ConfigError: weights and reserve leave no space for a token; the message has the least number of GPUs.
     """
     share = _largest_share(spec, tp, pp)
     own_weight_bytes = -(-weight_bytes // (tp * pp))
@@ -99,7 +95,7 @@ def hbm_capacity(
 
 
 def tier_capacities(hbm: HbmCapacity, sizes_bytes: Mapping[str, int], context_tokens: int) -> list[TierCapacity]:
-    """HBM and every tier of `sizes_bytes` (name to size, fastest first), each with what all down to it hold together."""
+    """Return the capacities of HBM and of the tiers of `sizes_bytes` (name -> size, fastest first)."""
     found = []
     total_bytes = total_tokens = total_sequences = 0
     for name, size_bytes in {"HBM": hbm.cache_bytes, **sizes_bytes}.items():
@@ -121,12 +117,12 @@ def tier_capacities(hbm: HbmCapacity, sizes_bytes: Mapping[str, int], context_to
 
 
 def tokens_in(spec: CacheSpec, size_bytes: int) -> int:
-    """Tokens whose caches fit into `size_bytes`, none of them outside a window."""
+    """Return how many tokens fit into `size_bytes`, all within the attention window."""
     return int(size_bytes / spec.bytes_per_token)
 
 
 def sequences_in(spec: CacheSpec, size_bytes: int, context_tokens: int) -> int:
-    """Sequences of `context_tokens` that fit into `size_bytes`, nothing shared between them."""
+    """Return how many sequences of `context_tokens` fit into `size_bytes`, without sharing."""
     return int(size_bytes / spec.sequence_bytes(context_tokens))
 
 
@@ -141,11 +137,11 @@ def _too_small(spec: CacheSpec, weight_bytes: int, hbm_bytes: int, reserve_bytes
     name = spec.model or "the model"
     usable_bytes = hbm_bytes - reserve_bytes
     if usable_bytes <= 0:
-        return f"a reserve of {_gb(reserve_bytes)} leaves nothing of a GPU's {_gb(hbm_bytes)}: make it smaller"
+        return f"the reserve of {_gb(reserve_bytes)} takes all of a GPU's {_gb(hbm_bytes)}: reduce it"
     enough = weight_bytes // usable_bytes + 1
     return (
-        f"{name} has {_gb(weight_bytes)} of weights: {gpus} x {_gb(hbm_bytes)} less {_gb(reserve_bytes)} each leave no room for its "
-        f"KV cache; it takes at least {max(enough, gpus + 1)} such GPUs (tp x pp)"
+        f"{name} has {_gb(weight_bytes)} of weights: {gpus} x {_gb(hbm_bytes)} less {_gb(reserve_bytes)} each leave no space for its "
+        f"KV cache; use at least {max(enough, gpus + 1)} such GPUs (tp x pp)"
     )
 
 

@@ -1,7 +1,7 @@
-"""Users who ask, read the answer and ask again: the load of model.py. No server, and no clock: the time is told.
+"""Closed-loop load of the pressure model: users who send a request, wait for the response, think, and send the next. Time is passed in.
 
-Each user has one request under way at most, so a server that is slower is asked less: the load is closed. What a user asks does not
-depend on what became of earlier requests, so that every strategy is asked the same.
+Each user has at most one request under way, so a slower server gets fewer requests. The sizes of a user's requests do not depend on the
+outcomes of earlier ones, so every strategy gets the same requests.
 """
 
 import heapq
@@ -15,24 +15,24 @@ from kvstore.protocol.errors import InvalidArgument
 MAX_USERS: Final = 10_000
 MAX_TOKENS: Final = 1 << 30
 MAX_DURATION_S: Final = 86_400.0
-"""A day: the simulation takes a step for every token of a batch."""
+"""A day; the simulation takes a step per token of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserLoad:
-    """So many users, and what they ask. Raises InvalidArgument for a figure that cannot be."""
+    """Parameters of the users. Raises InvalidArgument for values out of range."""
 
     users: int
     context_tokens: int
-    """Of a prompt, in the mean."""
+    """Mean length of a prompt."""
     output_tokens: int
-    """Of an answer, in the mean."""
+    """Mean length of a response."""
     spread: float = 0.25
-    """Of both: they are drawn evenly from (1 - spread) to (1 + spread) times their mean."""
+    """Both lengths are uniform in [1 - spread, 1 + spread] times their mean."""
     think_s: float = 10.0
-    """From an answer to the next request, in the mean of an exponential distribution."""
+    """Mean of the exponential time from a response to the next request."""
     duration_s: float = 600.0
-    """How long users begin requests; those begun are served to their end."""
+    """Time in which users send requests; those sent are served to their end."""
 
     def __post_init__(self) -> None:
         for name, limit in (("users", MAX_USERS), ("context_tokens", MAX_TOKENS), ("output_tokens", MAX_TOKENS)):
@@ -46,89 +46,91 @@ class UserLoad:
 
 
 class FinishReason(Enum):
-    """Why a request is over."""
+    """End of a request."""
 
     COMPLETED = "completed"
     REJECTED = "rejected"
-    """Before anything was computed for it."""
+    """Before its prefill."""
     EVICTED = "evicted"
-    """In the middle of its answer."""
+    """In the middle of its response."""
 
 
 @dataclass(slots=True)
 class Generation:
-    """A request and what became of it. A prompt and g tokens of the answer have prompt_tokens + g - 1 tokens of cache: the latest
-    token's keys and values come with the step that computes the next one."""
+    """A request and its outcome.
+
+    With g output tokens it has prompt_tokens + g - 1 tokens of cache: keys and values of the latest token are computed by the next step.
+    """
 
     number: int
-    """In the order of arrival."""
+    """Order of arrival."""
     user: int
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     is_started: bool = False
     wait_s: float = 0.0
-    """From arrival until its first prefill begins."""
+    """From arrival to the start of the first prefill."""
     ttft_s: float = 0.0
-    """From arrival until that prefill has given the first token."""
+    """From arrival to the first token."""
     ended_s: float = 0.0
     ending: FinishReason | None = None
 
     @property
     def most_cached_tokens(self) -> int:
-        """Of cache, just before the last token of the answer."""
+        """Largest cache, just before the last output token."""
         return self.prompt_tokens + self.output_tokens - 1
 
 
 class RequestSource(Protocol):
-    """Where requests come from."""
+    """Interface of the load, as the server sees it."""
 
     @property
-    def asked(self) -> int:
-        """How many came so far."""
+    def sent(self) -> int:
+        """Number of requests so far."""
         ...
 
     @property
     def next_s(self) -> float | None:
-        """When the next request comes; None if there will be none unless somebody is answered."""
+        """Arrival of the next request; None if all users wait for responses."""
         ...
 
-    def ask(self) -> Generation:
-        """The next request. There must be one (`next_s`)."""
+    def take(self) -> Generation:
+        """Return the next request. `next_s` must not be None."""
         ...
 
-    def answered(self, user: int, *, now_s: float) -> None:
-        """The user has the answer, or an error."""
+    def finish(self, user: int, *, now_s: float) -> None:
+        """Deliver the response, or an error, to the user."""
         ...
 
 
 class Users:
-    """Askers who think between an answer and the next request."""
+    """Users of a UserLoad, who think between a response and the next request."""
 
     def __init__(self, load: UserLoad, rng: Random) -> None:
-        """Every user draws from a generator of its own, seeded from `rng`; each thinks before the first request."""
+        """Each user has a random generator of its own, seeded from `rng`, and thinks before the first request."""
         self._load = load
         self._draws = [Random(rng.getrandbits(64)) for _ in range(load.users)]
         self._next: list[tuple[float, int]] = []
-        """Heap of (when, user)."""
-        self.asked = 0
+        """Heap of (time, user)."""
+        self.sent = 0
         for user in range(load.users):
-            self.answered(user, now_s=0.0)
+            self.finish(user, now_s=0.0)
 
     @property
     def next_s(self) -> float | None:
         return self._next[0][0] if self._next else None
 
-    def ask(self) -> Generation:
+    def take(self) -> Generation:
         at_s, user = heapq.heappop(self._next)
         found = Generation(
-            self.asked, user, at_s, self._tokens(user, self._load.context_tokens), self._tokens(user, self._load.output_tokens)
+            self.sent, user, at_s, self._tokens(user, self._load.context_tokens), self._tokens(user, self._load.output_tokens)
         )
-        self.asked += 1
+        self.sent += 1
         return found
 
-    def answered(self, user: int, *, now_s: float) -> None:
-        """The user asks again after a while, if that is within the duration."""
+    def finish(self, user: int, *, now_s: float) -> None:
+        """Schedule the user's next request, if it is within the duration."""
         at_s = now_s + self._draws[user].expovariate(1 / self._load.think_s)
         if at_s < self._load.duration_s:
             heapq.heappush(self._next, (at_s, user))

@@ -1,6 +1,6 @@
-"""What each strategy makes of users whose caches do not all fit: latencies, errors, work done twice, goodput. A model; it serves nobody.
+"""Outcome of a strategy under a load that exceeds the KV cache: latencies, errors, recomputation, goodput.
 
-The steps are server.py's, the users load.py's, the strategies strategies.py's.
+server.py models the steps, load.py the users, strategies.py the strategies.
 """
 
 from collections import Counter
@@ -16,14 +16,14 @@ from kvstore.lab.pressure.strategies import ServingModel, Strategy
 
 @dataclass(frozen=True, slots=True)
 class MeanAndTail:
-    """Of durations, in seconds; 0 where there are none. One that keeps every duration: the simulator's Spread counts them by length."""
+    """Mean and 99th percentile of durations, in seconds; 0 without any. Computed from all durations, unlike DurationSummary."""
 
     mean_s: float
     p99_s: float
 
     @classmethod
     def of(cls, durations_s: Iterable[float]) -> "MeanAndTail":
-        """p99: the shortest that at least 99 % are not above."""
+        """p99 is the smallest duration that at least 99 % do not exceed."""
         ordered = sorted(durations_s)
         if not ordered:
             return cls(0.0, 0.0)
@@ -32,7 +32,7 @@ class MeanAndTail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOutcome:
-    """Of one strategy under one load. Latencies are of completed requests."""
+    """Result of one strategy under one load. Latencies are of completed requests."""
 
     strategy: str
     users: int
@@ -40,35 +40,36 @@ class LoadOutcome:
     completed: int
     rejected: int
     evicted: int
-    """Ended with an error in the middle of their answers."""
+    """Ended with an error in the middle of their responses."""
     wait: MeanAndTail
-    """From arrival until its first prefill begins."""
+    """From arrival to the start of the first prefill."""
     ttft: MeanAndTail
     latency: MeanAndTail
     """From arrival to the last token."""
     displacements: int
     prefilled_tokens: int
     recomputed_tokens: int
-    """Of these, those computed before."""
+    """Prefilled tokens that had been computed before."""
     recompute_share: float
-    """Of the time spent on prefill, what went to requests that had been displaced."""
+    """Share of the prefill time spent on displaced requests."""
     offloaded_bytes: int
     fetched_bytes: int
     copying_s: float
-    """Spent on copies between tiers."""
+    """Time of copies between tiers."""
     duration_s: float
     """Until the last request ended."""
     goodput_tokens_per_s: float
-    """Tokens of complete answers over the duration."""
+    """Tokens of complete responses over the duration."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the fields for --json."""
         return asdict(self)
 
 
-def relieve(server: ServingModel, strategy: Strategy, load: UserLoad, rng: Random) -> LoadOutcome:
-    """Serve the load to its end. Equal arguments, `rng` included, give an equal outcome; and one of equal state asks the same of every
-    strategy, though not at the same times.
+def simulate_load(server: ServingModel, strategy: Strategy, load: UserLoad, rng: Random) -> LoadOutcome:
+    """Serve the load to its end. Deterministic in its arguments, `rng`'s state included.
+
+    With equal `rng` every strategy gets the same requests, though at other times.
     """
     pressed = PressedServer(server, strategy, Users(load, rng))
     while pressed.step():

@@ -1,7 +1,7 @@
-"""One server whose KV cache is too small for its users, step by step, under one strategy. A model: no engine, no clock.
+"""Model of one server whose KV cache is too small for its users, in discrete steps, under one strategy.
 
-Requests are batched continuously. Between any two decode steps of the batch one request may start: its whole prompt is computed in a step
-of its own, while the batch stalls, or its cache is fetched from a tier below. Copies between the tiers stall the server, too.
+Continuous batching. Between two decode steps one request may start: its prompt is prefilled in a step of its own, or its cache is fetched
+from a lower tier; the batch stalls meanwhile. Copies between tiers stall the server, too.
 """
 
 from bisect import insort
@@ -14,7 +14,7 @@ from kvstore.lab.pressure.strategies import AdmissionStrategy, PreemptionStrateg
 from kvstore.scheduler.running_batch import RunningBatch
 
 WATERMARK: Final = 0.01
-"""Of the cache, what a request that starts beside others must leave free, so that the next token of the batch does not displace it.
+"""Share of the cache that a request must leave free to start beside others, so that the batch's next tokens do not displace it.
 
 Source: the default of vLLM's block manager.
 """
@@ -22,18 +22,18 @@ Source: the default of vLLM's block manager.
 
 @dataclass(slots=True, eq=False)
 class BatchMember:
-    """A request that has been started: in a batch, or displaced from one."""
+    """A started request: in the batch, or displaced from it."""
 
     request: Generation
     tokens: int = 0
-    """Of its answer, when it was last taken into a batch or out of it."""
+    """Output tokens when it last joined or left the batch."""
     held_in: int | None = None
-    """Number of the lower tier that has its cache; None: no cache, or in a batch."""
+    """Index of the lower tier with its cache; None: no cache, or in the batch."""
     held_bytes: int = 0
 
     @property
     def cached_tokens(self) -> int:
-        """Of its cache when it was last taken into a batch or out of it."""
+        """Tokens of cache when it last joined or left the batch."""
         return self.request.prompt_tokens + self.tokens - 1
 
     @property
@@ -42,12 +42,11 @@ class BatchMember:
 
 
 class Batch:
-    """Members by arrival, what they have cached, and what they will have. A step costs the same whatever their number; joining and leaving
-    cost one look at each."""
+    """Batch of members in order of arrival, with their current and final cache sizes. A step is O(1), join and leave are O(n)."""
 
     def __init__(self) -> None:
         self.full_tokens = 0
-        """What they will have cached together before their last tokens."""
+        """Sum of the members' largest caches."""
         self._running: RunningBatch[BatchMember] = RunningBatch()
         self._members: list[BatchMember] = []
 
@@ -56,30 +55,30 @@ class Batch:
 
     @property
     def cached_tokens(self) -> int:
-        """Of all members together."""
+        """Cache of all members."""
         return self._running.context_tokens
 
     def join(self, member: BatchMember) -> None:
-        """It has at least one token of its answer still to come."""
+        """Add a member that has at least one output token left."""
         self._running.join(member, context_tokens=member.cached_tokens, steps=member.request.output_tokens - member.tokens)
         insort(self._members, member, key=_number)
         self.full_tokens += member.request.most_cached_tokens
 
     def leave_youngest(self) -> BatchMember:
-        """The one that came last, out of the batch. There must be one."""
+        """Remove and return the latest member. The batch must not be empty."""
         member = self._members[-1]
         self._left(member, lacking=self._running.leave(member))
         return member
 
     def step(self) -> list[BatchMember]:
-        """Each has a token more; those that have all of theirs, out of the batch."""
+        """Add a token to each member; remove and return the finished ones."""
         ended = sorted(self._running.advance(), key=_number)
         for member in ended:
             self._left(member, lacking=0)
         return ended
 
     def check_integrity(self) -> None:
-        """Asserts that the sums are those of the members. For tests."""
+        """Assert that the sums match the members. For tests."""
         self._running.check_integrity()
         assert set(self._members) == set(self._running.members())
         assert self.full_tokens == sum(each.request.most_cached_tokens for each in self._members)
@@ -97,14 +96,14 @@ def _number(member: BatchMember) -> int:
 
 @dataclass(slots=True)
 class ServerWork:
-    """What a server did."""
+    """Counters of a server's work."""
 
     prefilled_tokens: int = 0
     prefill_s: float = 0.0
     recomputed_tokens: int = 0
-    """Of these, those whose keys and values had been computed before."""
+    """Prefilled tokens that had been computed before."""
     recompute_s: float = 0.0
-    """Of prefill_s, what went to requests that had been displaced."""
+    """Part of prefill_s for displaced requests."""
     displacements: int = 0
     offloaded_bytes: int = 0
     fetched_bytes: int = 0
@@ -112,9 +111,9 @@ class ServerWork:
 
 
 class PressedServer:
-    """A server, its users, and what they did to one another so far. Not thread-safe.
+    """The server and its users. Not thread-safe.
 
-    `step` until it answers False: `ended` then has every request that was asked.
+    Call `step` until it returns False; `ended` then has every request.
     """
 
     def __init__(self, server: ServingModel, strategy: Strategy, users: RequestSource) -> None:
@@ -122,15 +121,15 @@ class PressedServer:
         self.work = ServerWork()
         self.ended: list[Generation] = []
         self._server, self._strategy, self._users = server, strategy, users
-        self._reserves = strategy.displaced is PreemptionStrategy.NOBODY
+        self._reserves = strategy.displaced is PreemptionStrategy.NONE
         self._waiting: deque[Generation] = deque()
         self._batch = Batch()
         self._paused: list[BatchMember] = []
-        """Displaced, by arrival."""
+        """Displaced members, by arrival."""
         self._free_bytes = [tier.capacity_bytes for tier in server.lower_tiers]
 
     def step(self) -> bool:
-        """At most one start and one decode step; if there is neither, time passes until a request comes. False if none will come."""
+        """Run at most one start and one decode step; if neither is possible, advance to the next arrival. False if there is none."""
         self._take_arrivals()
         has_started = self._start_next()
         if len(self._batch):
@@ -143,13 +142,13 @@ class PressedServer:
         return True
 
     def check_integrity(self) -> None:
-        """Asserts that every request is somewhere and that no tier holds more than it can. For tests."""
+        """Assert that no request is lost and no tier exceeds its capacity. For tests."""
         self._batch.check_integrity()
         assert self._held_tokens <= self._server.cache_tokens
         for number, (tier, free) in enumerate(zip(self._server.lower_tiers, self._free_bytes, strict=True)):
             held = sum(member.held_bytes for member in self._paused if member.held_in == number)
             assert 0 <= free == tier.capacity_bytes - held
-        assert self._users.asked == len(self.ended) + len(self._waiting) + len(self._batch) + len(self._paused)
+        assert self._users.sent == len(self.ended) + len(self._waiting) + len(self._batch) + len(self._paused)
 
     @property
     def _held_tokens(self) -> int:
@@ -157,17 +156,17 @@ class PressedServer:
 
     def _take_arrivals(self) -> None:
         while (at_s := self._users.next_s) is not None and at_s <= self.now_s:
-            request = self._users.ask()
+            request = self._users.take()
             if request.most_cached_tokens > self._server.cache_tokens:
                 self._end(request, FinishReason.REJECTED)
             else:
                 self._waiting.append(request)
 
     def _start_next(self) -> bool:
-        """Start one request, if one may. Displaced ones go before those that wait, unless newcomers displace."""
+        """Start one request if possible. Displaced ones precede waiting ones, unless newcomers displace."""
         if self._waiting and self._strategy.newcomers is AdmissionStrategy.DISPLACE:
             request = self._waiting.popleft()
-            while not self._has_room(request.prompt_tokens):
+            while not self._fits(request.prompt_tokens):
                 self._displace_youngest()
             self._prefill(BatchMember(request))
             return True
@@ -176,7 +175,7 @@ class PressedServer:
     def _resume(self) -> bool:
         member = self._paused[0]
         is_held = member.held_in is not None
-        if not self._has_room(member.cached_tokens + (not is_held)):
+        if not self._fits(member.cached_tokens + (not is_held)):
             return False
         del self._paused[0]
         if is_held:
@@ -186,10 +185,10 @@ class PressedServer:
         return True
 
     def _admit(self) -> bool:
-        """The first of those that wait, once those before it are rejected, if so they are to be."""
+        """Start the first waiting request that fits. Those before it wait or are rejected, by the strategy."""
         while self._waiting:
             request = self._waiting[0]
-            if self._has_room(request.most_cached_tokens if self._reserves else request.prompt_tokens):
+            if self._fits(request.most_cached_tokens if self._reserves else request.prompt_tokens):
                 self._prefill(BatchMember(self._waiting.popleft()))
                 return True
             if self._strategy.newcomers is AdmissionStrategy.WAIT:
@@ -197,13 +196,13 @@ class PressedServer:
             self._end(self._waiting.popleft(), FinishReason.REJECTED)
         return False
 
-    def _has_room(self, tokens: int) -> bool:
-        """For a request to start with so many. Alone it may fill the cache: one that is larger was rejected when it came."""
+    def _fits(self, tokens: int) -> bool:
+        """Return whether a request can start with this many tokens. Alone it may fill the cache; larger ones were rejected on arrival."""
         spare = 0 if self._reserves or not len(self._batch) else int(WATERMARK * self._server.cache_tokens)
         return self._held_tokens + tokens + spare <= self._server.cache_tokens
 
     def _prefill(self, member: BatchMember) -> None:
-        """Compute the prompt and what there is of the answer, which gives one more token of it."""
+        """Prefill the prompt and the output so far, which yields one more output token."""
         request = member.request
         tokens = request.prompt_tokens + member.tokens
         took_s = self._server.times.prefill_s(tokens, 0)
@@ -223,7 +222,7 @@ class PressedServer:
             self._batch.join(member)
 
     def _decode(self) -> None:
-        """A token for each of the batch, once there is room for all of them."""
+        """Run a decode step, after displacing members until all new tokens fit."""
         while not self._reserves and self._batch.cached_tokens + len(self._batch) > self._server.cache_tokens:
             self._displace_youngest()
         self.now_s += self._server.times.tbt_s(len(self._batch), self._batch.cached_tokens)
@@ -241,7 +240,7 @@ class PressedServer:
         insort(self._paused, member, key=lambda each: each.number)
 
     def _offload(self, member: BatchMember) -> None:
-        """To the first tier with room for all of it; if none has, the cache is dropped."""
+        """Copy the cache to the first tier that can hold it; without one it is dropped."""
         size_bytes = round(member.cached_tokens * self._server.kv_bytes_per_token)
         number = next((number for number, free in enumerate(self._free_bytes) if free >= size_bytes), None)
         if number is not None:
@@ -266,4 +265,4 @@ class PressedServer:
     def _end(self, request: Generation, ending: FinishReason) -> None:
         request.ending, request.ended_s = ending, self.now_s
         self.ended.append(request)
-        self._users.answered(request.user, now_s=self.now_s)
+        self._users.finish(request.user, now_s=self.now_s)

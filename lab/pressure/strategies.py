@@ -1,14 +1,12 @@
-"""What a server may do when its KV cache is full and a request comes in, as two choices each; and what they need to know of the server.
+"""Strategies for a full KV cache, each an admission and a preemption strategy; the model of the server, and times of quantised caches.
 
-Source: the five strategies are those of the chapter "The KV cache", section 22.9 (reject, queue, evict, recompute, offload). That vLLM lets
-new requests wait, and recomputes those in its batch that find no room to grow: Kwon et al., "Efficient Memory Management for Large Language
-Model Serving with PagedAttention", SOSP 2023, section 4.5.
+Sources: the strategies reject, queue, evict, recompute and offload are those of the chapter "The KV cache", section 22.9. vLLM queues new
+requests and recomputes preempted ones: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
+SOSP 2023, section 4.5.
 
-Times of a server that keeps its KV cache in fewer bits than the model computes in. It measures nothing.
-
-A decode step reads the whole cache of its batch, and reading bounds its attention: that needs (query heads / KV heads) operations for a
-byte of a cache of 16 bits, 8 with Llama 3 70B, and the GPUs of estimators/gpus.py can do 95 or more. So half the bytes are half the time.
-Prefill is bound by computing. What encoding and decoding take is not counted: kernels fuse it with what they do anyway.
+Quantised caches: a decode step reads the whole cache of its batch, and attention is bound by these reads. It needs (query heads / KV heads)
+operations per byte of a 16-bit cache, 8 with Llama 3 70B, and the GPUs of estimators/gpus.py can do 95 or more. So half the bytes take half
+the time. Prefill is compute-bound. Encoding and decoding are not counted, because kernels fuse them.
 """
 
 from collections.abc import Sequence
@@ -21,23 +19,23 @@ from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
 
 
 class AdmissionStrategy(Enum):
-    """What becomes of a request for which there is no room."""
+    """Treatment of a new request that does not fit."""
 
     REJECTED = "rejected"
     WAIT = "wait"
     DISPLACE = "displace"
-    """It takes the room of those that came last before it."""
+    """It displaces the latest requests of the batch."""
 
 
 class PreemptionStrategy(Enum):
-    """What becomes of a request that loses its room in the middle of its answer."""
+    """Treatment of a request that is displaced in the middle of its response."""
 
-    NOBODY = "nobody"
-    """There is none: room for the whole answer is set aside before a request starts."""
+    NONE = "none"
+    """No displacement: the cache of the whole response is reserved before a request starts."""
     EVICTED = "evicted"
     RECOMPUTED = "recomputed"
     OFFLOADED = "offloaded"
-    """Or recomputed, if no tier below has room for its cache."""
+    """Recomputed if no lower tier can hold its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +46,28 @@ class Strategy:
 
 
 STRATEGIES: Final = (
-    Strategy("reject", AdmissionStrategy.REJECTED, PreemptionStrategy.NOBODY),
-    Strategy("queue", AdmissionStrategy.WAIT, PreemptionStrategy.NOBODY),
+    Strategy("reject", AdmissionStrategy.REJECTED, PreemptionStrategy.NONE),
+    Strategy("queue", AdmissionStrategy.WAIT, PreemptionStrategy.NONE),
     Strategy("evict", AdmissionStrategy.DISPLACE, PreemptionStrategy.EVICTED),
     Strategy("recompute", AdmissionStrategy.DISPLACE, PreemptionStrategy.RECOMPUTED),
     Strategy("offload", AdmissionStrategy.DISPLACE, PreemptionStrategy.OFFLOADED),
     Strategy("queue+recompute", AdmissionStrategy.WAIT, PreemptionStrategy.RECOMPUTED),
 )
-"""The last is a combination: what vLLM does unless told otherwise."""
+"""The last one is vLLM's default."""
 
 
 class Times(PrefillTime, DecodeTime, Protocol):
-    """Of the model on the server's GPUs."""
+    """Prefill and decode times of the model on the server's GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerTier:
-    """Where caches are offloaded to. Raises InvalidArgument for a figure that cannot be."""
+    """A tier for offloaded caches. Raises InvalidArgument for values out of range."""
 
     name: str
     capacity_bytes: int
     bytes_per_s: float
-    """In either direction, over all GPUs of the server."""
+    """In each direction, all GPUs of the server together."""
 
     def __post_init__(self) -> None:
         if self.capacity_bytes < 0 or not self.bytes_per_s > 0:
@@ -78,18 +76,18 @@ class LowerTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingModel:
-    """What serves the users."""
+    """Parameters of the server."""
 
     times: Times
     cache_tokens: int
-    """Tokens of KV cache that its GPUs have room for."""
+    """Capacity of the GPUs' KV cache."""
     kv_bytes_per_token: float
     lower_tiers: Sequence[LowerTier] = ()
-    """In the order in which they are filled."""
+    """In the order of use."""
 
 
 class QuantisedTimes:
-    """Times (strategies.py) of `times` with a cache of `share` as many bytes."""
+    """Times of a server whose cache takes `share` of the bytes that `times` assumes."""
 
     def __init__(self, times: Times, share: float) -> None:
         self._times, self._share = times, share

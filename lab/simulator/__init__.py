@@ -1,1 +1,1 @@
-"""Discrete-event simulator of a cluster of engines."""
+"""Discrete-event simulator of a cluster of inference engines."""

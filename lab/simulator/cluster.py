@@ -1,6 +1,6 @@
-"""The instances of a simulated cluster and what passes between them: fetched prefixes, and KV caches on their way to be decoded.
+"""Simulated cluster: instances, and the transfers between them (fetched prefixes, KV caches for decode).
 
-It does as the scheduler decided (simulation.py asks it) and shows the scheduler what a live cluster would report.
+It carries out the scheduler's decisions, and reports to the scheduler what a live cluster would.
 """
 
 from abc import ABC, abstractmethod
@@ -18,21 +18,21 @@ from kvstore.scheduler.request import Decision, DecodeInstance, PrefillInstance
 from kvstore.tiers.policies.by_name import make_policy
 
 Prompter: TypeAlias = PrefillServer | CoupledServer
-"""What computes prompts."""
+"""Instance that prefills."""
 Decoder: TypeAlias = DecodeServer | CoupledServer
-"""What decodes."""
+"""Instance that decodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the simulation does when a prefill is over (false: the job goes no further) and when a job is."""
+    """Callbacks at the end of a prefill (False: the job is rejected) and at the end of a job."""
 
     on_prefilled: Callable[[SimulatedJob], bool]
     on_end: Callable[[SimulatedJob], None]
 
 
 class SimulatedCluster(ABC):
-    """Instances and one clock. `prompters` and `decoders` are the same ones where each does both."""
+    """Instances on one clock. In coupled modes `prompters` and `decoders` are the same instances."""
 
     prompters: Sequence[Prompter]
     decoders: Sequence[Decoder]
@@ -49,14 +49,14 @@ class SimulatedCluster(ABC):
 
     @abstractmethod
     def start(self, job: SimulatedJob, decision: Decision) -> None:
-        """Send it on its way."""
+        """Start a job as decided."""
 
     @property
     def loops(self) -> Sequence[DecodeLoop]:
         return [decoder.loop for decoder in self.decoders]
 
     def prefill_views(self) -> list[PrefillInstance]:
-        """As they report themselves now."""
+        """Return the current reports of the prefill instances."""
         now_s, rate = self._events.now_s, self._machine.send_bytes_per_s
         return [
             PrefillInstance(f"prefill {number}", server.queue_s(), server.rails.backlog_bytes(now_s), rate)
@@ -64,7 +64,7 @@ class SimulatedCluster(ABC):
         ]
 
     def decode_views(self) -> list[DecodeInstance]:
-        """As they report themselves now."""
+        """Return the current reports of the decode instances."""
         capacity = self._machine.capacity_tokens
         return [
             DecodeInstance(f"decode {number}", server.sequences, server.context_tokens(), capacity)
@@ -72,15 +72,15 @@ class SimulatedCluster(ABC):
         ]
 
     def match(self, keys: Sequence[Hashable]) -> list[int]:
-        """Leading blocks of a prompt at each instance that computes prompts."""
+        """Return the number of cached leading blocks of a prompt at each prefill instance."""
         return self.index.match(keys, len(self.prompters))
 
     def _cache(self, number: int) -> LocalCache:
         policy = make_policy(self._plan.policy, clock=lambda: self._events.now_s)
         return LocalCache(number, self._plan.cache_blocks, policy, self.index)
 
-    def _give(self, job: SimulatedJob, decision: Decision) -> None:
-        """To the instance that computes it, once the blocks it lacks are asked for."""
+    def _enqueue(self, job: SimulatedJob, decision: Decision) -> None:
+        """Start the fetch of remote blocks, if decided, and queue the job at its prefill instance."""
         now_s = self._events.now_s
         receiver = self.prompters[decision.prefill]
         job.decision = decision
@@ -95,16 +95,16 @@ class SimulatedCluster(ABC):
             self.fetched_bytes += size_bytes
             job.ready_s = sender.rails.send(size_bytes, now_s=now_s)
             self._events.at(job.ready_s, lambda: self._fetched(receiver, keys, first))
-        receiver.give(job)
+        receiver.enqueue(job)
 
     def _fetched(self, receiver: Prompter, keys: Sequence[Hashable], first: int) -> None:
-        """The receiver holds these blocks from now on: so hot ones spread."""
+        """Cache fetched blocks at the receiver, so that hot blocks spread."""
         receiver.cache.insert(keys, first=first)
         receiver.wake()
 
 
 class Disaggregated(SimulatedCluster):
-    """Prefill instances and decode instances; KV caches go from one to the other over the prefill instance's rails."""
+    """Separate prefill and decode instances; KV caches are streamed over the prefill instance's rails."""
 
     def __init__(self, plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> None:
         super().__init__(plan, machine, events, callbacks)
@@ -117,11 +117,11 @@ class Disaggregated(SimulatedCluster):
         self._streams_end_s: dict[int, float] = {}
 
     def start(self, job: SimulatedJob, decision: Decision) -> None:
-        self.decode[decision.decode].promise(job)
-        self._give(job, decision)
+        self.decode[decision.decode].reserve(job)
+        self._enqueue(job, decision)
 
     def _started(self, job: SimulatedJob, end_s: float) -> None:
-        """Layer by layer the KV cache is sent while it is computed; the last layer only after it."""
+        """Stream the KV cache layer by layer during the prefill; the last layer follows at its end."""
         if self._plan.overlap and job.output_tokens > 1:
             last_s = self._cache_bytes(job) / self._machine.layers / self._machine.send_bytes_per_s
             self._streams_end_s[job.number] = max(self._send(job), end_s + last_s)
@@ -131,15 +131,15 @@ class Disaggregated(SimulatedCluster):
         server = self.decode[job.decision.decode]
         stream_end_s = self._streams_end_s.pop(job.number, 0.0)
         if not self._callbacks.on_prefilled(job):
-            server.break_off(job)
+            server.cancel(job)
         elif job.output_tokens == 1:
-            server.break_off(job)
+            server.cancel(job)
             job.finish_s = self._events.now_s
             self._callbacks.on_end(job)
         else:
             stream_end_s = stream_end_s or self._send(job)
             job.stream_s = stream_end_s - self._events.now_s
-            self._events.at(stream_end_s, lambda: server.give(job))
+            self._events.at(stream_end_s, lambda: server.enqueue(job))
 
     def _send(self, job: SimulatedJob) -> float:
         assert job.decision is not None
@@ -152,7 +152,7 @@ class Disaggregated(SimulatedCluster):
 
 
 class Coupled(SimulatedCluster):
-    """Instances that do both: a prompt is decoded where it was computed, whatever decode instance was decided on."""
+    """Instances that prefill and decode. A request is decoded where it was prefilled; the decided decode instance is ignored."""
 
     def __init__(self, plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> None:
         super().__init__(plan, machine, events, callbacks)
@@ -165,9 +165,9 @@ class Coupled(SimulatedCluster):
         self.prompters = self.decoders = self.servers
 
     def start(self, job: SimulatedJob, decision: Decision) -> None:
-        self._give(job, decision)
+        self._enqueue(job, decision)
 
 
 def make_cluster(plan: SimulationPlan, machine: InstanceModel, events: EventQueue, callbacks: Callbacks) -> SimulatedCluster:
-    """As the plan's mode says."""
+    """Create the cluster for the plan's mode."""
     return (Coupled if plan.mode.is_coupled else Disaggregated)(plan, machine, events, callbacks)

@@ -1,6 +1,6 @@
-"""Simulated instances that prefill and decode on the same GPUs: a queue of prompts, a prefix cache, one decode loop, in three orders.
+"""Simulated instances that prefill and decode on the same GPUs: prefill first, decode first, or chunked prefill.
 
-The orders are prefill first, decode first, and in chunks. Names and sources: the table "Serving Scheduling".
+Each has a queue of prompts, a prefix cache and a decode loop. Names and sources: the paper's table "Serving Scheduling".
 """
 
 from abc import ABC, abstractmethod
@@ -15,11 +15,11 @@ from kvstore.lab.simulator.prefill import LocalCache, NetworkQueue, count_prefil
 
 
 class CoupledServer(ABC):
-    """First come, first served. A prompt is taken when its fetched blocks are there and the KV cache that it needs to its end fits; until
-    then the batch is decoded."""
+    """Base of the coupled instances, FIFO. A prompt starts when its fetched blocks have arrived and its final KV cache fits; until then
+    the batch is decoded."""
 
     yields: ClassVar[bool] = True
-    """Whether decoding is cut short when a prompt comes."""
+    """Whether a new prompt interrupts decoding after the current step."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CoupledServer(ABC):
         self.rails = NetworkQueue(machine.send_bytes_per_s)
         self.loop = DecodeLoop(machine, events, gaps, self._stopped)
         self.busy_s = 0.0
-        """Of prefills; those of decode steps are the loop's."""
+        """Time of prefills; the loop has that of decode steps."""
         self.flops = 0.0
         self.used_tokens = 0
         self._machine = machine
@@ -44,29 +44,29 @@ class CoupledServer(ABC):
         self._on_end = on_end
         self._queue: deque[SimulatedJob] = deque()
         self._free_s = 0.0
-        """The moment a prefill last ended or the running one will."""
+        """End of the last or current prefill."""
         self._is_computing = False
 
     def queue_s(self) -> float:
-        """Expected seconds until it could start on something new, if no decode step came between."""
+        """Return the expected seconds until a new prompt could start, decode steps not counted."""
         running_s = max(0.0, self._free_s - self._events.now_s)
         return running_s + sum(job.expected_prefill_s for job in self._queue)
 
     @property
     def sequences(self) -> int:
-        """In the batch and waiting for their prefill."""
+        """Sequences in the batch and in the queue."""
         return len(self.loop.batch) + len(self._queue)
 
     def context_tokens(self) -> int:
         return self.loop.context_tokens() + sum(job.request.input_tokens for job in self._queue)
 
-    def give(self, job: SimulatedJob) -> None:
-        """A prompt, with `ready_s` and `expected_prefill_s` filled in."""
+    def enqueue(self, job: SimulatedJob) -> None:
+        """Queue a prompt whose `ready_s` and `expected_prefill_s` are set."""
         self._queue.append(job)
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to begin with."""
+        """Start the next prompt if possible. Called when a prompt or its blocks arrive."""
         if self.loop.is_running:
             if self.yields:
                 self.loop.cut()
@@ -75,16 +75,16 @@ class CoupledServer(ABC):
 
     @abstractmethod
     def _next(self) -> None:
-        """The GPUs are free: begin something, or stay idle until the next `wake`."""
+        """Start the next work on idle GPUs, or stay idle until the next `wake`."""
 
     def _stopped(self, ended: list[SimulatedJob]) -> None:
-        """The decode loop is idle."""
+        """Handle the end of a run of the decode loop."""
         for job in ended:
             self._leave(job)
         self._next()
 
     def _take(self) -> SimulatedJob | None:
-        """The first prompt off the queue, its room reserved; None if it cannot begin now."""
+        """Remove the first prompt from the queue and reserve its cache; None if it cannot start now."""
         now_s = self._events.now_s
         if not self._queue or self._queue[0].ready_s > now_s:
             return None
@@ -97,7 +97,7 @@ class CoupledServer(ABC):
         return job
 
     def _compute(self, duration_s: float, then: Callable[[], None]) -> None:
-        """Prefill and nothing else for so long."""
+        """Occupy the GPUs with prefill for this time, then call `then`."""
         self.busy_s += duration_s
         self._is_computing = True
         self._free_s = self._events.now_s + duration_s
@@ -109,7 +109,7 @@ class CoupledServer(ABC):
         self._events.at(self._free_s, end)
 
     def _prefilled(self, job: SimulatedJob) -> None:
-        """It has its first token: it is decoded from now on, unless that was all or the simulation says no."""
+        """Handle the first token: join the batch, or end if that was the only token or the admission rejects the job."""
         job.first_token_s = self._events.now_s
         self.cache.insert(job.request.keys, first=job.prefix_blocks)
         if not self._on_prefilled(job):
@@ -129,7 +129,7 @@ class CoupledServer(ABC):
 
 
 class PrefillFirst(CoupledServer):
-    """A prompt that waits is computed before the next decode step: the batch stalls meanwhile.
+    """Waiting prompts are prefilled before the next decode step; the batch stalls meanwhile.
 
     Source: Kwon et al., vLLM, SOSP 2023, and Yu et al., Orca, OSDI 2022.
     """
@@ -149,16 +149,16 @@ class PrefillFirst(CoupledServer):
 
 
 class DecodeFirst(CoupledServer):
-    """A batch is decoded to its last token before the next prompts are computed, all that wait and fit together.
+    """A batch is decoded to its last token before the next prompts are prefilled, all that fit together.
 
-    Sequences that end leave at once, where a fixed batch would decode on beside them to no use: kinder than its original.
+    Unlike in the original, finished sequences leave the batch at once, so they waste no decode time.
     Source: FasterTransformer (NVIDIA), as described by Agrawal et al., Sarathi-Serve, OSDI 2024, section 3.
     """
 
     yields: ClassVar[bool] = False
 
     def queue_s(self) -> float:
-        """With what is left of the batch, by the time of its step now."""
+        """As the base, plus the rest of the batch at the current step time."""
         batch = self.loop.batch
         left_s = batch.longest_steps * self._machine.tbt_s(len(batch), batch.context_tokens) if len(batch) else 0.0
         return super().queue_s() + left_s
@@ -179,7 +179,7 @@ class DecodeFirst(CoupledServer):
         self._compute(duration_s, lambda: self._end(taken, duration_s))
 
     def _end(self, taken: list[SimulatedJob], duration_s: float) -> None:
-        """They have their first tokens together."""
+        """Handle the first tokens of all prompts of a prefill."""
         for job in taken:
             job.prefill_s = duration_s - job.load_s
             self._prefilled(job)
@@ -187,9 +187,9 @@ class DecodeFirst(CoupledServer):
 
 
 class Chunked(CoupledServer):
-    """Prompts are computed in chunks, each in one step with the batch's next tokens: nobody stalls, everybody slows down.
+    """Prompts are prefilled in chunks, each in one step with the batch's next tokens: decode never stalls, but steps take longer.
 
-    One prompt at a time: its last chunk is not filled up with the next one's beginning.
+    One prompt at a time: its last chunk is not filled up from the next prompt.
     Source: Agrawal et al., Sarathi-Serve, OSDI 2024, section 4.
     """
 
@@ -211,7 +211,7 @@ class Chunked(CoupledServer):
         self._done_tokens = 0
 
     def queue_s(self) -> float:
-        """With what is left of the prompt that is being computed."""
+        """As the base, plus the rest of the current prompt."""
         found_s = super().queue_s()
         if self._job is not None and self._done_tokens < self._job.request.input_tokens:
             found_s += self._machine.times.prefill_s(self._job.request.input_tokens, self._done_tokens)
@@ -225,7 +225,7 @@ class Chunked(CoupledServer):
             self.loop.run()
 
     def _begin(self) -> float:
-        """Take the next prompt if there is one; what loading its prefix adds to its first chunk."""
+        """Start the next prompt if possible; return the load time of its prefix, which delays its first chunk."""
         self._job = job = self._take()
         if job is None:
             return 0.0
@@ -258,7 +258,7 @@ class Chunked(CoupledServer):
         self._next()
 
     def _end_chunk(self) -> None:
-        """If that was the last of a prompt, it is decoded from now on."""
+        """After a prompt's last chunk, move it to the batch."""
         job = self._job
         if job is not None and self._done_tokens >= job.request.input_tokens:
             self._job = None

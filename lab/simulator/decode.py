@@ -1,12 +1,11 @@
-"""A simulated decode instance: continuous batching within the KV cache of its GPUs, and a queue for what does not fit.
+"""Simulated decode instance: continuous batching within the KV cache of its GPUs, with a FIFO queue.
 
-Many decode steps of an unchanged batch are one stretch of simulated time. Between one sequence that joins or ends and the next, the batch
-size is fixed and the context grows by that size a step. Where the time of a step is affine in the context (AnalyticModel's is, for a fixed
-batch), the time of k steps is an arithmetic series and exact. Elsewhere the stretch is halved until it is affine, or is no longer than
-MAX_BENT_STEPS, over which the curve is taken for its chord.
+Decode steps of an unchanged batch are simulated as one event (fast forward). Until a sequence joins or ends, the batch size is fixed and
+the context grows by that size per step. If the step time is affine in the context (as AnalyticModel's), the time of k steps is an
+arithmetic series, and exact. Otherwise the number of steps is halved until it is affine, or at most MAX_BENT_STEPS, where a chord
+approximates it.
 
-A sequence is admitted when there is room for all the tokens it will have, so none is ever thrown out: engines that overcommit and
-recompute are not simulated.
+A sequence is admitted only if its final cache fits, so none is preempted. Engines that overcommit are not simulated.
 """
 
 import math
@@ -24,17 +23,17 @@ from kvstore.scheduler.running_batch import RunningBatch
 T = TypeVar("T")
 MAX_BENT_STEPS: Final = 8
 AFFINE_TOLERANCE: Final = 1e-9
-"""Relative difference between the middle step and the mean of the outer ones up to which a stretch is affine: rounding stays below."""
+"""Largest relative deviation of the middle step from the chord that counts as affine; rounding errors are smaller."""
 
 
 class Gaps:
-    """Gaps in seconds, weighted by their number: a stretch of decode steps enters as its mean."""
+    """Distribution of times between tokens. The steps of a fast forward are added as their mean."""
 
     def __init__(self) -> None:
         self._found: dict[float, int] = {}
 
     def add(self, gap_s: float, count: int) -> None:
-        """`count` tokens (0 is none) came `gap_s` after the one before."""
+        """Add `count` tokens that came `gap_s` after their predecessors."""
         if count:
             self._found[gap_s] = self._found.get(gap_s, 0) + count
 
@@ -44,11 +43,11 @@ class Gaps:
 
     @property
     def mean_s(self) -> float:
-        """0 where there were none."""
+        """Mean gap; 0 without any."""
         return sum(gap_s * count for gap_s, count in self._found.items()) / (self.count or 1)
 
     def percentiles_s(self, shares: Sequence[float]) -> list[float]:
-        """For each of `shares`, ascending, the smallest gap that at least so many are not above; 0 where there were none."""
+        """Return for each of `shares`, ascending, the smallest gap that this share does not exceed; 0 without any."""
         ordered = sorted(self._found.items())
         total, found, seen, position = self.count, [], 0, 0
         for share in shares:
@@ -59,7 +58,7 @@ class Gaps:
         return found
 
     def points(self) -> Sequence[tuple[float, float]]:
-        """(gap in seconds, share of all gaps not above it), ascending: the points of a distribution curve."""
+        """Return the cumulative distribution: (gap in seconds, share of gaps at or below), ascending."""
         ordered = sorted(self._found.items())
         total = self.count
         return [(gap_s, seen / total) for (gap_s, _), seen in zip(ordered, accumulate(count for _, count in ordered), strict=True)]
@@ -74,11 +73,11 @@ class FastForward:
     growth_s: float
 
     def duration_s(self, steps: int) -> float:
-        """Seconds of the first `steps` of them."""
+        """Return the seconds of the first `steps` steps."""
         return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
 
     def steps_after(self, elapsed_s: float) -> int:
-        """How many are over at the end of the step that runs, or just ended, at `elapsed_s`: from 1 to `steps`."""
+        """Return the number of steps up to the end of the one that runs or just ended at `elapsed_s`, in [1, steps]."""
         half = self.growth_s / 2
         if half > 0:
             linear = self.first_s - half
@@ -86,7 +85,7 @@ class FastForward:
         else:
             found = elapsed_s / self.first_s
         steps = min(max(math.ceil(found), 1), self.steps)
-        # The root is rounded: one step to either side may be the true answer.
+        # Rounding of the root may be off by one step.
         while steps < self.steps and self.duration_s(steps) < elapsed_s:
             steps += 1
         while steps > 1 and self.duration_s(steps - 1) >= elapsed_s:
@@ -94,8 +93,8 @@ class FastForward:
         return steps
 
 
-def next_stretch(batch: RunningBatch[T], times: DecodeTime) -> FastForward:
-    """The steps until the first sequence ends, or fewer where the time of a step is not affine over so many."""
+def next_steps(batch: RunningBatch[T], times: DecodeTime) -> FastForward:
+    """Return the steps until the first sequence ends, or fewer if the step time is not affine over all of them."""
     size, context, steps = len(batch), batch.context_tokens, batch.steps_to_next_end
     first_s = times.tbt_s(size, context)
     while True:
@@ -112,7 +111,7 @@ def _is_affine(times: DecodeTime, size: int, context: int, steps: int, first_s: 
 
 
 class DecodeLoop:
-    """Runs one stretch at a time and then calls `on_stop` with the jobs that ended, while it is idle again."""
+    """Runs decode steps of a batch. After each fast forward it is idle and calls `on_stop` with the finished jobs."""
 
     def __init__(self, machine: InstanceModel, events: EventQueue, gaps: Gaps, on_stop: Callable[[list[SimulatedJob]], None]) -> None:
         self.batch: RunningBatch[SimulatedJob] = RunningBatch()
@@ -123,7 +122,7 @@ class DecodeLoop:
         self._gaps = gaps
         self._on_stop = on_stop
         self._joined: list[SimulatedJob] = []
-        self._stretch: FastForward | None = None
+        self._run: FastForward | None = None
         self._began_s = 0.0
         self._stopped_s = 0.0
         self._steps = 0
@@ -132,116 +131,116 @@ class DecodeLoop:
 
     @property
     def is_running(self) -> bool:
-        return self._stretch is not None
+        return self._run is not None
 
     def join(self, job: SimulatedJob) -> None:
-        """It has its first token and takes part from the next step on. Only while idle."""
+        """Add a job that has its first token. Only while idle."""
         assert not self.is_running
         self.batch.join(job, context_tokens=job.request.input_tokens + 1, steps=job.output_tokens - 1)
         self._joined.append(job)
 
     def run(self) -> None:
-        """Begin a stretch, as long as the batch stays the same."""
-        self._begin(next_stretch(self.batch, self._machine))
+        """Start decode steps until the batch changes."""
+        self._begin(next_steps(self.batch, self._machine))
 
     def run_step(self, duration_s: float, *, decode_share_s: float) -> None:
-        """Begin one step of another length, of which `decode_share_s` is the decoding's."""
+        """Start one step of the given duration, of which `decode_share_s` counts as decode."""
         self._begin(FastForward(1, duration_s, 0.0), share=decode_share_s / duration_s)
 
     def cut(self) -> None:
-        """Stop after the step that runs now. Nothing if none runs."""
-        if self._stretch is None or self._end is None:
+        """Stop after the current step. No-op while idle."""
+        if self._run is None or self._end is None:
             return
-        self._steps = self._stretch.steps_after(self._events.now_s - self._began_s)
+        self._steps = self._run.steps_after(self._events.now_s - self._began_s)
         self._end.cancel()
-        # The sum is rounded, and may lie an ulp before now.
-        self._end = self._events.at(max(self._events.now_s, self._began_s + self._stretch.duration_s(self._steps)), self._finish)
+        # max: the rounded sum may be an ulp before now.
+        self._end = self._events.at(max(self._events.now_s, self._began_s + self._run.duration_s(self._steps)), self._finish)
 
     def context_tokens(self) -> int:
-        """Of all sequences, now."""
-        if self._stretch is None:
+        """Return the current context of all sequences."""
+        if self._run is None:
             return self.batch.context_tokens
-        done = self._stretch.steps_after(self._events.now_s - self._began_s) - 1
+        done = self._run.steps_after(self._events.now_s - self._began_s) - 1
         return self.batch.context_tokens + done * len(self.batch)
 
-    def _begin(self, stretch: FastForward, *, share: float = 1.0) -> None:
+    def _begin(self, run: FastForward, *, share: float = 1.0) -> None:
         assert not self.is_running
-        self._stretch, self._steps, self._began_s, self._share = stretch, stretch.steps, self._events.now_s, share
-        self._end = self._events.at(self._began_s + stretch.duration_s(stretch.steps), self._finish)
+        self._run, self._steps, self._began_s, self._share = run, run.steps, self._events.now_s, share
+        self._end = self._events.at(self._began_s + run.duration_s(run.steps), self._finish)
 
     def _finish(self) -> None:
-        """The stretch is over: count it, and let go who ended with it."""
-        stretch, steps, size = self._stretch, self._steps, len(self.batch)
-        assert stretch is not None
-        duration_s = stretch.duration_s(steps)
+        """End the fast forward: count it, and pass on the finished jobs."""
+        run, steps, size = self._run, self._steps, len(self.batch)
+        assert run is not None
+        duration_s = run.duration_s(steps)
         self.busy_s += duration_s * self._share
         self.flops += steps * self._machine.times.decode_flops(size, self.batch.context_tokens + (steps - 1) * size // 2)
-        self._count_gaps(stretch, steps, size, duration_s)
-        self._stretch, self._end, self._stopped_s = None, None, self._events.now_s
+        self._count_gaps(run, steps, size, duration_s)
+        self._run, self._end, self._stopped_s = None, None, self._events.now_s
         ended = self.batch.advance(steps)
         for job in ended:
             job.finish_s = self._events.now_s
         self._on_stop(ended)
 
-    def _count_gaps(self, stretch: FastForward, steps: int, size: int, duration_s: float) -> None:
-        """Those who joined waited since their first token, the others since the last stretch's end."""
+    def _count_gaps(self, run: FastForward, steps: int, size: int, duration_s: float) -> None:
+        """The first gap of a new job began with its first token, that of the others with the end of the last run."""
         for job in self._joined:
-            self._gaps.add(self._began_s + stretch.first_s - job.first_token_s, 1)
-        self._gaps.add(self._began_s + stretch.first_s - self._stopped_s, size - len(self._joined))
+            self._gaps.add(self._began_s + run.first_s - job.first_token_s, 1)
+        self._gaps.add(self._began_s + run.first_s - self._stopped_s, size - len(self._joined))
         if steps > 1:
-            self._gaps.add((duration_s - stretch.first_s) / (steps - 1), (steps - 1) * size)
+            self._gaps.add((duration_s - run.first_s) / (steps - 1), (steps - 1) * size)
         self._joined.clear()
 
 
 class DecodeServer:
-    """First come, first served into the batch; joining and leaving takes place between two steps."""
+    """Decode instance with a FIFO queue. Sequences join and leave the batch between two steps."""
 
     def __init__(self, machine: InstanceModel, events: EventQueue, gaps: Gaps, on_end: Callable[[SimulatedJob], None]) -> None:
-        self.loop = DecodeLoop(machine, events, gaps, self._go_on)
+        self.loop = DecodeLoop(machine, events, gaps, self._next)
         self.used_tokens = 0
-        """KV cache that is taken or reserved by the sequences of the batch."""
+        """KV cache reserved by the sequences of the batch."""
         self._capacity_tokens = machine.capacity_tokens
         self._on_end = on_end
         self._queue: deque[SimulatedJob] = deque()
-        self._promised = 0
-        self._coming_tokens = 0
-        """Of the prompts that are promised or wait."""
+        self._reserved = 0
+        self._pending_tokens = 0
+        """Prompt tokens of reserved and queued jobs."""
 
     @property
     def sequences(self) -> int:
-        """Decoded, waiting, and promised."""
-        return len(self.loop.batch) + len(self._queue) + self._promised
+        """Sequences in the batch, in the queue, and reserved."""
+        return len(self.loop.batch) + len(self._queue) + self._reserved
 
     def context_tokens(self) -> int:
-        """Of all of these, now."""
-        return self.loop.context_tokens() + self._coming_tokens
+        """Return the current context of all these sequences."""
+        return self.loop.context_tokens() + self._pending_tokens
 
-    def promise(self, job: SimulatedJob) -> None:
-        """It will be given, or broken off."""
-        self._promised += 1
-        self._coming_tokens += job.request.input_tokens
+    def reserve(self, job: SimulatedJob) -> None:
+        """Count a job that is being prefilled; `enqueue` or `cancel` follows."""
+        self._reserved += 1
+        self._pending_tokens += job.request.input_tokens
 
-    def break_off(self, job: SimulatedJob) -> None:
-        """It will not come after all."""
-        self._promised -= 1
-        self._coming_tokens -= job.request.input_tokens
+    def cancel(self, job: SimulatedJob) -> None:
+        """Drop a reservation."""
+        self._reserved -= 1
+        self._pending_tokens -= job.request.input_tokens
 
-    def give(self, job: SimulatedJob) -> None:
-        """Its KV cache has arrived."""
-        self._promised -= 1
+    def enqueue(self, job: SimulatedJob) -> None:
+        """Queue a reserved job whose KV cache has arrived."""
+        self._reserved -= 1
         self._queue.append(job)
         if self.loop.is_running:
             self.loop.cut()
         else:
-            self._go_on([])
+            self._next([])
 
-    def _go_on(self, ended: list[SimulatedJob]) -> None:
+    def _next(self, ended: list[SimulatedJob]) -> None:
         for job in ended:
             self.used_tokens -= job.cache_tokens
             self._on_end(job)
         while self._queue and self.used_tokens + self._queue[0].cache_tokens <= self._capacity_tokens:
             job = self._queue.popleft()
-            self._coming_tokens -= job.request.input_tokens
+            self._pending_tokens -= job.request.input_tokens
             self.used_tokens += job.cache_tokens
             self.loop.join(job)
         if len(self.loop.batch):

@@ -1,4 +1,4 @@
-"""Requests on their way through a simulated cluster, the queue of events, and the load of both pools that an admission policy sees."""
+"""Simulated requests, the event queue, and the load of both pools for the admission policy."""
 
 import heapq
 from collections.abc import Callable
@@ -10,41 +10,43 @@ from kvstore.scheduler.request import Decision, Rejection, ScheduleRequest
 
 Action: TypeAlias = Callable[[], None]
 NEWEST_SHARE: Final = 0.02
-"""Weight of the sequence that ended last in the mean of how long they are decoded: about the last fifty count."""
+"""Weight of the newest sequence in the moving average of decode times; about the last fifty count."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """Stages add up: arrival_s + schedule_s + queue_s + fetch_s + load_s + prefill_s = first_token_s, and + stream_s + decode_s =
-    finish_s."""
+    """A request with the durations of its stages.
+
+    arrival_s + schedule_s + queue_s + fetch_s + load_s + prefill_s = first_token_s, and first_token_s + stream_s + decode_s = finish_s.
+    """
 
     number: int
     request: ScheduleRequest
     arrival_s: float
     output_tokens: int
-    """As they turn out: at least 1."""
+    """Actual length of the output, at least 1."""
     decision: Decision | None = None
     rejection: Rejection | None = None
     queued_s: float = 0.0
-    """The moment it was given to its instance."""
+    """Time at which it was queued at its instance."""
     ready_s: float = 0.0
-    """The moment the blocks fetched for it are there."""
+    """Time at which its fetched blocks have arrived."""
     expected_prefill_s: float = 0.0
-    """By the scheduler's estimate."""
+    """The scheduler's estimate."""
     prefix_blocks: int = 0
-    """That were there when its prefill began."""
+    """Cached blocks at the start of its prefill."""
     prefix_tokens: int = 0
     schedule_s: float = 0.0
     queue_s: float = 0.0
     fetch_s: float = 0.0
-    """Waiting for blocks of another instance as the first of its queue."""
+    """Wait for fetched blocks at the head of the queue."""
     load_s: float = 0.0
     prefill_s: float = 0.0
     stream_s: float = 0.0
-    """From the first token to the KV cache being where it is decoded."""
+    """From the first token to the arrival of the KV cache at the decode instance."""
     decode_s: float = 0.0
     first_token_s: float = 0.0
-    """As a moment, not a duration. 0 before there is one."""
+    """A point in time; 0 before the first token."""
     finish_s: float = 0.0
 
     @property
@@ -53,22 +55,22 @@ class SimulatedJob:
 
     @property
     def tokens_s(self) -> float:
-        """Mean time between its tokens; 0 for a single one."""
+        """Mean time between tokens; 0 for a single token."""
         return (self.finish_s - self.first_token_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     @property
     def cache_tokens(self) -> int:
-        """KV cache that it needs to the end."""
+        """Final size of its KV cache."""
         return self.request.input_tokens + self.output_tokens
 
     def begin_prefill(self, *, head_s: float, now_s: float) -> None:
-        """It is taken off its queue at `now_s`, whose first it has been since `head_s`, or since it came."""
+        """Compute queue and fetch times at the start of the prefill. `head_s`: since when it could have been at the head of the queue."""
         self.fetch_s = max(0.0, self.ready_s - max(head_s, self.queued_s))
         self.queue_s = now_s - self.queued_s - self.fetch_s
 
 
 class SimulatedEvent:
-    """One action at one time; cancelled, it never happens."""
+    """An action at a point in time, which can be cancelled."""
 
     __slots__ = ("action", "at_s")
 
@@ -77,12 +79,12 @@ class SimulatedEvent:
         self.action: Action | None = action
 
     def cancel(self) -> None:
-        """It will not happen. A second call, or one after it happened, changes nothing."""
+        """Cancel the action. Idempotent; a no-op after the action."""
         self.action = None
 
 
 class EventQueue:
-    """Actions by time; those of one moment in the order they were asked for, so that a run repeats exactly."""
+    """Event queue with a simulated clock. Actions of equal time run in order of insertion, so runs are reproducible."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -90,7 +92,7 @@ class EventQueue:
         self._asked = 0
 
     def at(self, at_s: float, action: Action) -> SimulatedEvent:
-        """`action` will be called at `at_s`, not before now."""
+        """Schedule `action` at `at_s`, which must not be in the past."""
         assert at_s >= self.now_s, (at_s, self.now_s)
         event = SimulatedEvent(at_s, action)
         self._asked += 1
@@ -98,7 +100,7 @@ class EventQueue:
         return event
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until the queue is empty."""
         heap = self._heap
         while heap:
             at_s, _, event = heapq.heappop(heap)
@@ -108,7 +110,7 @@ class EventQueue:
 
 
 class InstancePools:
-    """Each job is taken, then decoded, then ended; or rejected in between."""
+    """Tracks the load of the prefill and decode pools. A job is `taken`, `prefilled`, `decoded` and `ended`, or rejected in between."""
 
     def __init__(self, *, decode_instances: int) -> None:
         self._decode_instances = decode_instances
@@ -118,7 +120,7 @@ class InstancePools:
         self._decode_s = 0.0
 
     def load(self, now_s: float) -> PoolLoad:
-        """Of this moment."""
+        """Return the current load."""
         decoded = len(self._decode_begun_s)
         return PoolLoad(
             now_s=now_s,
@@ -130,20 +132,20 @@ class InstancePools:
         )
 
     def taken(self, job: SimulatedJob, *, prefill_end_s: float) -> None:
-        """Its first token is expected at that moment."""
+        """A job is scheduled; its first token is expected at `prefill_end_s`."""
         self._prefill_ends_s[job.number] = prefill_end_s
 
     def prefilled(self, job: SimulatedJob) -> None:
-        """Its prefill is over; nothing follows unless `decoded` does."""
+        """A prefill has ended."""
         del self._prefill_ends_s[job.number]
 
     def decoded(self, job: SimulatedJob, *, now_s: float) -> None:
-        """From now on."""
+        """A job's decode starts."""
         self._decode_begun_s[job.number] = now_s
         self._context_tokens += job.request.input_tokens
 
     def ended(self, job: SimulatedJob, *, now_s: float) -> None:
-        """Its last token came now."""
+        """A job has its last token."""
         lasted_s = now_s - self._decode_begun_s.pop(job.number)
         self._context_tokens -= job.request.input_tokens
         self._decode_s = self._decode_s + NEWEST_SHARE * (lasted_s - self._decode_s) if self._decode_s else lasted_s

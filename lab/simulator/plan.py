@@ -1,6 +1,6 @@
-"""Plan of a simulation: how many instances in which mode, their caches, the SLOs; and what one instance can do. Values, checked.
+"""Inputs of a simulation: the plan (instances, mode, caches, SLOs) and the model of one instance, both validated.
 
-A Machine is the scheduler's PrefillTime and DecodeTime, too: what is predicted then takes place, unless something interferes.
+InstanceModel is also the scheduler's PrefillTime and DecodeTime, so its estimates are exact unless requests interfere.
 """
 
 from dataclasses import dataclass
@@ -12,53 +12,53 @@ from kvstore.scheduler.estimators.interface import DecodeTime, PrefillTime
 from kvstore.scheduler.request import Slo
 
 BLOCK_TOKENS: Final = 512
-"""Of the trace format."""
+"""Tokens per block of the trace format."""
 MAX_INSTANCES: Final = 4096
 MAX_FACTOR: Final = 1e9
-"""The highest rate and interval; its inverse is the lowest. A simulation looks at its load the more often the longer it takes."""
+"""Highest rate; its inverse is the lowest. Bounds the simulated time, and with it the number of samples."""
 MAX_BYTES_PER_S: Final = 1e18
-"""Of an instance. Nothing sends or loads so fast, and what takes no time at all cannot be counted with."""
+"""Highest bandwidth of an instance; keeps durations above 0."""
 
 
 class Mode(Enum):
-    """Who prefills and who decodes."""
+    """Assignment of prefill and decode to instances."""
 
     DISAGGREGATED = "disaggregated"
-    """Each instance does one of both."""
+    """Each instance either prefills or decodes."""
     PREFILL_FIRST = "prefill-first"
     DECODE_FIRST = "decode-first"
     CHUNKED = "chunked"
 
     @property
     def is_coupled(self) -> bool:
-        """Each instance does both."""
+        """True if each instance prefills and decodes."""
         return self is not Mode.DISAGGREGATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationPlan:
-    """A cluster and its load. Raises InvalidArgument for what cannot be simulated."""
+    """A cluster and its load. Raises InvalidArgument for values out of range."""
 
     mode: Mode = Mode.DISAGGREGATED
     prefill: int = 8
     decode: int = 8
-    """Coupled, all of prefill + decode instances do both, so that modes are compared on the same GPUs."""
+    """In coupled modes prefill + decode instances do both, so that modes are compared on the same GPUs."""
     cache_blocks: int = 10_000
-    """Of each instance that computes prompts."""
+    """Per prefill instance."""
     policy: str = "lru"
     rate: float = 1.0
-    """2.0 makes the requests arrive twice as fast."""
+    """Factor of the arrival rate: 2.0 doubles it."""
     slo: Slo = Slo()
-    """What counts as served in time."""
+    """SLO that defines goodput."""
     enforced: Slo = Slo()
-    """What the dispatcher rejects by: infinite where another decides, or nobody."""
+    """SLO by which the dispatcher rejects; infinite if only the admission policy rejects."""
     overlap: bool = True
-    """The KV cache goes to the decode instance layer by layer during the prefill, not after it."""
+    """Stream the KV cache layer by layer during the prefill, not after it."""
     chunk_tokens: int = 512
     decision_s: float = 0.001
-    """What a decision takes, from arrival to the prefill queue."""
+    """Time of a scheduling decision."""
     sample_s: float = 10.0
-    """Between two looks at the load of the pools."""
+    """Interval of load samples."""
 
     def __post_init__(self) -> None:
         for name, low, high in (("prefill", 1, MAX_INSTANCES), ("decode", 1, MAX_INSTANCES), ("chunk_tokens", 1, 1 << 20)):
@@ -72,63 +72,65 @@ class SimulationPlan:
 
     @property
     def instances(self) -> int:
-        """All of them."""
+        """Number of instances."""
         return self.prefill + self.decode
 
 
 class InstanceTimes(PrefillTime, DecodeTime, Protocol):
-    """Times and work of a model on a group of GPUs: analytic.py's AnalyticModel."""
+    """Times and work of a model on a group of GPUs, as AnalyticModel has them."""
 
     def step_s(self, *, new_tokens: int, prefix_tokens: int, batch: int, context_tokens: int) -> float:
-        """Seconds of a step that computes `new_tokens` of a prompt after `prefix_tokens` and decodes a batch with them."""
+        """Return the seconds of a step that prefills `new_tokens` after `prefix_tokens` and decodes a batch."""
         ...
 
     def prefill_flops(self, input_tokens: int, prefix_tokens: int) -> float:
-        """Floating-point operations of what `prefill_s` times."""
+        """Return the floating-point operations of `prefill_s`."""
         ...
 
     def decode_flops(self, batch: int, context_tokens: int) -> float:
-        """Floating-point operations of what `tbt_s` times. Affine in the context."""
+        """Return the floating-point operations of `tbt_s`. Affine in the context."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceModel:
-    """One instance: a group of GPUs with one copy of the model. Raises ConfigError where the model does not fit, InvalidArgument for a
-    bandwidth that is none."""
+    """One instance: a group of GPUs with one copy of the model.
+
+    Raises ConfigError if the model does not fit, InvalidArgument for a bandwidth out of range.
+    """
 
     times: InstanceTimes
     layers: int
     kv_bytes_per_token: int
     capacity_tokens: int
-    """Tokens of KV cache that its GPUs' memory holds beside the weights."""
+    """KV cache that fits in its GPUs' memory beside the weights."""
     peak_flops_per_s: float
-    """Of all its GPUs together: what MFU is a share of."""
+    """Of all its GPUs; the base of MFU."""
     send_bytes_per_s: float
     load_bytes_per_s: float
-    """From its DRAM to its GPUs' memory, over all of their PCIe links."""
+    """From DRAM to GPU memory, all PCIe links together."""
 
     def __post_init__(self) -> None:
         if self.capacity_tokens < 1:
-            raise ConfigError("the model does not fit in the GPUs of an instance with room for a KV cache: give it more or larger ones")
+            raise ConfigError("the model leaves no GPU memory of an instance for KV cache: use more or larger GPUs")
         for name in ("send_bytes_per_s", "load_bytes_per_s"):
             if not 1 <= getattr(self, name) <= MAX_BYTES_PER_S:
                 raise InvalidArgument(f"{name} is {getattr(self, name):g}: it must be from 1 to {MAX_BYTES_PER_S:g}")
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
-        """Seconds to compute a prompt and load its prefix."""
+        """Return the seconds to compute a prompt and load its prefix."""
         computed_s = self.times.prefill_s(input_tokens, prefix_tokens)
         return computed_s + self.load_s(prefix_tokens, computed_s=computed_s)
 
     def load_s(self, prefix_tokens: int, *, computed_s: float) -> float:
-        """What loading a cached prefix from DRAM adds to a prefill of `computed_s` seconds.
+        """Return the seconds that loading a cached prefix from DRAM adds to a prefill of `computed_s` seconds.
 
-        Layer i is computed while layer i + 1 is loaded. So where computing is slower, only the first layer's load shows; where it
-        is faster, all of the load but what the computing of the layers before the last covers.
+        Layer i is computed while layer i + 1 is loaded. If computing is slower, only the load of the first layer adds time. If it is
+        faster, the load adds its time less the computing of all layers but the last.
         """
         loaded_s = prefix_tokens * self.kv_bytes_per_token / self.load_bytes_per_s
         return max(loaded_s / self.layers, loaded_s - computed_s * (1 - 1 / self.layers))
 
     def tbt_s(self, batch: int, context_tokens: int) -> float:
-        """Seconds for one token of each sequence."""
+        """Return the seconds of a decode step."""
         return self.times.tbt_s(batch, context_tokens)

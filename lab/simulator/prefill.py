@@ -1,7 +1,4 @@
-"""A simulated prefill instance: a queue, one prompt at a time, a prefix cache in its DRAM, rails to send KV caches over.
-
-It computes what it is given and never refuses. The scheduler chooses the instance, simulation.py where the KV cache goes next.
-"""
+"""Simulated prefill instance: a FIFO queue, a prefix cache in DRAM, and the network for KV caches."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -16,7 +13,7 @@ Key: TypeAlias = Hashable
 
 
 class LocalCache:
-    """At most `capacity_blocks` blocks; the policy says which leave. Whatever enters or leaves is told to the index as `instance`."""
+    """Prefix cache of `capacity_blocks` blocks with an eviction policy. Insertions and evictions are reported to the prefix index."""
 
     def __init__(self, instance: int, capacity_blocks: int, policy: EvictionPolicy[Key], index: PrefixIndex[Key]) -> None:
         self._instance = instance
@@ -25,20 +22,19 @@ class LocalCache:
         self._index = index
 
     def match(self, keys: Sequence[Key]) -> int:
-        """The number of leading blocks of `keys` that are here. No access."""
+        """Return the number of cached leading blocks of `keys`. Not an access."""
         for number, key in enumerate(keys):
             if key not in self._policy:
                 return number
         return len(keys)
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """They were read."""
+        """Record an access to the blocks."""
         for key in keys:
             self._policy.touch(key)
 
     def insert(self, keys: Sequence[Key], *, first: int) -> None:
-        """The blocks keys[first:] of a prompt are here now. Of a prompt longer than the cache only the leading ones enter: a tail
-        without its head is of no use."""
+        """Cache the blocks keys[first:] of a prompt. Of a prompt longer than the cache only the leading blocks are cached."""
         for number in range(first, min(len(keys), self._capacity_blocks)):
             key = keys[number]
             if key in self._policy:
@@ -51,30 +47,30 @@ class LocalCache:
 
     def _evict(self) -> None:
         victim = self._policy.victim()
-        assert victim is not None, "nothing is pinned here, so a full cache has a victim"
+        assert victim is not None, "a full cache without pins has a victim"
         self._policy.remove(victim)
         self._index.remove(self._instance, (victim,))
 
 
 class NetworkQueue:
-    """The sending side of an instance's network. The receiver is taken to be as fast: a prompt has one receiver, a hot block many."""
+    """FIFO model of an instance's outgoing network. Receivers are assumed not to be a bottleneck."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
 
     def backlog_bytes(self, now_s: float) -> int:
-        """What was asked for and has not left yet."""
+        """Return the bytes that are queued and not sent yet."""
         return round(max(0.0, self._free_at_s - now_s) * self.bytes_per_s)
 
     def send(self, size_bytes: int, *, now_s: float) -> float:
-        """When the last of `size_bytes`, asked for now, has arrived."""
+        """Queue `size_bytes` now; return the time of their arrival."""
         self._free_at_s = max(self._free_at_s, now_s) + size_bytes / self.bytes_per_s
         return self._free_at_s
 
 
 class PrefillServer:
-    """First come, first served: a prompt whose fetched blocks are still on their way keeps those behind it waiting."""
+    """Prefill instance with a FIFO queue: a prompt that waits for fetched blocks delays those behind it."""
 
     def __init__(
         self,
@@ -96,22 +92,22 @@ class PrefillServer:
         self._queue: deque[SimulatedJob] = deque()
         self._running: SimulatedJob | None = None
         self._free_s = 0.0
-        """The moment the last prefill ended or the running one will."""
+        """End of the last or current prefill."""
         self._all_done_s = 0.0
-        """The moment that everything here is expected to be done."""
+        """Expected end of all queued prompts."""
 
     def queue_s(self) -> float:
-        """Expected seconds until it could start on something new."""
+        """Return the expected seconds until a new prompt could start."""
         return max(0.0, self._all_done_s - self._events.now_s)
 
-    def give(self, job: SimulatedJob) -> None:
-        """A prompt, with `ready_s` and `expected_prefill_s` filled in."""
+    def enqueue(self, job: SimulatedJob) -> None:
+        """Queue a prompt whose `ready_s` and `expected_prefill_s` are set."""
         self._queue.append(job)
         self._all_done_s = max(self._all_done_s, job.ready_s) + job.expected_prefill_s
         self.wake()
 
     def wake(self) -> None:
-        """Begin with the first in the queue if nothing is in its way."""
+        """Start the first prompt of the queue if it is ready and the instance is idle."""
         now_s = self._events.now_s
         if self._running is None and self._queue and self._queue[0].ready_s <= now_s:
             self._begin(self._queue.popleft(), now_s)
@@ -136,7 +132,7 @@ class PrefillServer:
         self.wake()
 
     def _expect(self) -> None:
-        """Foresee the queue anew: what just began may take another time than was expected of it."""
+        """Recompute the expected end of the queue from the actual end of the current prefill."""
         done_s = self._free_s
         for job in self._queue:
             done_s = max(done_s, job.ready_s) + job.expected_prefill_s
@@ -144,7 +140,7 @@ class PrefillServer:
 
 
 def count_prefill(job: SimulatedJob, machine: InstanceModel, cache: LocalCache) -> float:
-    """What a prefill that begins now takes, by the prefix that is there now; the job's prefix and stages are filled in."""
+    """Start a prefill with the prefix cached now: set the job's prefix and stage times, and return the duration."""
     request = job.request
     job.prefix_blocks = cache.match(request.keys)
     job.prefix_tokens = request.prefix_tokens(job.prefix_blocks)

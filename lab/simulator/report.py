@@ -1,4 +1,4 @@
-"""What a simulation found, as figures: latencies, goodput, hits, bytes, stages, use of the GPUs. How they are drawn is the client's."""
+"""Results of a simulation: latencies, goodput, hits, bytes, stages and GPU utilisation."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ STAGES: Final = ("schedule", "queue", "transfer", "load cache", "prefill", "deco
 
 @dataclass(frozen=True, slots=True)
 class DurationSummary:
-    """Mean and percentiles of a duration, in seconds; all 0 where nothing was measured."""
+    """Mean and percentiles of a duration, in seconds; all 0 without samples."""
 
     mean_s: float
     p50_s: float
@@ -30,62 +30,62 @@ class DurationSummary:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSample:
-    """The load of both pools at one moment: means over their instances."""
+    """Load of both pools at a point in time, as means over their instances."""
 
     at_s: float
     prefill_queue_s: float
-    """Until an instance could start on something new."""
+    """Time until a new prompt could start."""
     decode_tbt_s: float
-    """Of the batches as they are; 0 for an empty one."""
+    """Step time of the current batches; 0 for an empty one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationReport:
-    """One simulation. Counts are of requests unless their name says otherwise; ratios are shares of 1."""
+    """Results of one simulation. Unnamed counts are of requests; ratios are in [0, 1]."""
 
     requests: int
     finished: int
     rejected: Mapping[str, int]
     """By reason."""
     wasted_prefills: int
-    """Of those that were rejected after their prefill."""
+    """Requests that were rejected after their prefill."""
     duration_s: float
     """From the first request to the last token or rejection."""
     ttft: DurationSummary
     tbt: DurationSummary
-    """Over all tokens but first ones: the time since the token before."""
+    """Time between tokens, over all tokens."""
     token: DurationSummary
-    """Over requests: their mean time between tokens."""
+    """Mean time between tokens of a request, over all requests."""
     in_time: int
-    """Finished with their TTFT and their mean time between tokens within the SLO."""
+    """Requests with TTFT and mean time between tokens within the SLO."""
     goodput_per_s: float
-    """These, a second."""
+    """`in_time` per second."""
     output_tokens_per_s: float
     hit_ratio_blocks: float
-    """Leading blocks that were there when a prefill began, fetched ones included, over all blocks."""
+    """Cached leading blocks at the start of prefills, fetched ones included, over all blocks."""
     hit_ratio_tokens: float
     fetched_bytes: int
-    """Of prefixes, between instances that compute prompts."""
+    """Prefixes fetched between prefill instances."""
     streamed_bytes: int
-    """Of KV caches, to where they are decoded."""
+    """KV caches sent to decode instances."""
     loaded_bytes: int
-    """Of prefixes, from DRAM to GPU memory."""
+    """Prefixes loaded from DRAM to GPU memory."""
     stages_s: Mapping[str, float]
-    """Mean over finished requests of what shows in their latency; they add up to it."""
+    """Stage -> mean over finished requests; they sum to the mean latency."""
     prefill_mfu: float
-    """Operations done over those possible in the time spent on them; the decode pool likewise."""
+    """Operations done over peak in the busy time; the decode pool likewise."""
     decode_mfu: float
     prefill_utilisation: float
-    """Share of the time that the instances spend so."""
+    """Share of time that the instances are busy."""
     decode_utilisation: float
     samples: Sequence[SimulationSample]
     ttft_points: Sequence[tuple[float, float]]
-    """(seconds, share of requests not above), for a curve."""
+    """Cumulative distribution: (seconds, share of requests)."""
     tbt_points: Sequence[tuple[float, float]]
-    """(seconds, share of tokens not above)."""
+    """Cumulative distribution: (seconds, share of tokens)."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json: the figures without the curves."""
+        """Return the fields without the curves, for --json."""
         found = asdict(self)
         for curve in ("samples", "ttft_points", "tbt_points"):
             del found[curve]
@@ -100,7 +100,7 @@ def make_report(
     samples: Sequence[SimulationSample],
     duration_s: float,
 ) -> SimulationReport:
-    """Of jobs that are all finished or rejected."""
+    """Compute the report of jobs that are all finished or rejected."""
     done = [job for job in jobs if job.rejection is None]
     computed = [job for job in jobs if job.first_token_s]
     ttft, token = Gaps(), Gaps()
@@ -135,7 +135,7 @@ def make_report(
 
 
 def _stages(done: Sequence[SimulatedJob]) -> dict[str, float]:
-    """Means, in the order of STAGES."""
+    """Mean of each stage, in the order of STAGES."""
     sums = dict.fromkeys(STAGES, 0.0)
     for job in done:
         parts = (job.schedule_s, job.queue_s, job.fetch_s + job.stream_s, job.load_s, job.prefill_s, job.decode_s)

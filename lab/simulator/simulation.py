@@ -1,11 +1,10 @@
-"""The cluster simulator: a trace goes through a dispatcher and an admission policy, the same code as live, into simulated instances.
+"""Cluster simulator: replays a trace through the live dispatcher and admission policy into simulated instances.
 
-Event-driven: nothing is computed between two events, and decode steps of an unchanged batch are one event (decode.py). Deterministic:
-equal inputs (a dispatcher with the same seed) give equal reports. The instances are in prefill.py, decode.py and coupled.py, the transfers
-between them in cluster.py. A Scenario describes a simulation by names; the command line and the benchmark run it.
+Event-driven and deterministic. prefill.py, decode.py and coupled.py have the instances, cluster.py the transfers between them. A Scenario
+describes a simulation by names, for the command line and the benchmark.
 
-Left out: output tokens of one turn that the next turn's prompt repeats (the trace names them as blocks of that prompt), failures,
-preemption, and any difference between predicted and true times but that of what interferes.
+Not modelled: reuse of output tokens by the next turn (the trace has them as blocks of its prompt), failures, preemption, and errors of the
+scheduler's estimates other than interference.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,15 +26,15 @@ from kvstore.scheduler.estimators.interface import BandwidthTransfer
 from kvstore.scheduler.request import Decision, Reason, Rejection, ScheduleRequest, Slo
 
 MAX_SAMPLES: Final = 4096
-"""Of the load: where more would be needed every second one is dropped, and the interval doubled. A trace may have pauses of years."""
+"""Most load samples. Beyond it every second one is dropped and the interval doubled, because a trace may have pauses of years."""
 LOAD_BYTES_PER_S: Final = 25e9
-"""From DRAM to a GPU over PCIe 4.0 x16: of 31.5 GB/s what copies from pinned memory reach."""
+"""From DRAM to a GPU: what copies from pinned memory reach of PCIe 4.0 x16's 31.5 GB/s."""
 BY_SLO: Final = "slo"
-"""The admission by which nothing but Algorithm 1's own lines 18 and 19 reject."""
+"""Admission in which only lines 18 and 19 of Algorithm 1 reject."""
 
 
 class Simulation:
-    """One run over one trace; a second needs a new one, and a dispatcher and an admission policy of its own."""
+    """One run over one trace. Each run needs a new Simulation with its own dispatcher and admission policy."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Simulation:
         self._arrivals: Iterator[TraceRequest] = iter(())
 
     def run(self, requests: Iterable[TraceRequest]) -> SimulationReport:
-        """Raises TraceError for a request that is earlier than the one before it, and whatever `requests` raises."""
+        """Simulate all requests. Raises TraceError if they are not in order of time, and errors of `requests`."""
         self._arrivals = iter(requests)
         self._expect_next()
         self._sample()
@@ -106,7 +105,7 @@ class Simulation:
         self.cluster.start(job, found)
 
     def _choose(self, job: SimulatedJob) -> Decision | Rejection:
-        """As a live scheduler: the dispatcher, then the admission policy."""
+        """Decide as the live scheduler: the dispatcher, then the admission policy."""
         capacity = self._machine.capacity_tokens
         if job.cache_tokens > capacity:
             return Rejection(Reason.CAPACITY, job.cache_tokens, capacity)
@@ -118,7 +117,7 @@ class Simulation:
         return self._admission.on_arrival(load, self._plan.slo, ttft_s=found.ttft_s) or found
 
     def _prefilled(self, job: SimulatedJob) -> bool:
-        """Whether it may go on to be decoded."""
+        """Ask the admission policy whether the job may be decoded."""
         self._pools.prefilled(job)
         rejection = self._admission.on_decode(self._pools.load(self.events.now_s), self._plan.slo)
         if rejection is not None:
@@ -142,7 +141,7 @@ class Simulation:
         self._on_progress()
 
     def _sample(self) -> None:
-        """The load of the pools now, and again later unless everything is over."""
+        """Sample the load of the pools, and schedule the next sample while jobs are open."""
         if not self._open:
             return
         waits = [server.queue_s() for server in self.cluster.prompters]
@@ -163,29 +162,29 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything a simulation needs but the trace."""
+    """All inputs of a simulation except the trace."""
 
     plan: SimulationPlan = SimulationPlan()
     """`enforced` follows from `admission`."""
     model: str = "llama2-70b"
     gpu: str = "A800"
     gpus: int = 8
-    """Of each instance."""
+    """Per instance."""
     mfu: float = DEFAULT_MFU
     hbm_efficiency: float = DEFAULT_HBM_EFFICIENCY
     send_bytes_per_s: float | None = None
-    """Of all rails of an instance; None: what its GPUs' network cards usually are."""
+    """All rails of an instance together; None: by the GPU's usual NIC."""
     load_bytes_per_s: float = LOAD_BYTES_PER_S
-    """From DRAM to each GPU."""
+    """From DRAM to one GPU."""
     dispatcher: str = "kvcache_centric"
     threshold: float = 1.0
     admission: str = BY_SLO
     load_limit: float = 1.0
-    """Share of an SLO that the admission policy lets a pool be loaded to."""
+    """Share of an SLO up to which the admission policy loads a pool."""
     seed: int = 0
 
     def machine(self) -> InstanceModel:
-        """One instance. Raises ConfigError for an unknown model or GPU, or a model that does not fit."""
+        """Return the model of an instance. Raises ConfigError for an unknown model or GPU, or a model that does not fit."""
         model, gpu = find_model(self.model), find_gpu(self.gpu)
         times = AnalyticModel(model, gpu, gpus=self.gpus, mfu=self.mfu, hbm_efficiency=self.hbm_efficiency)
         return InstanceModel(
@@ -199,17 +198,17 @@ class Scenario:
         )
 
     def simulation(self, *, on_progress: Callable[[], None] = lambda: None) -> Simulation:
-        """A new one. Raises ConfigError for an unknown name, InvalidArgument for a figure out of range."""
+        """Create a new simulation. Raises ConfigError for an unknown name, InvalidArgument for values out of range."""
         machine = self.machine()
         estimators = Estimators(machine, machine, BandwidthTransfer(), BLOCK_TOKENS * machine.kv_bytes_per_token)
         dispatcher = make_dispatcher(self.dispatcher, estimators, threshold=self.threshold, seed=self.seed)
         is_by_slo = self.admission == BY_SLO
         if not is_by_slo and self.admission not in ADMISSIONS:
-            raise ConfigError(f"no admission is named {self.admission!r}: take one of {', '.join((BY_SLO, *ADMISSIONS))}")
+            raise ConfigError(f"admission is {self.admission!r}: it must be one of {', '.join((BY_SLO, *ADMISSIONS))}")
         admission = make_admission("all" if is_by_slo else self.admission, machine, load_limit=self.load_limit)
         plan = replace(self.plan, enforced=self.plan.slo if is_by_slo else Slo())
         return Simulation(plan, machine, dispatcher, admission, on_progress=on_progress)
 
     def run(self, requests: Iterable[TraceRequest], *, on_progress: Callable[[], None] = lambda: None) -> SimulationReport:
-        """Simulate. Raises as `simulation` does, and TraceError for a trace that is not in order of time."""
+        """Simulate the requests. Raises as `simulation`, and TraceError if they are not in order of time."""
         return self.simulation(on_progress=on_progress).run(requests)

@@ -1,1 +1,1 @@
-"""Inference engine that keeps the time of a model on a GPU and computes nothing."""
+"""Fake inference engine: takes the time of a model on a GPU and computes nothing."""

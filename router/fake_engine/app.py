@@ -1,6 +1,6 @@
-"""The HTTP side of stand-in engines: the engine's side of docs/router.md, as far as the router uses it. Of one event loop.
+"""HTTP handlers of fake engines: the part of docs/router.md that the router uses. Runs in one event loop.
 
-It serves completions of one sequence. A prompt is a list of token ids, or a text, a byte of which is a token.
+They serve completions of one sequence. A prompt is a list of token ids, or a text of which each byte is a token.
 """
 
 import uuid
@@ -16,18 +16,18 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.router.answer_reader import done, event
 from kvstore.router.fake_engine.blocks import BlockStore
 from kvstore.router.fake_engine.compute import DecodeEngine, DecodingSequence, PrefillEngine, continuation, load, text_of
-from kvstore.router.http_server import hang_up
+from kvstore.router.http_server import abort_connection
 from kvstore.router.openai_api import COMPLETIONS, parse_json, problem_of
 
 MAX_BODY_BYTES: Final = 64 << 20
 DEFAULT_MAX_TOKENS: Final = 16
-"""As vLLM's, of completions."""
-REFUSED: Final = "a stand-in engine takes one prompt (a text or token ids), max_tokens and kv_transfer_params"
+"""vLLM's default for completions."""
+REFUSED: Final = "a fake engine takes one prompt (a text or token ids), max_tokens and kv_transfer_params"
 
 
 @dataclass(frozen=True, slots=True)
 class _EngineRequest:
-    """A request of the router."""
+    """Parsed request of the router."""
 
     tokens: list[int]
     max_tokens: int
@@ -40,7 +40,7 @@ class _EngineRequest:
 
 
 class PrefillApp:
-    """Of a prefill engine. `web` is served by whoever made it."""
+    """aiohttp application of a prefill engine (`web`), which the caller serves."""
 
     def __init__(self, name: str, engine: PrefillEngine, reporter: Reporter) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class PrefillApp:
 
 
 class DecodeApp:
-    """Of a decode engine. `web` is served by whoever made it."""
+    """aiohttp application of a decode engine (`web`), which the caller serves."""
 
     def __init__(self, engine: DecodeEngine, reporter: Reporter, blocks: BlockStore, namespace: Namespace) -> None:
         self._engine = engine
@@ -76,7 +76,7 @@ class DecodeApp:
         asked = await _asked(request)
         keys = self._namespace.block_keys(asked.tokens)[: int(asked.params.get("blocks", 0))]
         if await load(self._blocks, keys) < len(keys):
-            raise Unavailable("the blocks of the prompt are not in the store any more")
+            raise Unavailable("blocks of the prompt were evicted from the store")
         sequence = self._engine.join(asked.tokens, asked.max_tokens)
         try:
             self._reporter.saw(asked.request_id)
@@ -98,7 +98,7 @@ class DecodeApp:
                 await response.write(event({**head, "choices": [choice]}))
             await response.write(done())
         except ConnectionError:
-            hang_up(request)
+            abort_connection(request)
         return response
 
 
@@ -119,13 +119,13 @@ async def _with_problems(request: web.Request, handler: Any) -> web.StreamRespon
 
 
 async def _tokenize(request: web.Request) -> web.StreamResponse:
-    """As an engine's /tokenize. Raises InvalidArgument: there is no prompt of one text."""
+    """Handle /tokenize. Raises InvalidArgument if there is no single prompt."""
     tokens = _tokens(parse_json(await request.read()).get("prompt"))
     return web.json_response({"count": len(tokens), "tokens": tokens})
 
 
 async def _asked(request: web.Request) -> _EngineRequest:
-    """Raises InvalidArgument: the router does not send this."""
+    """Parse the request. Raises InvalidArgument for one that the router would not send."""
     body = parse_json(await request.read())
     max_tokens, params = body.get("max_tokens", DEFAULT_MAX_TOKENS), body.get("kv_transfer_params")
     if not isinstance(max_tokens, int) or max_tokens < 1 or not isinstance(params, dict):
@@ -134,7 +134,7 @@ async def _asked(request: web.Request) -> _EngineRequest:
 
 
 def _tokens(prompt: Any) -> list[int]:
-    """Of a text, its bytes."""
+    """Token ids of a prompt; those of a text are its bytes."""
     if isinstance(prompt, str):
         prompt = list(prompt.encode(errors="replace"))
     if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):

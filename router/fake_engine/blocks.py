@@ -1,6 +1,6 @@
-"""The blocks of stand-in engines: real bytes in the real store, made from a block's key, so that whoever reads one knows what must come.
+"""Blocks of fake engines in the real store. A block's bytes derive from its key, so that readers can check them.
 
-Blocking client calls are not used: all of it runs in the engine's event loop.
+All calls run in the engine's event loop and do not block.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from kvstore.protocol.master_messages import NodeTable
 from kvstore.rpc.address import is_local_socket
 
 BATCH_BLOCKS: Final = 256
-"""Blocks that are read or made at once: a limit on memory."""
+"""Most blocks in one read or put: bounds the memory."""
 
 
 class PinnedNodeClient(AsyncClient):
-    """A client that writes to the node of one name, on whichever host that is: the one that the engine reports to the scheduler.
+    """Client that puts all blocks to one named node, which may be on another host: the node that the engine reports to the scheduler.
 
-    While the master does not know that node, or no name is given, blocks go where there is room.
+    Without a name, or while the master does not know the node, the master chooses the nodes.
     """
 
     def __init__(self, master: str, node: str, *, tenant: str, token: str, settings: ClientSettings | None = None) -> None:
@@ -39,7 +39,7 @@ class _PinnedNode(KnownNodes):
     def replace(self, table: NodeTable) -> None:
         super().replace(table)
         self.local_id = dict(zip(table.names, table.ids, strict=True)).get(self._name, 0)
-        self.is_known = self.local_id != 0  # else asked for again at the next put
+        self.is_known = self.local_id != 0  # if False the next put requests the table again
 
 
 class BlockStore:
@@ -51,7 +51,7 @@ class BlockStore:
         self._arena = BlockArena(BATCH_BLOCKS, block_bytes)
 
     async def load(self, keys: Sequence[bytes]) -> int:
-        """Read blocks until one is missing: how many were there. Raises Corrupt for one with wrong bytes."""
+        """Read blocks until one is missing, and return their number. Raises Corrupt for wrong bytes."""
         for start in range(0, len(keys), BATCH_BLOCKS):
             part = keys[start : start + BATCH_BLOCKS]
             values = await self._client.get_batch(part)
@@ -60,18 +60,18 @@ class BlockStore:
                 if value is None:
                     return start + index
                 if value != self._arena.views[index]:
-                    raise Corrupt(f"block {part[index].hex()} is not what was put")
+                    raise Corrupt(f"block {part[index].hex()} has other bytes than were put")
         return len(keys)
 
     async def store(self, keys: Sequence[bytes], first: int) -> None:
-        """Write the blocks from the index `first` on; those that are there already cost nothing."""
+        """Put the blocks from index `first` on."""
         parents: list[bytes | None] = [None, *keys]
         for start in range(first, len(keys), BATCH_BLOCKS):
             part = keys[start : start + BATCH_BLOCKS]
-            arena = BlockArena(len(part), self._arena.block_bytes)  # the client reads it while others make theirs
+            arena = BlockArena(len(part), self._arena.block_bytes)  # not self._arena: concurrent calls would overwrite it
             arena.make(_ids(part))
             above = parents[start : start + len(part)]
-            # The router's next decision looks in the directory.
+            # ack="cluster": the scheduler's next decision reads the directory.
             await self._client.put_batch(part, arena.views, namespace=self._namespace, parents=above, ack="cluster")
 
 

@@ -1,7 +1,7 @@
-"""Prefill and decode of a stand-in engine: each takes the time that the model would take on a GPU, and computes nothing.
+"""Prefill and decode of a fake engine: each takes the time of the model on a GPU, and computes nothing.
 
-A token is a function of all tokens before it, as with greedy decoding, and a small letter. So an answer is a function of the prompt alone,
-whichever engines made it, and a test can predict it. Of one event loop; the model's times pass `speedup` times faster than the clock's.
+A token is a lower-case letter that depends on all tokens before it, as in greedy decoding. So the output depends on the prompt alone, not
+on the engines, and tests can predict it. Runs in one event loop; the model's time passes `speedup` times faster than the clock's.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ LETTERS: Final = 26
 _TOKEN: Final = struct.Struct("<i")
 log = logging.getLogger("kvstore.router")
 Clock = Callable[[], float]
-"""Seconds, from any start."""
+"""Returns monotonic seconds."""
 OnStep = Callable[[int, int, float], None]
-"""Called with batch, context tokens and seconds of each step."""
+"""Called after each step with its batch, context tokens and seconds."""
 
 
 def continuation(tokens: Sequence[int]) -> Iterator[int]:
-    """The tokens that follow `tokens`, without end. A token's id is the letter's code."""
+    """Generate the tokens that follow `tokens`, without end. A token's id is the letter's code."""
     hasher = xxhash.xxh3_64(struct.pack(f"<{len(tokens)}i", *tokens))
     while True:
         token = FIRST_LETTER + hasher.intdigest() % LETTERS
@@ -43,23 +43,23 @@ def continuation(tokens: Sequence[int]) -> Iterator[int]:
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    """What the tokens of `continuation` spell."""
+    """Decode tokens of `continuation`."""
     return "".join(map(chr, tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """What became of a prompt."""
+    """Result of a prefill."""
 
     prefix_tokens: int
-    """That were not computed."""
+    """Tokens that were loaded, not computed."""
     blocks: int
-    """Full blocks of the prompt that are in the store now."""
+    """Full blocks of the prompt in the store."""
     duration_s: float
 
 
 class PrefillEngine:
-    """Computes prompts one after the other, first come first served."""
+    """Computes prompts one after the other, in order of arrival."""
 
     def __init__(
         self, model: PrefillTime, blocks: BlockStore, namespace: Namespace, *, speedup: float, clock: Clock = time.monotonic
@@ -69,25 +69,25 @@ class PrefillEngine:
         self._blocks = blocks
         self._namespace = namespace
         self._speedup = speedup
-        self._turn = asyncio.Lock()
+        self._gpu = asyncio.Lock()
         self._waiting_s: list[float] = []
-        """A time for each prompt that waits. Not their sum: one kept by adding and taking away would fall below 0."""
+        """Expected time of each waiting prompt. Not a running sum: rounding errors would make it negative."""
         self._ends_s = 0.0
 
     @property
     def queue_s(self) -> float:
-        """Until it could start on something new. Any thread may ask."""
+        """Time until a new prompt would start. Thread-safe."""
         return self.waiting_s + max(0.0, self._ends_s - self._clock()) * self._speedup
 
     @property
     def waiting_s(self) -> float:
-        """Of the queue, what has not begun."""
+        """Expected time of the waiting prompts."""
         return sum(self._waiting_s)
 
     async def run(self, tokens: Sequence[int], *, prefix_blocks: int, on_queued: Callable[[], None]) -> PrefillResult:
-        """Compute `tokens`, of which `prefix_blocks` blocks are said to be cached. `on_queued` is called once `queue_s` includes it.
+        """Compute `tokens`, of which `prefix_blocks` blocks should be cached. Calls `on_queued` once `queue_s` includes the prompt.
 
-        Raises Corrupt: a block in the store has wrong bytes. Cancelled, it leaves the queue.
+        Raises Corrupt if a block in the store has wrong bytes. Cancellation removes the prompt from the queue.
         """
         request = ScheduleRequest(self._namespace.block_keys(tokens), len(tokens), self._namespace.block_tokens)
         keys = [key for key in request.keys if isinstance(key, bytes)]
@@ -95,7 +95,7 @@ class PrefillEngine:
         self._waiting_s.append(expected_s)
         try:
             on_queued()
-            await self._turn.acquire()
+            await self._gpu.acquire()
         finally:
             self._waiting_s.remove(expected_s)
         try:
@@ -106,45 +106,45 @@ class PrefillEngine:
             await asyncio.sleep(duration_s / self._speedup)
         finally:
             self._ends_s = 0.0
-            self._turn.release()
+            self._gpu.release()
         return PrefillResult(prefix_tokens, await self._store(keys, loaded), duration_s)
 
     async def _store(self, keys: Sequence[bytes], first: int) -> int:
-        """How many are in the store then: an engine goes on without."""
+        """Put the blocks, and return how many the store has. A failure is logged: the engine continues without the store."""
         try:
             await self._blocks.store(keys, first)
         except KVStoreError as error:
-            log.warning("%d blocks are not stored: %s", len(keys) - first, error)
+            log.warning("storing %d blocks failed: %s", len(keys) - first, error)
             return first
         return len(keys)
 
 
 async def load(blocks: BlockStore, keys: Sequence[bytes]) -> int:
-    """How many of these could be read; none when the store does not answer. Raises Corrupt."""
+    """Load blocks and return how many were read; 0 if the store fails. Raises Corrupt."""
     try:
         return await blocks.load(keys)
     except Corrupt:
         raise
     except KVStoreError as error:
-        log.warning("%d blocks are not read: %s", len(keys), error)
+        log.warning("reading %d blocks failed: %s", len(keys), error)
         return 0
 
 
 @dataclass(eq=False, slots=True)
 class DecodingSequence:
-    """One sequence of an engine."""
+    """One sequence in a decode engine."""
 
     tokens: list[int]
-    """Still to be made, first first: known beforehand, as they follow from the prompt."""
+    """Tokens still to be produced, in order; known in advance, because they depend on the prompt alone."""
     prompt_tokens: int
-    room_tokens: int
-    """Of cache, when it ends."""
+    reserved: int
+    """Tokens of cache that the sequence takes at its end."""
     made: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-    """Tokens, as the steps make them."""
+    """Tokens produced by the steps so far."""
 
 
 class DecodeEngine:
-    """Sequences join the batch at the next step, when there is room for all that they will be; until then they wait in line."""
+    """Continuous batching: a sequence joins the batch at the next step if the cache can hold it to its end; until then it waits."""
 
     def __init__(self, model: DecodeTime, *, speedup: float, capacity_tokens: int, on_step: OnStep) -> None:
         """`capacity_tokens` 0: no limit."""
@@ -154,40 +154,43 @@ class DecodeEngine:
         self._on_step = on_step
         self._waiting: deque[DecodingSequence] = deque()
         self._running: RunningBatch[DecodingSequence] = RunningBatch()
-        self._taken_tokens = 0
-        """Of cache, by those that run."""
+        self._used_tokens = 0
+        """Cache reserved by the running sequences."""
         self._steps: asyncio.Task[None] | None = None
 
     @property
     def batch(self) -> int:
-        """Sequences, those that wait included. Any thread may ask."""
+        """Number of sequences, waiting ones included. Thread-safe."""
         return len(self._waiting) + len(self._running)
 
     @property
     def context_tokens(self) -> int:
-        """Of all of them. Any thread may ask."""
+        """Context of all sequences. Thread-safe."""
         return self._running.context_tokens + sum(sequence.prompt_tokens for sequence in list(self._waiting))
 
     def join(self, tokens: Sequence[int], count: int) -> DecodingSequence:
-        """Have the `count` tokens that follow `tokens` made. The caller sees to `leave`. Raises InvalidArgument: it can never fit."""
-        room_tokens = len(tokens) + count
-        if self._capacity_tokens and room_tokens > self._capacity_tokens:
-            raise InvalidArgument(f"{room_tokens} tokens do not fit: the cache holds {self._capacity_tokens}")
-        sequence = DecodingSequence(list(itertools.islice(continuation(tokens), count)), len(tokens), room_tokens)
+        """Add a sequence that produces the `count` tokens after `tokens`. The caller calls `leave`.
+
+        Raises InvalidArgument if it exceeds the cache.
+        """
+        reserved = len(tokens) + count
+        if self._capacity_tokens and reserved > self._capacity_tokens:
+            raise InvalidArgument(f"{reserved} tokens do not fit: the cache holds {self._capacity_tokens}")
+        sequence = DecodingSequence(list(itertools.islice(continuation(tokens), count)), len(tokens), reserved)
         self._waiting.append(sequence)
         self._steps = self._steps or asyncio.create_task(self._run())
         return sequence
 
     def leave(self, sequence: DecodingSequence) -> None:
-        """Its place is free, whether it is over or not."""
+        """Remove a sequence, finished or not."""
         if sequence in self._waiting:
             self._waiting.remove(sequence)
         elif sequence in self._running.members():
             self._running.leave(sequence)
-            self._taken_tokens -= sequence.room_tokens
+            self._used_tokens -= sequence.reserved
 
     async def _run(self) -> None:
-        """Steps until there is nothing left."""
+        """Run steps until no sequence is left."""
         self._admit()
         while len(self._running):
             batch, context_tokens = len(self._running), self._running.context_tokens
@@ -197,13 +200,13 @@ class DecodeEngine:
             for sequence in self._running.members():
                 sequence.made.put_nowait(sequence.tokens.pop(0))
             for sequence in self._running.advance():
-                self._taken_tokens -= sequence.room_tokens
+                self._used_tokens -= sequence.reserved
             self._admit()
         self._steps = None
 
     def _admit(self) -> None:
-        """Those that fit, in order: a long one is not overtaken for ever."""
-        while self._waiting and (not self._capacity_tokens or self._taken_tokens + self._waiting[0].room_tokens <= self._capacity_tokens):
+        """Admit waiting sequences in order while they fit. A long one is never overtaken, so it cannot starve."""
+        while self._waiting and (not self._capacity_tokens or self._used_tokens + self._waiting[0].reserved <= self._capacity_tokens):
             sequence = self._waiting.popleft()
-            self._taken_tokens += sequence.room_tokens
+            self._used_tokens += sequence.reserved
             self._running.join(sequence, context_tokens=sequence.prompt_tokens, steps=len(sequence.tokens))

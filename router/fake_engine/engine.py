@@ -1,9 +1,9 @@
-"""A stand-in for an inference engine: a process that keeps the time that its model would take on its GPU, and computes nothing.
+"""Entry point of the fake engine, a process that takes the time of a model on a GPU and computes nothing.
 
     python -m kvstore.router.fake_engine.engine --role prefill --node node-0 --master HOST:PORT --model llama3-8b --gpu A100-80G
 
-It answers the router as an engine does, reports to the master's scheduler, and really puts and gets blocks. Standard output carries one
-JSON line when it serves: {"event": "ready", "listen": ..., "name": ..., "pid": ...}. Exit code 2: the settings cannot be met.
+It serves the router, reports to the master's scheduler, and puts and gets real blocks. It prints one JSON line on standard output when it
+serves: {"event": "ready", "listen": ..., "name": ..., "pid": ...}. Exit status 2: invalid settings.
 """
 
 import asyncio
@@ -36,38 +36,38 @@ if TYPE_CHECKING:
 DTYPE: Final = "bfloat16"
 """Element type of the blocks' namespace."""
 BLOCK_BYTES: Final = 4 << 10
-"""Bytes that stand for a block in the store."""
+"""Size of a fake block in the store."""
 DRAIN_S: Final = 1.0
-"""Time that running requests have to end after SIGTERM."""
+"""Time for running requests to end after SIGTERM."""
 
 SCHEDULER_DEADLINE_S: Final = 2.0
-"""For a report, and for leaving: an engine whose master is away still ends soon."""
+"""For reports and for leaving: short, so that an engine ends soon while its master is unreachable."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @options(FakeEngineSettings)
 def main(config: str | None, **flags: Any) -> None:
-    """Run a stand-in engine, for trying the scheduler and the router without GPUs."""
+    """Run a fake engine, to test the scheduler and the router without GPUs."""
     begin_logging()
     on_sighup(None)
     try:
         asyncio.run(FakeEngine(load_settings(FakeEngineSettings, SECTION, flags=flags, config=config)).run())
     except KVStoreError as error:
-        click.echo(f"kvstore-standin: error: {error}", err=True)
+        click.echo(f"kvstore-fake-engine: error: {error}", err=True)
         sys.exit(2)
 
 
 class FakeEngine:
-    """One engine, from its settings."""
+    """A fake engine with its HTTP server, reporter and store client."""
 
     def __init__(self, settings: FakeEngineSettings) -> None:
-        """Raises ConfigError: no such model or GPU, or one does not fit in the other."""
+        """Raises ConfigError for an unknown model or GPU, or a model that does not fit."""
         self._settings = settings
         self._times = AnalyticModel(find_model(settings.model), find_gpu(settings.gpu))
         self._namespace = Namespace(model=settings.model, dtype=DTYPE, block_tokens=settings.block_tokens)
 
     async def run(self) -> None:
-        """Serve until a signal. Raises ConfigError: it cannot listen."""
+        """Serve until SIGTERM or SIGINT. Raises ConfigError if it cannot listen."""
         settings = self._settings
         listener = listening(settings.listen)
         listen = host_port(listener)

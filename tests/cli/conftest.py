@@ -17,7 +17,7 @@ def master() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def hangup_ends() -> Iterator[None]:
-    """SIGHUP ends processes that tests start: whoever began the tests may have had it ignored, as nohup does, and that is inherited."""
+    """Restore the default action of SIGHUP, which tests started under nohup inherit as ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, signal.SIG_DFL if before is None else before)

@@ -83,7 +83,7 @@ def test_a_pinned_block_is_removed_by_force_only(shell: Shell) -> None:
     shell("put", "free", "-", stdin=b"x")
     refused = shell("rm", "pinned", "free", "nowhere")
     assert (refused.exit_code, refused.stdout) == (1, "removed 1 of 3, 1 not there\n")
-    assert refused.stderr == "pinned: kept, for it is pinned or being read: `kvstore unpin`, or --force\n"
+    assert refused.stderr == "pinned: kept, because it is pinned or being read: `kvstore unpin`, or --force\n"
     assert json.loads(shell("rm", "pinned", "--json").output) == {"removed": 0, "asked": 1, "kept": ["pinned"]}
     assert shell("exists", "pinned").exit_code == 0
     assert shell("rm", "pinned", "--force").output == "removed 1 of 1\n"

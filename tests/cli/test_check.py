@@ -39,7 +39,7 @@ def test_what_daemons_take_is_said_to_be_what_it_is(tmp_path: Path) -> None:
         ("[node]\ndrams = 1\n", "unknown setting drams"),
         ("[master]\nlease_ttl_s = 1e9\n", "is above the maximum"),
         ("[nodee]\n[client]\n", "unknown section [nodee]: did you mean [node]?"),
-        ("[colours]\n", "is no file of kvstore: tokens have [tenants] and [nodes]"),
+        ("[colours]\n", "has no section of kvstore: tokens have [tenants] and [nodes]"),
     ],
 )
 def test_what_a_daemon_would_refuse_is_named_with_status_1(tmp_path: Path, text: str, told: str) -> None:

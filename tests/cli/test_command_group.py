@@ -28,7 +28,7 @@ def help_of(*arguments: str) -> str:
 
 
 def test_the_help_has_a_section_a_group_with_whole_summaries() -> None:
-    shown = help_of().partition("Look:")[2]
+    shown = help_of().partition("Inspect:")[2]
     assert [line for line in help_of().splitlines() if line.rstrip(":") in SECTIONS] == [f"{title}:" for title in SECTIONS]
     lines = [line for line in shown.splitlines() if line and line.rstrip(":") not in SECTIONS]
     assert [line.split()[0] for line in lines] == [name for section in SECTIONS.values() for name in section], "one line a command"
@@ -69,4 +69,4 @@ def test_a_command_that_there_is_not_is_told_the_nearest(arguments: list[str], m
 def test_options_of_a_command_stand_behind_it() -> None:
     result = CliRunner().invoke(kvstore, ["--master", "127.0.0.1:7440", "status"])
     assert result.exit_code == 2
-    assert "No such option '--master'. Options of a command stand behind it: kvstore COMMAND [OPTIONS]." in result.stderr
+    assert "No such option '--master'. Options follow the command: kvstore COMMAND [OPTIONS]." in result.stderr

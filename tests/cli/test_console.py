@@ -76,22 +76,22 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
     try:
         with Client(master) as client:
             client.put_batch([b"a", b"b"], [b"1", b"22"], namespace="n", ack="cluster")
-            assert [node.name for node in source.look().status.nodes] == ["node-0"]
+            assert [node.name for node in source.snapshot().status.nodes] == ["node-0"]
             assert [one.name for one in source.topologies()] == ["node-0"]
-            assert [(one.role, one.behind, one.trouble) for one in source.masters()] == [("owner", 0, "")]
-            assert [one.stored.blocks for one in source.contents(pb.ContentsRequest(namespace="n")).namespaces] == [2]
+            assert [(one.role, one.behind, one.error) for one in source.masters()] == [("owner", 0, "")]
+            assert [one.held.blocks for one in source.contents(pb.ContentsRequest(namespace="n")).namespaces] == [2]
             assert source.pin("", "n", THIS_MASTER, pinned=True) == 2
             assert source.remove("", "n", THIS_MASTER) == 0
             assert source.pin("", "n", THIS_MASTER, pinned=False) == 2
             assert source.remove("", "n", THIS_MASTER) == 2
             assert client.get(b"a") is None
         source.drain("node-0", THIS_MASTER, to="nvme", cancel=False)
-        assert source.look().status.nodes[0].HasField("drain")
+        assert source.snapshot().status.nodes[0].HasField("drain")
         source.drain("node-0", THIS_MASTER, to="nvme", cancel=True)
         source.set_quota("red", {"pins": 3, "blocks": None}, THIS_MASTER)
-        assert source.look().status.quota_origins["red"].operator == ["blocks", "pins"]
+        assert source.snapshot().status.quota_origins["red"].operator == ["blocks", "pins"]
         source.clear_quota("red", ["blocks"], THIS_MASTER)
-        assert source.look().status.quota_origins["red"].operator == ["pins"]
+        assert source.snapshot().status.quota_origins["red"].operator == ["pins"]
         with pytest.raises(InvalidArgument, match="is alive"):
             source.forget("node-0", THIS_MASTER)
         with pytest.raises(InvalidArgument, match="start it with --tenant red"):
@@ -104,5 +104,5 @@ def test_a_source_looks_for_the_owner_again_when_one_has_failed() -> None:
     source = ConsoleClient(ClientSettings(master=f"127.0.0.1:{free_ports(1)[0]}", deadline_s=0.2))
     for _ in range(2):
         with pytest.raises(Unavailable):
-            source.look()
+            source.snapshot()
     source.close()

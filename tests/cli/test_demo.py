@@ -25,7 +25,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_needs_no_arguments_but_takes_a_number_of_prompts() -> None:
     result = CliRunner().invoke(kvstore, ["demo", "--requests", "1000"])
     assert result.exit_code == 0, result.output
-    for text in ("All of it held, in ", "kill -9 of the node", "served again"):
+    for text in ("All claims held, in ", "kill -9 of the node", "served again"):
         assert text in result.output
     assert "NOT SO" not in result.output
 
@@ -35,11 +35,11 @@ def test_a_cluster_that_cannot_show_it_is_status_1_with_the_log() -> None:
     assert cli_demo.demo.callback is not None
     result = CliRunner().invoke(click.Command("demo", callback=partial(cli_demo.demo.callback, requests=30)))
     assert result.exit_code == 1
-    assert "Not all of it held" in result.output
+    assert "Some claims failed" in result.output
     assert "node-0 | " in result.output
 
 
-def test_the_best_possible_hits_are_those_of_a_store_that_forgets_nothing() -> None:
+def test_best_prefix_hits_are_those_of_an_unbounded_store() -> None:
     requests = [TraceRequest(0, 0, 0, ids) for ids in ((1, 2), (1, 2, 3), (9, 1), (1, 3))]
     known = {9}
     assert best_prefix_hits(requests, known) == 0 + 2 + 2 + 2

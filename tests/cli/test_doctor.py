@@ -39,7 +39,7 @@ def test_what_keeps_a_cluster_from_working_is_the_exit_status() -> None:
     assert (disk["verdict"], disk["advice"]) == ("wrong", "mount its disk, or mkdir -p /not/mounted")
 
 
-def test_what_the_settings_file_gives_the_daemons_of_this_host_is_looked_at(tmp_path: Path) -> None:
+def test_doctor_checks_daemon_settings_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "kvstore.toml"
     file.write_text('[node]\nnvme = "/not/mounted/here:1GiB"\n[master]\nhttp_tls_cert = "/no/such.pem"\n')
     result = CliRunner().invoke(kvstore, ["doctor", "--json", "--master", "127.0.0.1:1", "--config", str(file)])

@@ -31,15 +31,15 @@ def test_a_node_that_there_is_not_is_refused(master: str) -> None:
 
 
 def test_it_begins_waits_and_is_cancelled(master: str) -> None:
-    assert run(master, "node-0", "--no-wait") == (0, "node-0 is being drained: kvstore status shows how far it is\n")
+    assert run(master, "node-0", "--no-wait") == (0, "node-0 is being drained: kvstore status shows the progress\n")
     assert "node-0" in CliRunner().invoke(kvstore, ["status", "--master", master]).output
     code, said = run(master, "node-0", "--to", "nvme")
-    assert (code, said.splitlines()[-1]) == (0, "node-0 is drained: it holds no block that no other node has, and can be stopped")
-    assert run(master, "node-0", "--cancel") == (0, "node-0 takes blocks again\n")
+    assert (code, said.splitlines()[-1]) == (0, "node-0 is drained: no block is in its memory only, and it can be stopped")
+    assert run(master, "node-0", "--cancel") == (0, "node-0 accepts blocks again\n")
 
 
-def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
-    """Who follows knows of no nodes: a drain that he were asked of would be over, or cancelled."""
+def test_drain_waits_across_a_failover_and_ignores_followers() -> None:
+    """A follower has no nodes in its status, which would look like a finished or cancelled drain."""
 
     def told(**drain: Any) -> pb.StatusReply:
         return pb.StatusReply(role="owner", nodes=[pb.NodeStatus(name="n1", drain=pb.DrainStatus(to="peers", **drain))])
@@ -56,7 +56,7 @@ def test_it_waits_over_a_change_of_owners_and_takes_no_followers_word() -> None:
         master.control = control.place
         code, output = run(master.address, "n1")
     assert code == 0, output
-    assert [line.split(":")[1].split()[0] for line in output.splitlines()] == ["500", "400", "it"]
+    assert [line.split(":")[1].split()[0] for line in output.splitlines()] == ["500", "400", "no"]
     assert not said
 
 
@@ -66,26 +66,26 @@ def test_it_does_not_wait_for_ever_for_a_master_that_tells() -> None:
         code, output = run(master.address, "n1", "--deadline-s", "0.5")
         assert (code, output) == (2, "kvstore: error: this master does not own partition 0 any more: retry, to find its new owner\n")
         code, output = run(master.address, "n1", "--wait-s", "0.1")
-        assert (code, output) == (2, "kvstore: error: n1 is not drained after 0.1 s; the drain goes on\n")
+        assert (code, output) == (2, "kvstore: error: n1 is not drained after 0.1 s; the drain continues\n")
 
 
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        (status(), "n1: looking for blocks that only its memory has"),
+        (status(), "n1: searching for blocks that only its memory has"),
         (status(remaining_blocks=1000, copying_blocks=20), "n1: 1,000 blocks left in its memory only; 20 are being copied"),
         (
             status(remaining_blocks=2, lacks_space=True),
-            "n1: 2 blocks left in its memory only (no node has room); 0 are being copied",
+            "n1: 2 blocks left in its memory only (no node has free space); 0 are being copied",
         ),
         (
             status(nvme_only_blocks=3, lacks_space=True),
-            "n1: 0 blocks left in its memory only; 3 blocks are on its NVMe only, until it is back; 0 are being copied",
+            "n1: 0 blocks left in its memory only; 3 blocks are on its NVMe only, until it is restarted; 0 are being copied",
         ),
-        (status("dead", remaining_blocks=2), "n1 is dead: its drain goes on when it is started again"),
+        (status("dead", remaining_blocks=2), "n1 is dead: its drain continues when it is started again"),
         (
             status(is_done=True, nvme_only_blocks=3),
-            "n1 is drained: it holds no block that no other node has, and can be stopped; 3 blocks are on its NVMe only, until it is back",
+            "n1 is drained: no block is in its memory only, and it can be stopped; 3 blocks are on its NVMe only, until it is restarted",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def states(places: Places) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("catalog", ["memory:", "lmdb:"])
-def test_a_dead_node_is_forgotten_and_comes_back_as_a_new_one_without_its_blocks(tmp_path: Path, catalog: str) -> None:
+def test_forget_dead_node_rejoins_as_new_without_blocks(tmp_path: Path, catalog: str) -> None:
     catalog += str(tmp_path / "catalog") if catalog == "lmdb:" else ""
     with master_in_thread(tmp_path, catalog=catalog, node_ttl_s=60.0) as places:
         node = NodeSide(places)

@@ -102,14 +102,14 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
     ("arguments", "message"),
     [
         (("--policies", "lru,fifo"), "no eviction policy is called 'fifo': choose "),
-        (("--policies", ","), "--policies names none"),
+        (("--policies", ","), "--policies is empty"),
         (("--capacities", "10,many"), "--capacities: 'many' is not a number of blocks"),
-        (("--capacities", "0"), "a capacity of 0 blocks: it must be from 1 to "),
+        (("--capacities", "0"), "the capacity is 0 blocks: it must be from 1 to "),
         (("--capacities", ""), "--capacities names 0 capacities: name 1 to 64"),
         (("--capacities", ",".join(map(str, range(1, 66)))), "--capacities names 65 capacities"),
         (("--tiers", "100"), "'100' is not of the form DRAM:NVME, two whole numbers"),
         (("--pools", "4:"), "'4:' is not of the form N:BLOCKS"),
-        (("--pools", "0:5"), "0 instances: there must be from 1 to "),
+        (("--pools", "0:5"), "instances is 0: it must be from 1 to "),
     ],
 )
 def test_misuse_is_one_line(trace: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -137,10 +137,10 @@ def test_a_folder_that_cannot_be_made_is_named_before_the_work(trace: Path, monk
     monkeypatch.setattr(cli_lab, "run_jobs", None)
     result = lab(trace, "--plots", f"{trace}/plots")
     assert result.exit_code == 2
-    assert result.stderr == f"kvstore: error: cannot make the folder {trace}/plots for plots: Not a directory\n"
+    assert result.stderr == f"kvstore: error: cannot create the folder {trace}/plots for plots: Not a directory\n"
 
 
-def test_without_matplotlib_plots_name_the_extra_and_tables_need_none(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_matplotlib_name_the_extra(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = lab(trace, "--plots", str(tmp_path / "plots"))
     assert result.exit_code == 2

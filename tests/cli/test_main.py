@@ -78,14 +78,14 @@ def test_a_full_disk_under_its_output_is_one_line(command: list[str]) -> None:
     assert ended.returncode == 2
 
 
-def test_a_full_disk_elsewhere_is_not_said_to_be_under_its_output() -> None:
+def test_full_disk_elsewhere_is_not_blamed_on_output() -> None:
     program = """
-from kvstore.cli.exit_signals import ends_in_a_line
+from kvstore.cli.exit_signals import run_with_output_errors
 
 def fills() -> None:
     raise OSError(28, "No space left on device", "/tmp/trace")
 
-ends_in_a_line(fills, 2)
+run_with_output_errors(fills, 2)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.stderr, ended.returncode) == ("kvstore: error: /tmp/trace cannot be written: No space left on device\n", 2)
@@ -98,7 +98,7 @@ def test_closed_output_is_no_traceback(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_command_with_status_130_and_no_traceback(number: signal.Signals) -> None:
+def test_signal_ends_command_with_130_and_no_traceback(number: signal.Signals) -> None:
     with embedded() as cluster:
         command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", cluster.address, "--deadline-s", "60"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -71,7 +71,7 @@ def test_what_is_in_the_store_is_listed_shown_and_compared(started: System) -> N
         assert "version is that of the files in" in compared
         assert len(json.loads(run(system, "diff", ONE.id.hex(), OTHER.id.hex(), "--json").stdout)) == 2
         wrong = run(system, "show", "nowhere")
-        assert (wrong.exit_code, "there is no namespace 'nowhere'" in wrong.stderr) == (2, True)
+        assert (wrong.exit_code, "no namespace 'nowhere'" in wrong.stderr) == (2, True)
 
 
 def test_an_operator_sees_all_tenants_and_a_tenant_its_own(tmp_path: Path) -> None:
@@ -115,16 +115,16 @@ def test_what_has_blocks_and_what_engines_reported_is_known() -> None:
     ]
 
 
-def test_the_beginning_of_an_id_is_enough_and_a_name_is_taken_whole() -> None:
+def test_find_takes_id_prefix_and_exact_name() -> None:
     among = [ListedNamespace("red", name, usage(name), None) for name in ("abcd", "abce", "ab", "x" * 3)]
     assert find("abcd", among, "").name == "abcd"
     assert find("ABCD", among, "").name == "abcd"
     assert find("x", among, "").name == "xxx"
     assert find("ab", among, "").name == "ab", "all of a name comes before the beginning of others"
-    with pytest.raises(InvalidArgument, match=r"'abc' begins several namespaces: abcd, abce; give more of it"):
+    with pytest.raises(InvalidArgument, match=r"'abc' matches several namespaces: abcd, abce; give more digits"):
         find("abc", among, "")
     for unknown in ("y", ""):
-        with pytest.raises(InvalidArgument, match=f"there is no namespace {unknown!r}: kvstore namespaces lists"):
+        with pytest.raises(InvalidArgument, match=f"no namespace {unknown!r}: `kvstore namespaces` lists"):
             find(unknown, among, "")
     many = [ListedNamespace("red", f"a{number:02}", usage("a"), None) for number in range(10)]
     with pytest.raises(InvalidArgument, match=r"a07 and 2 more; give"):
@@ -134,7 +134,7 @@ def test_the_beginning_of_an_id_is_enough_and_a_name_is_taken_whole() -> None:
 def test_one_of_several_tenants_is_the_own_or_has_to_be_said() -> None:
     among = [of(FIRST, "red"), of(FIRST, "blue")]
     assert find(FIRST.id.hex(), among, "blue").tenant == "blue"
-    with pytest.raises(InvalidArgument, match=r"is of several tenants: 'red', 'blue'; say which by --tenant"):
+    with pytest.raises(InvalidArgument, match=r"belongs to several tenants: 'red', 'blue'; choose one with --tenant"):
         find(FIRST.id.hex(), among, "")
 
 
@@ -144,5 +144,5 @@ def test_a_comparison_says_why_engines_do_not_share() -> None:
     assert compared(of(FIRST), of(FIRST)) == ["They are one namespace: engines that use it share blocks of equal tokens."]
     assert compared(of(FIRST), of(FIRST, "blue")) == ["The store's tenant is 'red' of one and 'blue' of the other. Tenants never share."]
     for pair in ((of(FIRST), ListedNamespace("", "n", usage("n"), None)), (ListedNamespace("", "n", usage("n"), None), of(FIRST))):
-        with pytest.raises(InvalidArgument, match="nothing can be said of namespace n: no engine has reported"):
+        with pytest.raises(InvalidArgument, match="namespace n cannot be compared: no engine has reported"):
             compared(*pair)

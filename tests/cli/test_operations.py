@@ -103,8 +103,8 @@ def test_sessions_are_listed_and_ended(system: System) -> None:
         until(lambda: red["id"] not in [one["id"] for one in rows(system, "sessions")], "it is closed")
         assert client.exists(b"key") is False, "the client connects again"
     assert run_sessions(system, "sessions", "--end", str(red["id"])).exit_code == 2
-    assert "is no session" in run_sessions(system, "sessions", "--end", "red").stderr
-    assert "session 1 needs its master" in run_sessions(system, "sessions", "--end", "1@nowhere").stderr
+    assert "is not a session ID" in run_sessions(system, "sessions", "--end", "red").stderr
+    assert "name the master of session 1" in run_sessions(system, "sessions", "--end", "1@nowhere").stderr
     ended = [(one["result"], one["old"].split(" at ")[0]) for one in rows(system, "audit", "--action", "session_end")]
     assert ended == [("done", "tenant red"), ("failed", "")]
 
@@ -145,14 +145,14 @@ def text(table: RenderableType) -> str:
     return printed.get()
 
 
-def test_sessions_are_named_by_their_master_where_there_are_several() -> None:
+def test_session_ids_have_the_master_when_several() -> None:
     red = pb.SessionStatus(id=7, kind="tenant", name="red", role="write", peer="10.0.0.7:5", age_s=3700, requests=1234, master="m1")
     node = pb.SessionStatus(id=7, kind="node", name="n1", peer="unix:uid 0 pid 9", master="m2")
     assert session_ids([red]) == ["7"]
     assert session_ids([red, node]) == ["7@m1", "7@m2"]
     shown = text(sessions_table([red, node]))
     assert all(word in shown for word in ("tenant red", "write", "10.0.0.7:5", "1,234", "node n1", "unix:uid 0 pid 9"))
-    assert "Nobody is connected." in text(sessions_table([]))
+    assert "No connections." in text(sessions_table([]))
 
 
 def test_tokens_show_when_they_end() -> None:
@@ -164,5 +164,5 @@ def test_tokens_show_when_they_end() -> None:
     lines = text(tokens_table(tokens, now_s=2 * DAY_S)).splitlines()
     assert lines[1].split() == ["node", "*", "-", "aa", "never"]
     assert "1970-01-21 00:00, in 18" in lines[2]
-    assert "1970-01-02 00:00: has ended" in lines[3]
+    assert "1970-01-02 00:00: expired" in lines[3]
     assert "No tokens" in text(tokens_table([], now_s=0))

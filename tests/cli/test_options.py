@@ -36,7 +36,7 @@ def test_without_flags_the_settings_are_the_defaults() -> None:
     assert run() == '[false, "127.0.0.1:7440", "", "", 10.0, 100]'
 
 
-def test_flags_are_stronger_than_the_environment_and_that_than_the_file(tmp_path: Path) -> None:
+def test_flags_override_environment_overrides_file(tmp_path: Path) -> None:
     file = tmp_path / "kvstore.toml"
     file.write_text('[client]\nmaster = "file:1"\ntenant = "file"\ntoken = "file"\nbusy_poll_us = 5\n')
     flags = ["--config", str(file), "--master", "flag:1", "--deadline-s", "2", "--json"]
@@ -45,7 +45,7 @@ def test_flags_are_stronger_than_the_environment_and_that_than_the_file(tmp_path
     )
 
 
-def test_a_master_that_is_named_counts_as_named_whatever_its_address(tmp_path: Path) -> None:
+def test_names_master_holds_for_the_default_address_too(tmp_path: Path) -> None:
     """The default address too: who names a cluster does not mean one of the command's own."""
     file = tmp_path / "kvstore.toml"
     file.write_text('[client]\nmaster = "127.0.0.1:7440"\n')

@@ -83,7 +83,7 @@ def test_a_trace_is_replayed(trace: Path) -> None:
     assert [each["name"] for each in found] == ["HBM", "DRAM", "NVMe"]
     assert found[-1]["total_ratio"] == pytest.approx(29 / 40)  # block 0 is new once, of the others each second one
     assert planned("--trace", trace, "--limit", 2)["trace"][-1]["total_ratio"] == 0.5
-    assert "What of the trace's prompts is in the cache" in run(*QUICK, "--trace", trace).stdout
+    assert "Prefix hits of the trace" in run(*QUICK, "--trace", trace).stdout
 
 
 def test_charts_are_named_where_they_are(trace: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_charts_are_named_where_they_are(trace: Path, tmp_path: Path) -> None:
         (("--model", "none"), "no model is named 'none'"),
         (("--scheme", "int3"), "no scheme 'int3'"),
         (("--scheme", "int4/64", "--block-tokens", "16"), "needs block_tokens to be a multiple of 64"),
-        (("--tp", "1"), "it takes at least 2 such GPUs"),
+        (("--tp", "1"), "use at least 2 such GPUs"),
         (("--nic", "0"), "nic_bytes_per_s is 0"),
         (("--nvme-bandwidth", "0"), "the tier NVMe must have a capacity of 0 or more and a bandwidth above 0"),
         (("--trace", "/nowhere"), "cannot read the trace /nowhere"),

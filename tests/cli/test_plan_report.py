@@ -40,10 +40,10 @@ def test_people_see_what_fits_what_pays_and_what_strategies_do() -> None:
 def test_hits_of_a_trace_are_by_tier() -> None:
     hits = TraceHits(name="DRAM", total_blocks=1234, total_ratio=0.5, added_ratio=0.25)
     lines = shown(make_plan(setup()), hits)
-    assert lines[lines.index("What of the trace's prompts is in the cache") + 2] == "DRAM 1,234 0.5000 0.2500"
+    assert lines[lines.index("Prefix hits of the trace") + 2] == "DRAM 1,234 0.5000 0.2500"
 
 
-def test_without_times_the_columns_that_need_them_are_left_out_and_the_reason_is_said() -> None:
+def test_report_without_times_omits_columns_and_has_reason() -> None:
     lines = shown(make_plan(setup("gemma-3-27b")))
     assert "window 52 of the layers keep no more than 1,024 tokens of a sequence" in lines
     assert "prefix bytes DRAM 50 GB/s NVMe 1 GB/s NIC 100 GB/s" in lines

@@ -44,7 +44,7 @@ def show(system: System, *arguments: str) -> Result:
     return run(system, "show", *arguments)
 
 
-def test_an_operator_sees_what_each_tenant_uses_of_what_it_may_and_a_tenant_does_not(tmp_path: Path) -> None:
+def test_quota_show_is_for_operators_not_tenants(tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.toml"
     quotas.write_text('[tenants.red]\ndram_bytes = "1MiB"\npins = 7\n')
     tokens = tokens_file(tmp_path, {"red": "token"})
@@ -66,10 +66,10 @@ def test_an_operator_sees_what_each_tenant_uses_of_what_it_may_and_a_tenant_does
         assert "64 KiB  1 MiB" in shown
         refused = show(system, "--tenant", "red", "--token", "token")
         assert (refused.exit_code, refused.stdout) == (2, "")
-        assert "are shown to operators" in refused.stderr
+        assert "are for operators only" in refused.stderr
 
 
-def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Path) -> None:
+def test_quota_set_and_clear_show_their_origin(tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.toml"
     quotas.write_text("[default]\nconnections = 50\n[tenants.red]\npins = 7\nreservations = 5\n")
 
@@ -88,8 +88,8 @@ def test_an_operator_sets_and_clears_limits_and_sees_who_says_each(tmp_path: Pat
         assert told(system) == {**default, "pins": (None, "operator")}
         assert run(system, "clear", "red").output == "red: all limits as in the quotas file\n"
         assert told(system) == {**default, "pins": (7, "file")}
-        assert run(system, "set", "", "--pins", "1").output == "whoever names no tenant: pins 1\n"
-        assert run(system, "clear", "").output == "whoever names no tenant: all limits as in the quotas file\n"
+        assert run(system, "set", "", "--pins", "1").output == "requests without a tenant: pins 1\n"
+        assert run(system, "clear", "").output == "requests without a tenant: all limits as in the quotas file\n"
 
 
 def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_a_limit_below_what_a_tenant_holds_asks_before_it_evicts(tmp_path: Path)
         until(lambda: held() == 20, "the master hears what the tenant holds")
         refused = run(system, "set", "", "--blocks", "4")
         assert refused.exit_code == 2
-        assert "whoever names no tenant at n0: 16 of 20 lie above the new blocks of 4, and will be evicted" in refused.stderr
-        assert refused.stderr.endswith("kvstore: error: nothing was changed: pass --yes to evict what lies above the new limits\n")
+        assert "requests without a tenant at n0: 16 of 20 exceed the new blocks of 4, and will be evicted" in refused.stderr
+        assert refused.stderr.endswith("kvstore: error: no limit was changed: pass --yes to evict the blocks above the new limits\n")
         assert json.loads(show(system, "--json").stdout)[0]["quota"] is None
 
         command = [sys.executable, "-m", "kvstore.cli.main", "quota", "set", "", "--blocks", "4", "--master", system.address]
@@ -155,7 +155,7 @@ def test_a_tenant_that_nobody_has_seen_is_a_warning(tmp_path: Path) -> None:
         assert run(system, "set", "purpel", "--pins", "6").stderr == ""
 
 
-def test_each_tenant_has_a_row_for_what_it_uses_and_for_what_is_limited_at_each_daemon() -> None:
+def test_rows_cover_usage_and_limits_at_each_daemon() -> None:
     assert rows(STATUS) == [
         QuotaRow("blue", "n1", "nvme_bytes", 5, None, ""),
         QuotaRow("blue", "n1", "dram_slabs", 3, None, ""),
@@ -175,8 +175,8 @@ def test_what_lies_above_a_new_limit_is_told_by_living_node() -> None:
     found = excesses(HELD, "red", {"dram_bytes": 1 << 20, "blocks": 4, "nvme_bytes": None, "hbm_bytes": 0})
     assert [(one.at, one.what) for one in found] == [("b", "dram_bytes"), ("b", "blocks")]
     assert list(map(str, found)) == [
-        "2 MiB of 3 MiB in 966 blocks lie above the new dram_bytes of 1 MiB, and will be evicted",
-        "962 of 966 lie above the new blocks of 4, and will be evicted",
+        "2 MiB of 3 MiB in 966 blocks exceed the new dram_bytes of 1 MiB, and will be evicted",
+        "962 of 966 exceed the new blocks of 4, and will be evicted",
     ]
 
 

@@ -41,7 +41,7 @@ def test_a_tier_given_room_for_so_many_blocks_holds_so_many(trace: Path) -> None
     assert report["get_bytes_per_s"] > 0 < report["put_bytes_per_s"]
 
 
-def test_nvme_without_a_folder_is_temporary_and_holds_what_dram_does_not(trace: Path) -> None:
+def test_replay_nvme_without_folder_is_temporary(trace: Path) -> None:
     report = json.loads(replay(trace, "--dram", "12KiB", "--nvme", "1MiB", "--json").stdout)
     assert report["prefix_hit_ratio"] == pytest.approx(5 / 11)
     assert (report["hits"], report["stored"], report["evictions"]) == (5, 6, 0)
@@ -67,11 +67,11 @@ def test_requests_are_generated_without_a_trace() -> None:
         (4096, ("0", "", ""), ""),
     ],
 )
-def test_a_table_has_room_for_what_its_tiers_hold_as_far_as_a_node_takes_that(block_bytes: int, tiers: tuple[str, ...], share: str) -> None:
+def test_table_share_covers_tiers_up_to_its_maximum(block_bytes: int, tiers: tuple[str, ...], share: str) -> None:
     assert table_share(block_bytes, *tiers) == share
 
 
-def test_against_a_running_cluster_only_the_difference_is_counted(trace: Path, master: str) -> None:
+def test_replay_on_running_cluster_counts_the_difference(trace: Path, master: str) -> None:
     cold = json.loads(replay(trace, "--master", master, "--limit", "2", "--block-bytes", "1KiB", "--json").stdout)
     warm = json.loads(replay(trace, "--master", master, "--limit", "2", "--block-bytes", "1KiB", "--json").stdout)
     assert (cold["blocks"], cold["prefix_hit_ratio"], cold["stored"]) == (6, pytest.approx(2 / 6), 4)
@@ -102,4 +102,4 @@ def test_a_malformed_line_is_named(trace: Path, master: str) -> None:
 def test_a_running_cluster_and_ones_own_exclude_each_other(trace: Path) -> None:
     result = replay(trace, "--master", "127.0.0.1:1", "--dram", "1MiB")
     assert result.exit_code == 2
-    assert "--dram is for one that the replay starts itself" in result.stderr
+    assert "--dram is only for a cluster that the replay starts" in result.stderr

@@ -130,7 +130,7 @@ def printed(table: RenderableType) -> str:
     return captured.get()
 
 
-def test_modes_stand_side_by_side_in_the_order_of_the_published_table() -> None:
+def test_modes_table_has_the_order_of_the_paper() -> None:
     text = printed(modes_table({mode: simulated(Slo(), mode) for mode in Mode}))
     assert text.splitlines()[0].split("  ")[-1].strip() == "P/D disaggregation"
     rows = [line[:22].strip() for line in text.splitlines()[1:]]

@@ -27,7 +27,7 @@ def test_status_shows_the_cluster_and_json_has_all_of_it(master: str) -> None:
     assert (found["catalog"], found["blocks"], found["nodes"][0]["state"]) == ("memory:", 0, "alive")
 
 
-def test_status_says_with_which_nodes_of_this_host_memory_is_shared(master: str) -> None:
+def test_status_shows_shared_memory_of_local_nodes(master: str) -> None:
     assert "node-0: yes" in output(master, "status")
     assert json.loads(output(master, "status", "--json"))["shared_memory"] == {"node-0": ""}
 
@@ -44,7 +44,7 @@ def test_a_node_that_is_taken_for_a_master_says_what_it_is(master: str) -> None:
     line = f"kvstore: error: no master can be reached: {node['tcp']} is 'node-0', not a master\n"
     result = CliRunner().invoke(kvstore, ["exists", "key", "--master", node["tcp"]])
     assert (result.exit_code, result.stderr) == (2, line)
-    # In a process of its own: what gRPC has to say of an address that is none it writes beside Python's standard error.
+    # In a child process: gRPC writes messages on invalid addresses directly to file descriptor 2.
     command = [sys.executable, "-m", "kvstore.cli.main", "status", "--master", node["tcp"]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
@@ -83,7 +83,7 @@ def test_trouble_comes_first_and_is_the_exit_status(tmp_path: Path) -> None:
             assert result.exit_code == 1
             assert line in result.stdout
             assert result.stdout.splitlines()[0].startswith(("warning: ", "error: "))
-            troubles = json.loads(CliRunner().invoke(kvstore, ["status", "--master", system.address, "--json"]).stdout)["troubles"]
+            troubles = json.loads(CliRunner().invoke(kvstore, ["status", "--master", system.address, "--json"]).stdout)["problems"]
             assert len(troubles) == 1
 
 

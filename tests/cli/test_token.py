@@ -36,13 +36,13 @@ def run(*arguments: str) -> tuple[int, str]:
         (["--admin", "ops"], "", IdentityKind.OPERATOR, Role.ADMIN, "ops"),
     ],
 )
-def test_the_token_opens_what_it_is_for_once_its_lines_are_in_the_file(
+def test_token_authenticates_once_its_entry_is_in_the_file(
     tmp_path: Path, arguments: list[str], tenant: str, kind: IdentityKind, role: Role, name: str
 ) -> None:
     status, said = run(*arguments, "--expires", "2100-01-01")
     assert status == 0
     (made,) = re.findall(r"^token: (\S+)$", said, re.MULTILINE)
-    lines = said.partition("by themselves:\n\n")[2]
+    lines = said.partition("without a restart:\n\n")[2]
     assert made not in lines, "only its digest is kept"
     (tmp_path / "tokens.toml").write_text('[tenants]\nred = "secret"\n[[nodes.n0]]\ntoken = "n0"\n' + lines)
     found = read_credentials(str(tmp_path / "tokens.toml")).identify(tenant, made, now_s=0)
@@ -61,13 +61,13 @@ def test_each_is_another_and_scripts_read_it_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say for whom the token is"),
-        (["--tenant", "a", "--admin", "b"], "say for whom the token is"),
-        (["--admin", "b", "--role", "read"], "--role is of a tenant's token"),
-        (["--admin", "b", "--expires", "2020-01-01"], "--expires 2020-01-01 is over"),
+        ([], "give exactly one of"),
+        (["--tenant", "a", "--admin", "b"], "give exactly one of"),
+        (["--admin", "b", "--role", "read"], "--role applies to --tenant only"),
+        (["--admin", "b", "--expires", "2020-01-01"], "--expires 2020-01-01 is in the past"),
     ],
 )
-def test_for_nobody_or_several_or_a_day_that_is_over_it_makes_none(arguments: list[str], message: str) -> None:
+def test_token_new_refuses_none_several_and_past_expiry(arguments: list[str], message: str) -> None:
     status, said = run(*arguments)
     assert status == 2
     assert said.startswith(f"kvstore: error: {message}")
@@ -79,7 +79,7 @@ def test_out_writes_the_token_to_a_private_file_only(tmp_path: Path) -> None:
     assert (status, file.stat().st_mode & 0o777) == (0, 0o600)
     made = file.read_text().strip()
     assert made not in said
-    lines = said.partition("by themselves:\n\n")[2]
+    lines = said.partition("without a restart:\n\n")[2]
     assert read_credentials(tokens_file(tmp_path, more=lines)).identify("blue", made, now_s=0).name == "blue"
     assert run("--tenant", "blue", "--out", str(file)) == (2, f"kvstore: error: {file} exists: name another file, or remove it first\n")
     assert file.read_text().strip() == made

@@ -68,7 +68,7 @@ class Terminal:
         while self._process.poll() is None and self._read(WAIT_S):
             pass
         ended = self._process.wait(WAIT_S)
-        while self._read(WAIT_S):  # what it wrote last, until nobody has the terminal open
+        while self._read(WAIT_S):  # the rest of the output, until the terminal is closed
             pass
         return ended
 
@@ -77,7 +77,7 @@ class Terminal:
             return False
         try:
             some = os.read(self._own, 65536)
-        except OSError:  # nobody has it open any more
+        except OSError:  # no process has the terminal open
             return False
         self.written += some
         self._stream.feed(some)
@@ -88,7 +88,7 @@ class Terminal:
         fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
 
-def test_it_shows_the_cluster_sorts_follows_the_terminals_size_and_quits(master: str) -> None:
+def test_top_shows_sorts_resizes_and_quits(master: str) -> None:
     with Terminal("--master", master, "--interval-s", "0.1") as terminal:
         lines = terminal.await_text("1 to 1 of 1")
         assert "1 of 1 nodes alive" in lines[0]
@@ -112,7 +112,7 @@ def test_it_ends_after_so_many_looks(master: str) -> None:
         assert terminal.await_end() == 0
 
 
-def test_a_cluster_that_does_not_answer_is_told_and_asked_for_again(master: str) -> None:
+def test_top_shows_unreachable_cluster_and_retries(master: str) -> None:
     nobody = f"127.0.0.1:{free_ports(1)[0]}"
     with Terminal("--master", nobody, "--deadline-s", "0.3", "--interval-s", "0.05") as terminal:
         terminal.await_text(nobody)

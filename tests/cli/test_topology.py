@@ -71,7 +71,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert "give --svg a file" in refusal("--local", "--svg", "-", "--json")
 
 
-def test_a_node_that_there_is_not_is_refused_with_those_there_are(master: str) -> None:
+def test_topology_of_unknown_node_names_the_known_ones(master: str) -> None:
     assert "there is no node 'node-9'; there are: node-0" in refusal("--master", master, "--node", "node-9")
 
 
@@ -89,14 +89,14 @@ def register(stub: ControlStub, told: dict[str, bytes]) -> None:
         stub.Register(pb.RegisterRequest(name=name, instance=1, tcp="t:1", topology=topology), timeout=TIMEOUT_S)
 
 
-def test_nodes_whose_topology_cannot_be_had_do_not_hide_the_others(strange: Places) -> None:
+def test_topology_unreadable_nodes_do_not_hide_others(strange: Places) -> None:
     text = output("--master", strange.listen)
     assert "mlx5_1" in text
-    assert "it has not told its topology" in text
+    assert "it has not reported its topology" in text
     entries = json.loads(output("--master", strange.listen, "--json"))
     assert [(entry["node"], entry["topology"] is None) for entry in entries] == [("a", False), ("b", True), ("c", True)]
     assert entries[2]["note"] == "its topology cannot be read: version: this topology has form 9, this release reads 1"
-    assert "b: it has not told its topology" in refusal("--master", strange.listen, "--node", "b", "--json")
+    assert "b: it has not reported its topology" in refusal("--master", strange.listen, "--node", "b", "--json")
 
 
 def shown(subject: HostPanel, width: int = 200) -> list[str]:
@@ -125,7 +125,7 @@ def texts(svg: str) -> list[str]:
 
 
 @pytest.mark.parametrize("machine", [dgx, server, laptop])
-def test_every_device_is_there_and_a_line_leads_to_each_preferred_rail(machine: Callable[[Path], Machine], tmp_path: Path) -> None:
+def test_drawing_has_each_device_and_preferred_rail(machine: Callable[[Path], Machine], tmp_path: Path) -> None:
     topology = machine(tmp_path).topology()
     svg = draw([HostPanel("node-0", topology, "alive")])
     shown = texts(svg)
@@ -145,7 +145,7 @@ def test_a_link_that_is_down_is_dashed_says_so_and_has_no_line() -> None:
     assert len(elements(svg, "path")) == 1
 
 
-def test_names_of_any_characters_and_lengths_leave_the_document_whole() -> None:
+def test_drawing_is_valid_for_names_of_any_characters() -> None:
     nic = Nic('<&">' + "x" * 200, addresses=tuple(f"10.0.0.{n}" for n in range(50)), numa_node=0)
     svg = draw([HostPanel("<script>" + "y" * 300, Topology("h", (NumaNode(0),), (nic,)))])
     assert any(text.startswith("<script>yyy") and text.endswith("…") for text in texts(svg))

@@ -19,7 +19,7 @@ from kvstore.cli import up as cli_up
 from kvstore.cli.main import kvstore
 from kvstore.cli.tools.child import OnLog
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
-from kvstore.cli.up import pass_on
+from kvstore.cli.up import print_log
 from kvstore.client import Client
 from tests.forked import COMMAND, Forked
 from tests.ports import free_ports
@@ -63,7 +63,7 @@ class Up:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_clients_connect_where_it_says_until_a_signal_stops_it_cleanly(number: signal.Signals, tmp_path: Path) -> None:
+def test_up_serves_clients_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_ports(2)[0]}"
     places = ["--listen", listen, "--nvme", f"{tmp_path}:8MiB", "--catalog", f"lmdb:{tmp_path / 'catalog'}"]
     with Up("--json", *places) as up:
@@ -89,10 +89,10 @@ def test_a_daemon_that_dies_ends_it_with_the_reason() -> None:
         os.kill(pid, signal.SIGKILL)
         status, _, errors = up.end()
     assert status == 2
-    assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was ended by SIGKILL\n")
+    assert errors.endswith(f"kvstore: error: node-0 (pid {pid}) was killed by SIGKILL\n")
 
 
-def test_people_are_told_where_clients_connect_and_where_a_browser_looks() -> None:
+def test_up_prints_client_and_console_addresses() -> None:
     with Up("--listen", "127.0.0.1:0") as up:
         assert up.line().startswith("ready: clients connect to 127.0.0.1:")
         label, address = up.line().split()
@@ -135,7 +135,7 @@ def test_where_there_is_no_console_none_is_told_of(tmp_path: Path) -> None:
         (["--dram", "1KiB"], "node-0: dram is 1 KiB: give at least 4 KiB"),
         (["--nvme", "/nowhere/at/all:1MiB"], "/nowhere/at does not exist; mount its disk"),
         (["--nvme", "/proc/nowhere:1MiB"], "node-0: the NVMe folder /proc/nowhere cannot be written"),
-        (["--nodes", "0"], "an embedded cluster has 1 to 64"),
+        (["--nodes", "0"], "a local cluster has 1 to 64"),
         (["--catalog", "nonsense"], "master: catalog 'nonsense' is not one of"),
         (["--policy", "fifo"], "--policy: 'fifo' is not one of default, arc, gdsf"),
     ],
@@ -153,6 +153,6 @@ def test_a_daemons_line_stays_as_it_is_beside_the_progress_bar() -> None:
     line = "node-0 | " + "[bold]words :smile: " * 5
     with Progress(console=drawn) as progress:
         progress.add_task("touching", total=None)
-        pass_on(drawn, line)
+        print_log(drawn, line)
     assert isinstance(drawn.file, io.StringIO)
     assert line + "\n" in drawn.file.getvalue()

@@ -62,7 +62,7 @@ def simulated(
     source = Simulated(count, clock, dead=dead)
     watch = ClusterWatcher(source, ConsoleSettings(interval_s=step_s), clock=clock, wall=lambda: clock() + 1_700_000_000)
     for _ in range(looks):
-        watch.look()
+        watch.poll()
         clock.now_s += step_s
     with served(source, watch) as found:
         yield found, source, clock

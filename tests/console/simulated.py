@@ -40,7 +40,7 @@ class Simulated:
         self.entries: list[pb.AuditEntry] = []
         """The audit trail; numbers count from 1."""
 
-    def look(self) -> ClusterSnapshot:
+    def snapshot(self) -> ClusterSnapshot:
         if self.failure is not None:
             raise self.failure
         return ClusterSnapshot(self.status(), self.missing)
@@ -79,7 +79,7 @@ class Simulated:
         return [
             MasterView("master-1:7440", "master-1:7440", self.role),
             MasterView("master-2:7440", "master-2:7440", "following", behind=12),
-            MasterView("master-3:7440", trouble="it does not answer within 2 s"),
+            MasterView("master-3:7440", error="it does not answer within 2 s"),
         ]
 
     def topologies(self) -> Sequence[pb.NodeTopology]:

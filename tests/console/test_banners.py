@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.console.banners import ERROR, WARNING, Banner, Banners, troubles, unreachable
+from kvstore.console.banners import ERROR, WARNING, Banner, Banners, find_banners, unreachable
 from kvstore.protocol import control_pb2 as pb
 
 LIVE = pb.NodeStatus(name="n", state="alive")
@@ -20,7 +20,7 @@ def failing(name: str) -> pb.NodeStatus:
 
 
 def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, **facts: Any) -> list[Banner]:
-    return troubles(pb.StatusReply(**(OWNED | facts)), missing, shares or {})
+    return find_banners(pb.StatusReply(**(OWNED | facts)), missing, shares or {})
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
         ),
         (
             {"nodes": [node("n", drain=pb.DrainStatus(lacks_space=True, remaining_blocks=2))]},
-            [(WARNING, "No node has room for the rest of n's drain", "nodes?state=draining")],
+            [(WARNING, "No node has free space for the rest of n's drain", "nodes?state=draining")],
         ),
         ({"nodes": []}, [(WARNING, "No node has joined yet", "nodes")]),
         (
@@ -55,12 +55,12 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
                     pb.Expiration(what="certificate tls_cert", left_s=9e5),
                 ],
             },
-            [(ERROR, "Token of tenant red has ended", "overview"), (WARNING, "Certificate tls_cert of m1 ends in 10 days", "overview")],
+            [
+                (ERROR, "Token of tenant red has expired", "overview"),
+                (WARNING, "Certificate tls_cert of m1 expires in 10 days", "overview"),
+            ],
         ),
-        (
-            {"expirations": [pb.Expiration(what="token of node n1", left_s=90_000)]},
-            [(WARNING, "Token of node n1 ends in 25 hours", "overview")],
-        ),
+        ({"endings": [pb.Expiration(what="token of node n1", left_s=90_000)]}, [(WARNING, "Token of node n1 expires in 25 hours", "overview")]),
     ],
 )
 def test_a_trouble_has_a_level_a_text_and_a_view(facts: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:
@@ -94,7 +94,7 @@ def test_a_catalog_in_trouble_is_the_cause_and_told_once() -> None:
         assert [one.kind for one in found(role=role, owner=None, catalog_health="no quorum")] == ["catalog"]
 
 
-def test_a_silent_master_is_one_trouble_whatever_the_age_of_what_is_shown() -> None:
+def test_banners_silent_master_is_one_problem() -> None:
     first, second = (
         found((f"m2 at m2:1, which owns the catalog, does not answer: timeout; what is shown of it is {age} s old",))[0] for age in (3, 4)
     )

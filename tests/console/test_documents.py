@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kvstore.console.documents import FAILURE_S, MAX_KEPT, CachedCalls, host
+from kvstore.console.documents import FAILURE_S, MAX_CACHED, CachedCalls, host
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
 from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
@@ -15,7 +15,7 @@ from tests.console.simulated import Simulated
 def test_a_host_has_its_topology_or_says_why_not() -> None:
     told = host(Simulated(1, lambda: 0.0).topologies()[0])
     assert [nic["name"] for nic in told["topology"]["nics"]] == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "eno1"]
-    assert host(pb.NodeTopology(name="n", state="dead"))["note"] == "it has not told its topology"
+    assert host(pb.NodeTopology(name="n", state="dead"))["note"] == "it has not reported its topology"
     assert host(pb.NodeTopology(name="n", topology=b"{"))["note"].startswith("its topology cannot be read: ")
 
 
@@ -44,12 +44,12 @@ def test_an_error_is_kept_for_a_moment_and_old_keys_go() -> None:
             cached.get("a", ask)
     clock.now_s += FAILURE_S
     assert cached.get("a", lambda: 1) == 1
-    for key in range(MAX_KEPT):
+    for key in range(MAX_CACHED):
         cached.get(key, lambda: 0)
     assert cached.get("a", lambda: 2) == 2
 
 
-def test_who_asks_for_the_same_at_once_shares_one_answer_and_nobody_else_waits() -> None:
+def test_cached_calls_share_one_call_per_key() -> None:
     asked, entered, end = list[int](), threading.Event(), threading.Event()
     cached = CachedCalls(5)
 

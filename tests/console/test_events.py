@@ -21,13 +21,13 @@ def told(before: Document, after: Document) -> list[tuple[str, str]]:
 
 def test_nodes_come_die_return_and_are_forgotten() -> None:
     none, alive, syncing, dead = document(), document(node()), document(node(state="syncing")), document(node(state="dead"))
-    assert told(none, syncing) == [("info", "n has come, and tells what it has")]
-    assert told(none, alive) == [("info", "n has come, and told what it has")]
-    assert told(none, dead) == [("info", "n is known of, and dead")]
-    assert told(syncing, alive) == [("info", "n has told what it has")]
+    assert told(none, syncing) == [("info", "n has joined and is resyncing its inventory")]
+    assert told(none, alive) == [("info", "n has joined and is in sync")]
+    assert told(none, dead) == [("info", "n is in the catalog, and dead")]
+    assert told(syncing, alive) == [("info", "n is in sync")]
     assert told(alive, dead) == [("error", "n is dead")]
-    assert told(dead, syncing) == [("info", "n has come, and tells what it has")]
-    assert told(alive, syncing) == [("info", "n has returned, and tells what it has")]
+    assert told(dead, syncing) == [("info", "n has joined and is resyncing its inventory")]
+    assert told(alive, syncing) == [("info", "n has registered again and is resyncing its inventory")]
     assert told(dead, none) == [("info", "n is forgotten")]
     assert told(alive, alive) == []
 
@@ -36,15 +36,15 @@ def test_drains_and_failing_tiers() -> None:
     plain, draining, drained = document(node()), document(node(drain=False)), document(node(drain=True))
     assert told(plain, draining) == [("info", "n is being drained")]
     assert told(draining, drained) == [("info", "n is drained: it can be stopped")]
-    assert told(drained, plain) == [("info", "n takes blocks again")]
+    assert told(drained, plain) == [("info", "n accepts blocks again")]
     failed = document(node(health="I/O error"))
-    assert told(plain, failed) == [("warning", "n has a tier that failed, nvme: I/O error")]
+    assert told(plain, failed) == [("warning", "n has a failed tier, nvme: I/O error")]
     assert told(failed, plain) == [("info", "n has no failed tier any more")]
 
 
 def test_who_owns_the_catalog_and_how_it_is() -> None:
     assert told(document(), document(owner="o", epoch=2)) == [("warning", "o owns the catalog, epoch 2")]
-    assert told(document(), document(owner="")) == [("error", "Nobody owns the catalog")]
+    assert told(document(), document(owner="")) == [("error", "No master owns the catalog")]
     assert told(document(owner=""), document()) == [("info", "m owns the catalog, epoch 1")]
     assert told(document(), document(health="no space")) == [("error", "Catalog: no space")]
     assert told(document(health="no space"), document()) == [("info", "Catalog: ok")]
@@ -52,7 +52,7 @@ def test_who_owns_the_catalog_and_how_it_is() -> None:
 
 def test_a_log_begins_with_what_is() -> None:
     assert [event.text for event in first(document(node(), node("o", "dead")))] == [
-        "The console began to look: 1 of 2 nodes are alive",
+        "The console has started: 1 of 2 nodes are alive",
         "o is dead",
         "m owns the catalog, epoch 1",
     ]
@@ -70,7 +70,7 @@ def test_the_log_keeps_the_newest_and_numbers_them() -> None:
     assert log.last == 5003
 
 
-def test_who_saw_the_events_of_a_former_process_hears_of_all_of_the_next_one() -> None:
+def test_events_of_new_process_follow_those_of_the_old() -> None:
     former, now = ClusterEventLog(500), ClusterEventLog(500)
     for second in range(400):
         former.add(ClusterEvent("info", "", "before"), 100.0 + second)
@@ -78,7 +78,7 @@ def test_who_saw_the_events_of_a_former_process_hears_of_all_of_the_next_one() -
     assert [event["text"] for event in now.after(former.last)] == ["the first"]
 
 
-def test_of_partitions_it_is_told_how_many_each_master_owns_where_that_changes() -> None:
+def test_events_have_changed_partition_counts_of_masters() -> None:
     def shared(*owners: str) -> Document:
         status = pb.StatusReply(role="owner", partitions=len(owners), owners=[pb.CatalogOwner(name=name) for name in owners])
         return ConsoleModel().document(status, at_s=1, wall_s=1)

@@ -12,7 +12,7 @@ def xs(found: History, samples: int = 100) -> list[float | None]:
     return told
 
 
-def test_a_ring_keeps_the_newest_and_says_where_a_figure_is_missing() -> None:
+def test_ring_keeps_newest_and_marks_missing_values() -> None:
     ring = SampleRing(["a", "b"], 3)
     assert ring.last(5) == {"a": [], "b": []}
     for value in range(5):
@@ -32,7 +32,7 @@ def test_a_sample_a_look_and_one_of_each_node_less_often() -> None:
     assert found.node("nobody", 100)["series"] == {"y": []}
 
 
-def test_a_look_that_came_late_stands_for_those_before_it_and_more_are_a_gap() -> None:
+def test_history_fills_a_late_poll_and_leaves_longer_gaps() -> None:
     found = history()
     found.add(0, {"x": 1}, {"n": {"y": 1}})
     found.add(0.2, {"x": 9}, {})  # not due
@@ -43,7 +43,7 @@ def test_a_look_that_came_late_stands_for_those_before_it_and_more_are_a_gap() -
     assert found.node("n", 9)["series"]["y"] == [1, None, 2, None, 3]
 
 
-def test_nodes_beyond_the_limit_have_none_and_forgotten_ones_make_room() -> None:
+def test_history_limits_nodes_and_frees_forgotten_ones() -> None:
     found = history(max_nodes=1)
     found.add(0, {}, {"a": {"y": 1}, "b": {"y": 1}})
     assert (found.node("a", 9)["series"]["y"], found.node("b", 9)["series"]["y"]) == ([1], [])

@@ -66,7 +66,7 @@ def test_what_the_nics_of_a_nodes_host_carry_is_told(live: Live) -> None:
     eventually(lambda: devices() == {nic["name"] for nic in topology["nics"]}, "every NIC of this host has counters of the kernel")
 
 
-def test_prefixes_that_are_read_are_told_as_the_hottest_and_others_not(live: Live) -> None:
+def test_prefixes_that_are_read_are_the_hottest(live: Live) -> None:
     keys = [b"h1", b"h2", b"cold"]
     with Client(live.cluster.address) as client:
         client.put_batch(keys, [b"x" * 100] * 3, namespace="hot", parents=[None, b"h1", None], ack="cluster")
@@ -95,11 +95,11 @@ def test_a_namespace_is_pinned_let_go_and_removed(live: Live) -> None:
         assert [client.get(key) for key in (b"p", b"q", b"other")] == [None, None, b"3"]
 
 
-def test_a_node_is_drained_takes_blocks_again_dies_and_is_forgotten(live: Live) -> None:
+def test_node_is_drained_undrained_dies_and_is_forgotten(live: Live) -> None:
     live.ask("/api/actions/drain", {"node": "node-1"})
     eventually(lambda: live.has("node-1", drain="drained"), "it is drained")
     live.ask("/api/actions/drain", {"node": "node-1", "cancel": True})
-    eventually(lambda: live.has("node-1", drain=""), "it takes blocks again")
+    eventually(lambda: live.has("node-1", drain=""), "it accepts blocks again")
     live.cluster.kill_node(1)
     eventually(lambda: live.has("node-1", state="dead"), "it is dead")
     live.ask("/api/actions/forget", {"node": "node-1"})

@@ -23,7 +23,7 @@ def node(document: Document, name: str) -> dict[str, Any]:
     return rows[name]
 
 
-def test_totals_are_the_sums_of_the_nodes_and_rates_those_of_their_counters() -> None:
+def test_totals_sum_nodes_and_rates_their_counters() -> None:
     clock = Clock()
     document = looked(Simulated(12, clock), clock)
     totals, rows = document["totals"], [dict(zip(NODE_FIELDS, row, strict=True)) for row in document["nodes"]["rows"]]
@@ -54,7 +54,7 @@ def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
     assert [rates(2, at_s=2), rates(2, at_s=4), rates(5, at_s=5)] == [(1000, 500)] * 3
 
 
-def test_where_a_partition_changes_hands_there_are_no_rates_for_a_look() -> None:
+def test_model_has_no_rates_for_one_poll_after_owner_change() -> None:
     """The counters of its new owner begin at 0, and those of the process of one that owned none were never seen."""
     model = ConsoleModel()
 
@@ -78,13 +78,13 @@ def test_a_dead_node_moves_nothing_and_its_tiers_are_nobodys() -> None:
     assert [tier["nodes"] for tier in document["tiers"]] == [1, 2, 2]
 
 
-def test_nothing_asked_for_has_no_hit_ratio_and_an_empty_cluster_no_tiers() -> None:
+def test_model_idle_has_no_hit_ratio_and_empty_no_tiers() -> None:
     document = ConsoleModel().document(pb.StatusReply(role="owner"), at_s=1, wall_s=1)
     assert (document["totals"]["hit_ratio"], document["tiers"], document["nodes"]["rows"]) == (None, [], [])
-    assert [trouble["text"] for trouble in document["troubles"]] == ["No node has joined yet"]
+    assert [trouble["text"] for trouble in document["problems"]] == ["No node has joined yet"]
 
 
-def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_where_that_was() -> None:
+def test_operations_are_slowest_first_with_mean_and_daemon() -> None:
     clock = Clock()
     document = looked(Simulated(12, clock, dead=[6]), clock)
     found = document["operations"]
@@ -98,16 +98,16 @@ def test_operations_are_told_by_daemon_the_slowest_first_with_their_mean_and_whe
     assert found[3]["per_s"] == pytest.approx(800)
 
 
-def test_of_several_partitions_each_masters_share_is_told_and_those_without_an_owner_are_trouble() -> None:
+def test_model_has_partition_shares_and_unowned_problems() -> None:
     clock = Clock()
     source = Simulated(3, clock)
     assert ConsoleModel().document(source.status(), at_s=1, wall_s=1)["catalog"]["shares"] == {}
     source.owners = ["master-2", "master-1", "master-1", "master-2", "master-1"]
     document = ConsoleModel().document(source.status(), at_s=1, wall_s=1)
     assert (document["catalog"]["partitions"], document["catalog"]["shares"]) == (5, {"master-1": 3, "master-2": 2})
-    well = document["troubles"]
+    well = document["problems"]
     source.owners = ["master-1", "", "", "master-1", "master-1"]
     document = ConsoleModel().document(source.status(), at_s=1, wall_s=1)
-    assert [one["text"] for one in document["troubles"]] == ["No master owns 2 of the 5 partitions", *(one["text"] for one in well)]
+    assert [one["text"] for one in document["problems"]] == ["No master owns 2 of the 5 partitions", *(one["text"] for one in well)]
     untold = ConsoleModel().document(pb.StatusReply(partitions=4, nodes=[pb.NodeStatus(name="n", state="alive")]), at_s=1, wall_s=1)
-    assert (untold["catalog"]["shares"], untold["troubles"]) == ({}, []), "of a master of the release before"
+    assert (untold["catalog"]["shares"], untold["problems"]) == ({}, []), "of a master of the release before"

@@ -14,7 +14,7 @@ def node(name: str, *uses: pb.TenantUse, state: str = "alive") -> pb.NodeStatus:
     return pb.NodeStatus(name=name, state=state, tenants=uses)
 
 
-def test_of_each_tenant_the_limit_is_told_that_is_nearest_where_it_is() -> None:
+def test_nearest_is_the_most_used_limit_and_its_node() -> None:
     quotas = pb.Quotas(default=pb.TenantQuota(blocks=10), tenants={"red": pb.TenantQuota(dram_bytes=100, blocks=1000, pins=4)})
     status = pb.StatusReply(
         quotas=quotas,
@@ -29,7 +29,7 @@ def test_of_each_tenant_the_limit_is_told_that_is_nearest_where_it_is() -> None:
     assert told(status) == [("blue", "blocks", "a", 0.5), ("red", "pins", "", 1.25)]
 
 
-def test_a_tenant_that_uses_nothing_has_a_limit_too_and_a_limit_of_none_is_reached_by_anything() -> None:
+def test_nearest_covers_unused_and_zero_limits() -> None:
     status = pb.StatusReply(quotas=pb.Quotas(tenants={"red": pb.TenantQuota(pins=0), "blue": pb.TenantQuota(dram_slabs=5)}))
     assert told(status) == [("blue", "dram_slabs", "", 0.0), ("red", "pins", "", 0.0)]
     status.grants.add(tenant="red", pins=1)

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.console.config import ConsoleSettings
 from kvstore.console.source import ClusterSnapshot
-from kvstore.console.watch import MAX_AUDITED, WANTED_S, ClusterWatcher
+from kvstore.console.watch import MAX_AUDITED, WATCHED_S, ClusterWatcher
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Denied, Unavailable
 from tests.console.serving import Clock
@@ -31,29 +31,29 @@ def test_looks_make_a_state_a_history_and_events() -> None:
     watch = watch_of(source, clock)
     assert json.loads(watch.state()) == {"version": 0, "interval_s": 1, "failure": "", "banner": None, "time_s": clock(), "cluster": None}
     for _ in range(4):
-        watch.look()
+        watch.poll()
         clock.now_s += 1
     state = json.loads(watch.state())
     assert (state["version"], state["cluster"]["totals"]["nodes"]) == (4, 3)
     assert len(watch.history("", 100)["series"]["hits_per_s"]) == 3, "the first look knows no rates"
     assert watch.history("node-1", 100)["series"]["hits_per_s"][0] > 0
     source.dead = {1}
-    watch.look()
+    watch.poll()
     assert texts(watch)[2:] == ["node-1 is dead"]
 
 
-def test_a_source_that_cannot_answer_leaves_the_last_state_and_says_so_once() -> None:
+def test_watcher_keeps_last_state_while_source_fails() -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = watch_of(source, clock)
-    watch.look()
+    watch.poll()
     source.failure = Unavailable("nobody is there")
     for _ in range(3):
-        watch.look()
+        watch.poll()
     state = json.loads(watch.state())
     assert (state["failure"], state["cluster"]["totals"]["nodes"]) == ("nobody is there", 1)
     source.failure = None
-    watch.look()
+    watch.poll()
     assert json.loads(watch.state())["failure"] == ""
     assert texts(watch)[2:] == ["The cluster does not answer: nobody is there", "The cluster answers again"]
 
@@ -62,9 +62,9 @@ def test_who_listens_is_told_of_each_look_until_he_stops() -> None:
     clock = Clock()
     watch, told = watch_of(Simulated(1, clock), clock), list[int]()
     stop = watch.listen(lambda: told.append(1))
-    watch.look()
+    watch.poll()
     stop()
-    watch.look()
+    watch.poll()
     assert told == [1]
 
 
@@ -72,7 +72,7 @@ def test_its_thread_looks_again_and_again_whatever_a_look_raises() -> None:
     looks = threading.Semaphore(0)
 
     class Odd(Simulated):
-        def look(self) -> ClusterSnapshot:
+        def snapshot(self) -> ClusterSnapshot:
             looks.release()
             raise RuntimeError("a bug")
 
@@ -93,12 +93,12 @@ class Counted(Simulated):
         super().__init__(1, lambda: 0.0)
         self.looks = threading.Semaphore(0)
 
-    def look(self) -> ClusterSnapshot:
+    def snapshot(self) -> ClusterSnapshot:
         self.looks.release()
-        return super().look()
+        return super().snapshot()
 
 
-def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_pauses_unwatched_and_polls_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.console.watch.MAX_SHARE", 1.0)  # else it waits for twenty times what its looks have taken
     clock, source, rests = Clock(), Counted(), threading.Semaphore(0)
 
@@ -116,7 +116,7 @@ def test_while_nobody_wants_to_see_a_cluster_it_rests_and_who_comes_has_it_looke
         assert source.looks.acquire(timeout=WAIT_S), "who reads the state has it looked at"
         stop = watch.listen(lambda: None)
         for _ in range(3):
-            clock.now_s += WANTED_S
+            clock.now_s += WATCHED_S
             assert source.looks.acquire(timeout=WAIT_S), "again and again while somebody listens"
         stop()
     finally:
@@ -128,21 +128,21 @@ def test_what_a_source_could_not_be_told_is_a_trouble() -> None:
     source = Simulated(1, clock)
     source.missing = ("m2 at m2:1 does not answer",)
     watch = watch_of(source, clock)
-    watch.look()
-    trouble = json.loads(watch.state())["cluster"]["troubles"][0]
+    watch.poll()
+    trouble = json.loads(watch.state())["cluster"]["problems"][0]
     assert (trouble["level"], trouble["text"]) == ("error", "m2 at m2:1 does not answer")
 
 
-def test_a_cluster_that_does_not_answer_has_a_banner_with_since_when() -> None:
+def test_watcher_unreachable_cluster_has_banner_since_when() -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = watch_of(source, clock)
-    watch.look()
+    watch.poll()
     banners = []
     for failure in (None, Unavailable("no master answers"), Unavailable("still none"), None, Unavailable("again")):
         clock.now_s += 10
         source.failure = failure
-        watch.look()
+        watch.poll()
         banners.append(json.loads(watch.state())["banner"])
     assert [banners[0], banners[3]] == [None, None]
     first, second, later = banners[1], banners[2], banners[4]
@@ -160,14 +160,14 @@ def test_audit_entries_become_events_once() -> None:
     ]
     watch = watch_of(source, clock)
     clock.now_s = 1e6
-    watch.look()
+    watch.poll()
     assert [event["time_s"] for event in watch.events(0)][:3] == [3.0, 4.0, 5.0]
     assert len([text for text in texts(watch) if text == "operator: drain"]) == MAX_AUDITED
     before = len(texts(watch))
-    watch.look()
+    watch.poll()
     assert len(texts(watch)) == before
     source.entries.append(pb.AuditEntry(number=len(source.entries) + 1, kind="operator", action="forget", target="node n1", result="done"))
-    watch.look()
+    watch.poll()
     assert texts(watch)[before:] == ["operator: forget node n1"]
 
 
@@ -181,7 +181,7 @@ def test_source_that_refuses_the_audit_trail_is_not_asked_again() -> None:
 
     clock = Clock()
     watch = watch_of(Closed(1, clock), clock)
-    watch.look()
-    watch.look()
+    watch.poll()
+    watch.poll()
     assert asked == [0]
     assert json.loads(watch.state())["failure"] == ""

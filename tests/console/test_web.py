@@ -40,7 +40,7 @@ def refused(served: Served, path: str, told: Any = None, **headers: str) -> tupl
         return answer.code, json.loads(answer.read())["error"]
 
 
-def test_the_page_and_its_files_come_from_here_and_may_fetch_nothing_from_elsewhere(console: tuple[Served, Simulated, Clock]) -> None:
+def test_page_files_are_local_and_csp_forbids_others(console: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = console
     status, headers, body = ask(found, "/")
     assert (status, headers.get_content_type()) == (200, "text/html")
@@ -63,7 +63,7 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
     assert [host["node"] for host in ask(found, "/api/hosts?node=node-1&node=none&node=node-3")] == ["node-1", "node-3"]
     assert ask(found, "/api/flows?node=node-1&node=none") == [{"node": "node-1", "links": {}}], "rates are known from the second look on"
     assert refused(found, "/api/flows")[0] == 400
-    assert refused(found, "/api/hosts") == (400, "name 1 to 64 nodes")
+    assert refused(found, "/api/hosts") == (400, "the query names 0 nodes: name 1 to 64")
     told = ask(found, "/api/prefixes?tenant=acme&namespace=x&segments=7")
     assert (len(told["namespaces"]), len(told["segments"])) == (4, 7)
     assert {one["reads_per_s"] for one in told["segments"]} == {0}
@@ -71,7 +71,7 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
     assert all(one["subtree_reads_per_s"] >= one["reads_per_s"] > 0 for one in hot)
     assert refused(found, "/api/prefixes?by=age") == (400, "by is 'age': it must be bytes or reads")
     assert refused(found, "/api/prefixes?segments=1001") == (400, "segments is '1001': it must be a whole number up to 1000")
-    assert [(one["role"], one["behind"], one["trouble"] != "") for one in ask(found, "/api/masters")] == [
+    assert [(one["role"], one["behind"], one["error"] != "") for one in ask(found, "/api/masters")] == [
         ("owner", 0, False),
         ("following", 12, False),
         ("", 0, True),
@@ -85,7 +85,7 @@ def test_state_history_hosts_and_prefixes_are_json(console: tuple[Served, Simula
     assert ask(found, "/api/access") == {"access": "admin"}
 
 
-def test_the_stream_tells_what_happened_then_the_state_and_both_again_after_a_look(console: tuple[Served, Simulated, Clock]) -> None:
+def test_stream_sends_events_then_state_after_each_poll(console: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = console
     first = found.watch.events(0)[0]["number"]
     with urllib.request.urlopen(f"{found.address}/api/events?after={first}", timeout=TIMEOUT_S) as stream:
@@ -94,7 +94,7 @@ def test_the_stream_tells_what_happened_then_the_state_and_both_again_after_a_lo
         assert [name for name, _data in seen] == ["happened", "happened", "state"]
         source.dead = {2, 3}
         clock.now_s += 10
-        found.watch.look()
+        found.watch.poll()
         name, data = _event(stream)
         assert (name, data["text"]) == ("happened", "node-3 is dead")
         name, data = _event(stream)
@@ -111,7 +111,7 @@ def _event(stream: Any) -> tuple[str, Any]:
     [
         ("drain", {"node": "node-1"}, ("drain", "node-1", "peers", False), "node-1 is being drained"),
         ("drain", {"node": "node-1", "to": "nvme"}, ("drain", "node-1", "nvme", False), "node-1 is being drained"),
-        ("drain", {"node": "node-1", "cancel": True}, ("drain", "node-1", "peers", True), "node-1 takes blocks again"),
+        ("drain", {"node": "node-1", "cancel": True}, ("drain", "node-1", "peers", True), "node-1 accepts blocks again"),
         ("forget", {"node": "node-2"}, ("forget", "node-2"), "node-2 is forgotten"),
         (
             "pin",
@@ -140,7 +140,7 @@ def test_action_is_done_and_audited(console: tuple[Served, Simulated, Clock], na
     found, source, _clock = console
     assert ask(found, f"/api/actions/{name}", told) == {"text": text}
     assert source.done[-1] == done
-    found.watch.look()
+    found.watch.poll()
     entry = source.entries[-1]
     assert (entry.kind, entry.peer, entry.via) == ("anonymous", "127.0.0.1", "console")
     assert line_of(entry) in [event["text"] for event in found.watch.events(0)]
@@ -149,16 +149,16 @@ def test_action_is_done_and_audited(console: tuple[Served, Simulated, Clock], na
 @pytest.mark.parametrize(
     ("path", "told", "status", "text"),
     [
-        ("drain", {}, 400, "node is missing, or no text"),
-        ("drain", [], 400, "an action is told in an object"),
-        ("drain", {"node": "n", "to": "the moon"}, 400, "a drain goes to one of peers, nvme, and cancel is true or false"),
-        ("drain", {"node": "n", "cancel": "no"}, 400, "a drain goes to one of peers, nvme, and cancel is true or false"),
+        ("drain", {}, 400, "'node' is missing or not a string"),
+        ("drain", [], 400, "the arguments of an action must be a JSON object, not list"),
+        ("drain", {"node": "n", "to": "the moon"}, 400, "drain: 'to' must be one of peers, nvme, and 'cancel' true or false"),
+        ("drain", {"node": "n", "cancel": "no"}, 400, "drain: 'to' must be one of peers, nvme, and 'cancel' true or false"),
         ("forget", {"node": "node-0"}, 400, "node 'node-0' is alive: stop it first"),
-        ("pin", {"namespace": "n"}, 400, "pinned is true or false"),
-        ("remove", {"tenant": 5}, 400, "tenant is missing, or no text"),
-        ("quota", {"tenant": "t", "value": "5"}, 400, "limit is missing, or no text"),
+        ("pin", {"namespace": "n"}, 400, "'pinned' is None: it must be true or false"),
+        ("remove", {"tenant": 5}, 400, "'tenant' is missing or not a string"),
+        ("quota", {"tenant": "t", "value": "5"}, 400, "'limit' is missing or not a string"),
         ("quota", {"limit": "pins", "value": "8GiB"}, 400, "pins: '8GiB' is no limit; write a whole number from 0 on, or \"none\""),
-        ("explode", {}, 404, "there is no action explode; there are: drain, forget, pin, remove, quota"),
+        ("explode", {}, 404, "no action 'explode': use one of drain, forget, pin, remove, quota"),
     ],
 )
 def test_bad_actions_say_what_is_wrong(console: tuple[Served, Simulated, Clock], path: str, told: Any, status: int, text: str) -> None:
@@ -182,11 +182,11 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
     assert len(source.done) == before
 
 
-def test_who_may_only_look_changes_nothing_and_who_may_not_sees_nothing() -> None:
+def test_readers_cannot_act_and_others_cannot_read() -> None:
     clock = Clock()
     source = Simulated(1, clock)
     watch = ClusterWatcher(source, ConsoleSettings(), clock=clock)
-    watch.look()
+    watch.poll()
     with served(source, watch, access_control=HeaderAccess({"Bearer looks": AccessLevel.READ})) as found:
         assert ask(found, "/api/access") == {"access": "none"}
         assert ask(found, "/")[0] == 200

@@ -31,7 +31,7 @@ def test_the_file_is_what_the_schema_of_compose_says() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SERVICES if name.startswith("node")])
-def test_a_nodes_settings_are_settings_and_it_has_the_time_to_drain(name: str) -> None:
+def test_compose_node_settings_are_valid_with_time_to_drain(name: str) -> None:
     service = SERVICES[name]
     settings = load_settings(NodeSettings, "node", flags={}, environ=service["environment"])
     check(settings)

@@ -76,7 +76,7 @@ def test_a_daemon_that_answers_is_healthy(master: tuple[int, int]) -> None:
     assert checked(master[0]) == (0, "")
 
 
-def test_a_container_without_a_daemon_or_a_port_to_ask_is_healthy() -> None:
+def test_healthcheck_without_daemon_or_port_is_healthy() -> None:
     assert checked(os.getpid()) == (0, "")
 
 

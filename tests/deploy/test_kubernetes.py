@@ -61,7 +61,7 @@ def test_a_value_of_the_chart_is_in_the_manifest() -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_settings_are_settings_and_a_node_ends_when_it_is_empty(name: str) -> None:
+def test_kubernetes_settings_valid_and_nodes_drain(name: str) -> None:
     documents = MADE[name]()
     environ = one(documents, "ConfigMap")["data"]
     load_settings(MasterSettings, "master", flags={}, environ=environ)
@@ -103,7 +103,7 @@ def test_a_pod_undoes_its_own_drain_and_no_operators(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_daemons_are_asked_for_their_health_and_have_no_privileges(name: str) -> None:
+def test_kubernetes_probes_daemons_without_privileges(name: str) -> None:
     documents = MADE[name]()
     for kind, http in (("StatefulSet", MASTER_HTTP), ("DaemonSet", NODE_HTTP)):
         (container,) = pod(documents, kind)["containers"]

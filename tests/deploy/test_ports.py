@@ -28,7 +28,7 @@ def test_the_documentation_lists_them() -> None:
 
 
 def test_defaults_are_these_ports() -> None:
-    """The control plane's is the one after, whatever `listen` is."""
+    """The control plane's port is always the one after that of `listen`."""
     assert MasterSettings().listen == f"127.0.0.1:{MASTER.number}"
     assert (MasterSettings().control, MASTER.number + 1) == ("", CONTROL.number)
     assert RouterSettings().listen == f"127.0.0.1:{ROUTER.number}"

@@ -29,7 +29,7 @@ MAX_EXPOSURE = 2.5
 
 
 def ran(*command: str | Path) -> str:
-    """What it said, on whichever stream; it must have ended well."""
+    """Run a command that must succeed, and return its output on both streams."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -26,6 +26,6 @@ def test_a_page_is_what_its_script_prints(script: str, page: str) -> None:
     assert made.stdout == (DOCS / page).read_text(encoding="utf-8"), f"run: python docs/{script} > docs/{page}"
 
 
-def test_every_shared_setting_is_known_to_the_check_of_misspelt_variables() -> None:
+def test_shared_settings_are_known_to_the_spell_check() -> None:
     fields = [field for _, kind in sections() for field in settings_of(kind)]
     assert {field.name for field in fields if field.metadata["shared"]} == SHARED

@@ -159,7 +159,7 @@ def start(hosts: TwoHosts, command: list[str], folder: Path) -> "subprocess.Pope
 
 
 def events(process: "subprocess.Popen[str] | Forked", last: str) -> dict[str, object]:
-    """Reads a daemon's lines until the event `last`; its facts. One that does not come to say it is ended."""
+    """Read a daemon's events up to `last`, and return that one. The daemon is killed if it does not report it in time."""
     assert process.stdout is not None
     overdue = threading.Timer(PATIENCE_S, process.kill)
     overdue.start()

@@ -37,7 +37,7 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 
 
 def test_the_reference_has_what_programs_of_the_pages_import(site: Path) -> None:
-    """Those between fences; what is indented are pieces for whoever works on transports and estimators."""
+    """Only fenced programs: indented ones are fragments for developers of transports and estimators."""
     library = (site / "reference" / "api.html").read_text()
     shown = set(re.findall(r'id="(kvstore[.\w]+)"', library))
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:

@@ -36,7 +36,7 @@ FILE: Final = "".join(
 
 
 class Row(NamedTuple):
-    """One line of the table: what may be done, by whom (a column's cell is not empty), and how."""
+    """One row of the permission table: the action, the identities that may do it, and the commands and messages for it."""
 
     what: str
     allowed: frozenset[str]
@@ -100,7 +100,7 @@ def commands() -> list[tuple[str, frozenset[str]]]:
 
 @pytest.mark.parametrize(("command", "allowed"), commands(), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_command_is_for_whom_the_row_says(system: System, tmp_path: Path, command: str, allowed: frozenset[str]) -> None:
-    """Whether it finds what it looks for does not count."""
+    """Return whether it finds what it looks for does not count."""
     file = tmp_path / "value"
     file.write_bytes(b"value")
     words = [{"KEY": "key", "FILE": str(file), "NODE": "nowhere", "TENANT": TENANT}.get(word, word) for word in command.split()[1:]]

@@ -77,7 +77,7 @@ def _end(tracer: subprocess.Popen[bytes], pid: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether or not its end has been taken note of."""
+    """Return whether or not its end has been taken note of."""
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

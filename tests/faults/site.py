@@ -124,7 +124,7 @@ class Site:
         os.kill(self.pid(name), number)
 
     def await_end(self, name: str, deadline_s: float) -> bool:
-        """Whether it has ended by itself by then; it is reaped."""
+        """Return whether it has ended by itself by then; it is reaped."""
         end_s = time.monotonic() + deadline_s
         while time.monotonic() < end_s:
             if not Path(f"/proc/{self.pid(name)}").exists():
@@ -137,7 +137,7 @@ class Site:
         """Have them end what they do; those that did not in time."""
         names = [name for name in self.names if name[0] == "c"]
         for name in names:
-            self._children[name].ask_to_stop()
+            self._children[name].terminate()
         return [name for name in names if not self._children[name].stop(deadline_s)]
 
     def _start(self, name: str) -> None:

@@ -19,7 +19,7 @@ RUN_S = 280.0
 
 
 @pytest.mark.slow
-def test_faults_of_several_kinds_cost_nothing_that_may_not_be_lost(tmp_path: Path) -> None:
+def test_chaos_of_several_faults_loses_nothing_promised(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     command = [sys.executable, "-m", "tests.faults.chaos", "--minutes", "0.25", "--seed", "5", "--out", str(out), *PATIENT, *SPARING]
     kinds = ("--kinds", "killed,point,partition,interrupted,forked")

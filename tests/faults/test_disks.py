@@ -75,7 +75,7 @@ class Disk:
             self.system.await_settled()
             return self.demoted > before
 
-        until(more, "the disk takes blocks again")
+        until(more, "the disk accepts blocks again")
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_file_system_that_something_else_fills_is_done_without_until_it_has_room(tmp_path: Path, small_disk: Path) -> None:
+def test_full_file_system_is_bypassed_until_it_has_space(tmp_path: Path, small_disk: Path) -> None:
     with started(tmp_path, small_disk / "nvme") as disk:
         disk.put(4)
         disk.system.await_settled()
@@ -168,7 +168,7 @@ def test_a_disk_that_fails_for_good_is_left_and_dram_goes_on(disk: Disk, file: s
 
 
 @TRACED
-def test_while_what_is_written_takes_long_to_become_durable_dram_is_read_and_puts_wait_for_room_only(disk: Disk) -> None:
+def test_slow_fsync_leaves_dram_reads_fast_and_puts_waiting(disk: Disk) -> None:
     first = disk.put()
     with devices.slow_syncs(disk.pid, disk.file(), 0.3):
         assert disk.found(first) == BATCH

@@ -35,7 +35,7 @@ def limited(pid: int, what: int, limit: int) -> Iterator[None]:
         resource.prlimit(pid, what, before)
 
 
-def test_64_writers_into_a_full_pool_store_all_or_are_told_and_nothing_is_left_open(tmp_path: Path) -> None:
+def test_64_writers_fill_the_pool_without_open_puts(tmp_path: Path) -> None:
     """What they put is thirty times as much as there is room for; each value is right, whoever's place it took."""
     with running_system(tmp_path, f"--dram {POOL}B") as system:
         stored: list[bytes] = []
@@ -73,7 +73,7 @@ def test_64_writers_into_a_full_pool_store_all_or_are_told_and_nothing_is_left_o
             assert client.get_batch(kept) == [value_of(key, 0, SIZE) for key in kept]
 
 
-def test_a_node_without_descriptors_serves_who_is_there_and_others_once_it_has_some(system: System) -> None:
+def test_node_without_descriptors_serves_existing_clients(system: System) -> None:
     pid = system.nodes["n0"].pid
     with system.client() as client, system.client(deadline_s=SHORT_S) as newcomer:
         client.put(b"k", value_of(b"k", 0, SIZE))
@@ -89,7 +89,7 @@ def test_a_node_without_descriptors_serves_who_is_there_and_others_once_it_has_s
             assert another.get(b"afterwards") == value_of(b"afterwards", 0, MIB)
 
 
-def test_a_client_without_descriptors_is_told_so_and_goes_on_once_it_has_some(system: System) -> None:
+def test_client_without_descriptors_fails_and_recovers(system: System) -> None:
     with system.client() as client:
         client.put(b"k", value_of(b"k", 0, SIZE))
         with Client(system.address, deadline_s=SHORT_S) as newcomer:
@@ -98,7 +98,7 @@ def test_a_client_without_descriptors_is_told_so_and_goes_on_once_it_has_some(sy
             eventually(lambda: newcomer.get(b"k") == value_of(b"k", 0, SIZE), "it goes on")
 
 
-def test_a_node_that_gets_no_memory_refuses_and_goes_on_once_it_does(tmp_path: Path) -> None:
+def test_node_without_memory_refuses_and_recovers(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 256MiB") as system:
         pid = system.nodes["n0"].pid
         value = value_of(b"k", 0, SIZE)

@@ -73,7 +73,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("how", ["shared memory", "asking", "elsewhere"])
-def test_a_value_that_has_changed_in_dram_is_given_to_nobody_who_has_all_compared(
+def test_flipped_dram_value_is_not_returned_with_verify(
     running: System, how: str, size: int, read: Callable[[Client, bytes], bytes | None]
 ) -> None:
     key = b"dram/%b/%d/%b" % (how.encode(), size, read.__name__.encode())
@@ -99,9 +99,7 @@ def into_buffer(client: Client, key: bytes) -> bytes | None:
 
 @pytest.mark.parametrize("read", [Client.get, into_buffer])
 @pytest.mark.parametrize("size", [SMALL, MEDIUM])
-def test_a_single_value_that_has_changed_in_dram_is_given_to_nobody(
-    running: System, size: int, read: Callable[[Client, bytes], bytes | None]
-) -> None:
+def test_flipped_single_dram_value_is_not_returned(running: System, size: int, read: Callable[[Client, bytes], bytes | None]) -> None:
     key = b"single/%d/%b" % (size, read.__name__.encode())
     value = value_of(key, 0, size)
     with running.client() as client:
@@ -116,7 +114,7 @@ def test_a_single_value_that_has_changed_in_dram_is_given_to_nobody(
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-def test_no_bit_of_an_entry_of_the_shared_index_leads_to_other_bytes(running: System, size: int) -> None:
+def test_flipped_index_entry_never_leads_to_other_bytes(running: System, size: int) -> None:
     key, other = b"the key that is looked up/%d" % size, b"the key of its neighbour/%d" % size
     values = {key: value_of(key, 0, size), other: value_of(other, 0, size)}
     choose = random.Random(size)
@@ -136,7 +134,7 @@ def test_no_bit_of_an_entry_of_the_shared_index_leads_to_other_bytes(running: Sy
         assert client.get(key) == values[key]
 
 
-def test_bits_that_change_on_nvme_are_misses_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_flipped_nvme_bits_are_misses_and_rest_is_read(tmp_path: Path) -> None:
     with running_system(tmp_path, f"--dram 1MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         keys = [b"block-%d" % number for number in range(40)]
         values = [value_of(key, 0, LARGE) for key in keys]
@@ -158,7 +156,7 @@ def test_bits_that_change_on_nvme_are_misses_and_the_rest_is_read(tmp_path: Path
 
 
 @pytest.mark.parametrize("bit", [0, 7])
-def test_a_bit_that_changes_in_a_value_on_the_wire_is_read_again_or_told_of_and_never_stored(tmp_path: Path, bit: int) -> None:
+def test_flipped_wire_bit_is_reread_or_reported_not_stored(tmp_path: Path, bit: int) -> None:
     [port] = free_ports(1)
     with System(tmp_path) as system, Wire(("127.0.0.1", port)) as wire:
         system.start_master()

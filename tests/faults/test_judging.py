@@ -85,7 +85,7 @@ def test_a_put_for_the_node_is_to_be_found_by_its_own_writer(tmp_path: Path) -> 
     assert judged(tmp_path, early, miss(40, 45), reader=WRITER).violations == {"lost": 1}
 
 
-def test_while_the_cluster_is_disturbed_a_miss_is_no_loss_and_an_end_counts_from_the_first_quiet_moment(tmp_path: Path) -> None:
+def test_judge_misses_under_faults_are_no_loss(tmp_path: Path) -> None:
     disturbed = Circumstances(Times([(40, 90)]))
     assert judged(tmp_path, PUT, miss(45, 50), disturbed).violations == {}
     assert judged(tmp_path, PUT, miss(91, 95), disturbed).violations == {"lost": 1}
@@ -94,7 +94,7 @@ def test_while_the_cluster_is_disturbed_a_miss_is_no_loss_and_an_end_counts_from
     assert judged(tmp_path, PUT + REPLACED, hit(95, 99), disturbed).violations == {}, "it may have come back"
 
 
-def test_what_a_node_lost_need_not_be_found_unless_another_has_it(tmp_path: Path) -> None:
+def test_judge_lost_node_blocks_need_no_other_replica(tmp_path: Path) -> None:
     both: list[Row] = [*PUT[:2], (Act.LOCATE, Outcome.DONE, 25, 30, 0b11, 0)]
     told = Circumstances(Times(()), lost={1: [35]})
     assert judged(tmp_path, PUT, miss(40, 45), told).violations == {}
@@ -102,7 +102,7 @@ def test_what_a_node_lost_need_not_be_found_unless_another_has_it(tmp_path: Path
     assert judged(tmp_path, both, miss(40, 45), told).violations == {"lost": 1}
 
 
-def test_the_time_in_which_the_caller_was_stopped_is_not_the_calls(tmp_path: Path) -> None:
+def test_judge_excludes_time_the_caller_was_stopped(tmp_path: Path) -> None:
     told = Circumstances(Times(()), deadline_ns=1000, grace_ns=100, stopped={OTHER: Times([(100, 300)])})
     assert judged(tmp_path, PUT, hit(40, 1340), told).violations == {}
     assert judged(tmp_path, PUT, hit(40, 1341), told).violations == {"beyond its deadline": 1}

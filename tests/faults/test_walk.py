@@ -51,7 +51,7 @@ AFTER: Final = [point for point in POINTS if point.endswith(".after")]
 
 
 @pytest.mark.parametrize("point", [pytest.param(point, marks=[pytest.mark.slow] * is_slow(point)) for point in AFTER])
-def test_a_process_that_dies_at_this_point_costs_no_wrong_byte_and_nothing_that_was_acknowledged(walk: Walk, point: str) -> None:
+def test_death_at_fail_point_costs_no_acknowledged_byte(walk: Walk, point: str) -> None:
     trigger = next((trigger for start, trigger in TRIGGERS.items() if point.startswith(start)), "load")
     verdict = walk.strike(point, trigger)
     assert verdict.violations == {}, "\n".join([*verdict.examples, *walk.system.logs[-50:]])

@@ -118,7 +118,7 @@ class Walk:
     def end_load(self) -> None:
         """The clients end, each when its operation has."""
         for child in self._clients.values():
-            child.ask_to_stop()
+            child.terminate()
         for child in self._clients.values():
             child.facts("over", deadline_s=DEADLINE_S)
             assert child.stop(DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Prompts for the lab's tests: few blocks, much reuse, and the public trace where it is at hand."""
+"""Prompts for the lab's tests: few blocks with much reuse, and the public trace if it is available."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -20,7 +20,7 @@ def requests(prompts: Iterable[Sequence[int]], *, every_s: float = 1.0) -> list[
 
 
 prompts = strategies.lists(strategies.lists(strategies.integers(0, 12), max_size=8, unique=True), max_size=25)
-"""Prompts of blocks that are used again a lot, in any order: traces need not be of prefixes."""
+"""Prompts of often repeated blocks in any order: traces need not consist of prefixes."""
 
 
 @cache
@@ -31,5 +31,5 @@ def conversations(count: int = 400) -> list[TraceRequest]:
 @cache
 def public_trace() -> list[TraceRequest]:
     if not TRACE.exists():
-        pytest.skip("the public conversation trace is not at hand")
+        pytest.skip("the public conversation trace is not available")
     return list(read_trace(TRACE))

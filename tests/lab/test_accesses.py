@@ -34,7 +34,7 @@ def test_time_does_not_go_back() -> None:
 
 
 @given(st.lists(st.integers(0, 9), max_size=60))
-def test_a_distance_is_the_number_of_other_blocks_since_the_last_use(ids: list[int]) -> None:
+def test_reuse_distance_counts_other_blocks_since_last_use(ids: list[int]) -> None:
     found = reuse_distances(flatten(requests([ids])))
     for index, block in enumerate(ids):
         before = [other for other in range(index) if ids[other] == block]

@@ -27,13 +27,13 @@ def test_what_has_to_be_read_stands_out_on_either_ground(role: str, ground: int)
     assert contrast(COLOURS[role][ground], COLOURS["ground"][ground]) >= 4.5
 
 
-def test_no_two_roles_share_a_light_colour_nor_two_series_a_dark_one() -> None:
+def test_theme_colours_are_distinct() -> None:
     assert len({light for light, _ in COLOURS.values()}) == len(COLOURS)
     assert len({COLOURS[role][1] for role in SERIES}) == len(SERIES)
     assert all(re.fullmatch("#[0-9a-f]{6}", code) for pair in COLOURS.values() for code in pair)
 
 
-def test_an_svgs_colours_become_variables_with_a_value_for_dark_ground() -> None:
+def test_theme_svg_colours_become_css_variables() -> None:
     drawn = f"""<?xml version="1.0"?>\n<svg width="1">\n<text style="fill: {colour("text")}; font-family: 'DejaVu Sans'">#1</text></svg>"""
     found = adapt(drawn)
     assert found.startswith('<?xml version="1.0"?>\n<svg width="1">\n<style>')

@@ -15,7 +15,7 @@ from tests.lab.prompts import prompts, public_trace, requests
 
 
 class Watched(LRU[int]):
-    """Tells what it is asked, and at what time."""
+    """LRU that records its calls and their times."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_lru_counts_as_a_list_does(found: list[list[int]], capacity: int) -> Non
     assert CacheReplay("lru", capacity).run(requests(found)) == naive_lru(requests(found), capacity)
 
 
-def test_all_is_read_then_victims_leave_then_newcomers_enter_after_their_parents(watched: list[Watched]) -> None:
+def test_replay_reads_then_evicts_then_inserts_by_parents(watched: list[Watched]) -> None:
     replay = CacheReplay("lru", 3)
     replay.run(requests([[1, 2, 3], [1, 4, 2, 5]], every_s=1.5))
     (policy,) = watched
@@ -82,7 +82,7 @@ def test_all_is_read_then_victims_leave_then_newcomers_enter_after_their_parents
     assert (replay.counts.prefix_hits, replay.counts.hits, replay.counts.blocks) == (1, 2, 7)
 
 
-def test_more_missing_blocks_than_fit_go_in_rounds_and_a_repeated_one_once(watched: list[Watched]) -> None:
+def test_replay_inserts_large_requests_in_rounds(watched: list[Watched]) -> None:
     CacheReplay("lru", 2).run(requests([[1, 2, 1, 3, 4, 5]]))
     (policy,) = watched
     assert [call[:2] for call in policy.calls] == [

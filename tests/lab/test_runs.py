@@ -67,7 +67,7 @@ def test_a_policy_that_raises_is_named(processes: int) -> None:
 
 
 def test_a_process_that_dies_is_an_error_and_not_a_wait_for_ever() -> None:
-    with pytest.raises(Broken, match="the policy odd failed: the process that ran it died"):
+    with pytest.raises(Broken, match="the policy odd failed: its worker process died"):
         run_jobs([faulty("dies"), faulty("dies"), JOBS[0]], TALK, processes=2)
 
 
@@ -95,7 +95,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_goes_to_the_whole_group_and_only_the_caller_hears_it() -> None:
+def test_runs_ctrl_c_is_handled_by_the_caller_only() -> None:
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0)
     assert process.stdout is not None
     try:

@@ -39,7 +39,7 @@ def test_the_rules_are_a_nodes() -> None:
     assert (defaults.high_watermark, defaults.low_watermark) == (module.HIGH_WATERMARK, module.LOW_WATERMARK)
 
 
-def test_above_the_high_watermark_the_oldest_are_demoted_down_to_the_low_one() -> None:
+def test_tiers_demote_oldest_to_the_low_watermark() -> None:
     tiers, counts = run([list(range(19))])
     assert counts.demotions == 0
     tiers.run(requests([[19]]))
@@ -47,7 +47,7 @@ def test_above_the_high_watermark_the_oldest_are_demoted_down_to_the_low_one() -
     assert (counts.demotions, counts.evictions) == (2, 0)
 
 
-def test_a_hit_below_counts_for_nvme_and_the_second_copies_the_block_up() -> None:
+def test_tiers_second_nvme_hit_promotes_the_block() -> None:
     tiers, counts = run([list(range(20)), [0]])
     assert (counts.dram_hits, counts.nvme_hits, counts.promotions) == (0, 1, 0)
     tiers.run(requests([[0], [0]]))
@@ -55,7 +55,7 @@ def test_a_hit_below_counts_for_nvme_and_the_second_copies_the_block_up() -> Non
     assert 0 in where(tiers)[0] & where(tiers)[1]
 
 
-def test_a_block_with_a_copy_below_leaves_dram_without_another_demotion() -> None:
+def test_tiers_block_with_lower_copy_leaves_dram_at_once() -> None:
     tiers, counts = run([list(range(20)), [0], [0]], nvme=60)
     assert (counts.demotions, counts.promotions) == (2, 1)
     tiers.run(requests([range(30, 45), range(45, 60)]))
@@ -91,7 +91,7 @@ def test_without_room_at_once_nothing_is_promoted() -> None:
     assert (counts.promotions, tiers._hits[1]) == (0, 2)
 
 
-def test_hits_behind_a_miss_are_not_counted_and_a_repeated_block_is_stored_once() -> None:
+def test_tiers_count_no_hits_after_a_miss() -> None:
     _, counts = run([[1, 1], [2, 1]])
     assert (counts.blocks, counts.hits, counts.prefix_hit_ratio) == (4, 0, 0)
     assert run([])[1].prefix_hit_ratio == 0

@@ -45,7 +45,7 @@ def owned(places: Places) -> int:
 
 def owners(places: Places) -> set[str]:
     """Of the partitions, as it knows them."""
-    return {owner.address for owner in watched(places).look().status.owners}
+    return {owner.address for owner in watched(places).snapshot().status.owners}
 
 
 def lead_to(source: MasterConsoleSource, contact: MasterContact) -> None:
@@ -82,7 +82,7 @@ def pair(tmp_path: Path, etcd_url: str) -> Iterator[tuple[Places, Places]]:
 def test_a_master_that_is_alone_asks_nobody_and_never_rests(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as places:
         source = watched(places)
-        status, missing, _age_s = source.look()
+        status, missing, _age_s = source.snapshot()
         assert (status.role, missing, source.rest_s()) == ("owner", (), 0.0)
         assert source.masters() == [MasterView(places.listen, status.name, "owner")]
 
@@ -91,11 +91,11 @@ def test_each_tells_of_all_partitions_and_of_all_masters(pair: tuple[Places, Pla
     addresses = {places.listen for places in pair}
     for places in pair:
         source = watched(places)
-        eventually(lambda source=source: not source.look().missing, "it hears the other one")  # type: ignore[misc]
-        status = source.look().status
+        eventually(lambda source=source: not source.snapshot().missing, "it hears the other one")  # type: ignore[misc]
+        status = source.snapshot().status
         assert (status.role, {owner.address for owner in status.owners}) == ("owner", addresses)
         assert source.rest_s() == REST_S
-        assert {(one.address, one.role, one.trouble) for one in source.masters()} == {(address, "owner", "") for address in addresses}
+        assert {(one.address, one.role, one.error) for one in source.masters()} == {(address, "owner", "") for address in addresses}
         assert source.topologies() == []
         assert source.contents(pb.ContentsRequest()) == pb.ContentsReply()
 
@@ -105,9 +105,9 @@ def test_each_does_what_an_operator_says_at_whoever_owns_it(pair: tuple[Places, 
         source, tenant = watched(places), f"red-{number}"
         source.set_quota(tenant, {"pins": 3, "blocks": None}, BY)
         for other in pair:
-            eventually(lambda: tenant in watched(other).look().status.quotas.tenants, "both tell of it")  # noqa: B023
+            eventually(lambda: tenant in watched(other).snapshot().status.quotas.tenants, "both tell of it")  # noqa: B023
         source.clear_quota(tenant, ["pins", "blocks"], BY)
-        eventually(lambda: tenant not in source.look().status.quota_origins, "and of its end")  # noqa: B023
+        eventually(lambda: tenant not in source.snapshot().status.quota_origins, "and of its end")  # noqa: B023
         assert source.pin(tenant, "ns", BY, pinned=True) == source.remove(tenant, "ns", BY) == 0
         with pytest.raises(InvalidArgument, match="there is no node 'n0'"):
             source.drain("n0", BY, to="peers", cancel=False)
@@ -199,14 +199,14 @@ def test_silent_master_is_named_and_its_last_status_kept(pair: tuple[Places, Pla
     before = source.look().status
     source._last_status[0][1].nodes.add(name="n", state="alive", heartbeat_age_s=1.0)
     lead_to(source, MasterContact("127.0.0.1:1", ""))
-    status, [missing], age_s = source.look()
+    status, [missing], age_s = source.snapshot()
     assert f"at {first.listen}, which owns 1 of the 2 partitions, does not answer: " in missing
     assert "; its data shown are 0 s old" in missing
     assert age_s > 0
     assert [node.heartbeat_age_s > 1.0 for node in status.nodes] == [True], "which goes on"
     assert (status.name, status.role, status.owner.address) == (before.name, "following", first.listen)
     [seen] = [one for one in source.masters() if one.address == first.listen]
-    assert (seen.role, bool(seen.trouble)) == ("owner", True)
+    assert (seen.role, bool(seen.error)) == ("owner", True)
     with pytest.raises(Unavailable):
         source.topologies()
 
@@ -217,5 +217,5 @@ def test_of_a_fellow_that_never_answered_nothing_is_shown(pair: tuple[Places, Pl
         eventually(lambda source=source: source._peer_masters.known(), "it knows the other one")  # type: ignore[misc]
         source._last_status.clear()
         lead_to(source, MasterContact())
-        [missing] = source.look().missing
+        [missing] = source.snapshot().missing
         assert missing.endswith("its entry is damaged; not all is shown")

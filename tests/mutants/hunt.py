@@ -1,4 +1,4 @@
-"""Whether the tests catch a mutant: it is put into a copy of the tree, and its tests have to fail there that pass without it."""
+"""Checks that tests detect a mutant: its patch is applied to a copy of the tree, where tests that pass without it must fail."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from typing import Final
 from tests.mutants.mutant import ROOT, Mutant
 
 TESTS_FAILED: Final = 1
-"""Of pytest's exit codes; with any other it has not come to run them all, and nothing is known."""
+"""pytest's exit code for failed tests; any other but 0 means that the tests did not run."""
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 _UNNEEDED: Final = shutil.ignore_patterns(".*", "build", "out", "__pycache__", "*.egg-info")
 
@@ -27,8 +27,7 @@ class Tree:
         (folder / "build/typing/kvstore").symlink_to("../..")
 
     def failing(self, tests: Sequence[str], *, timeout_s: float) -> str | None:
-        """The first test of `make test` that fails, by name; None if all pass. Raises RuntimeError: they did not run. A mutant that makes
-        tests hang is caught too, by name "timeout"."""
+        """Return the first failing test, None if all pass, or "timeout" if they hang. Raises RuntimeError if they did not run."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-m", "not slow", "-p", "no:cacheprovider", *tests]
         environment = os.environ | {"PYTHONPATH": str(self._folder / "build/typing"), "PYTHONDONTWRITEBYTECODE": "1"}
         try:
@@ -41,7 +40,7 @@ class Tree:
         return None if run.returncode == 0 else found[1] if found else "unknown"
 
     def caught_by(self, mutant: Mutant, *, timeout_s: float) -> str | None:
-        """The first test that fails with the bug in the tree, which is taken out again; None: none does."""
+        """Apply the mutant, return the first failing test or None, and restore the tree."""
         path = self._folder / mutant.file
         sound = path.read_text()
         path.write_text(mutant.patched(sound))

@@ -1,4 +1,4 @@
-"""One seeded bug: which text of which file becomes which other, and which tests have to notice."""
+"""A mutant: a seeded bug as a text replacement in one file, and the tests that must detect it."""
 
 import tomllib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PATCHES: Final = Path(__file__).parent / "patches"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """See the module. `breaks` says in a sentence what goes wrong for a user; `file` and `tests` are relative to the project's root."""
+    """A seeded bug. `breaks` describes its effect on a user; `file` and `tests` are relative to the project's root."""
 
     name: str
     breaks: str
@@ -21,18 +21,18 @@ class Mutant:
     tests: tuple[str, ...]
 
     def patched(self, source: str) -> str:
-        """The source with the bug in it. Raises ValueError: the text stands there not once, so that the patch has to be written anew."""
+        """Return the source with the bug. Raises ValueError unless the old text occurs exactly once."""
         if (count := source.count(self.old)) != 1:
-            raise ValueError(f"{self.name}: its old text stands {count} times in {self.file}, not once; write the patch anew")
+            raise ValueError(f"{self.name}: its old text occurs {count} times in {self.file}, not once: update the patch")
         return source.replace(self.old, self.new)
 
 
 def read(path: Path) -> Mutant:
-    """A mutant of its file, which is named as it is."""
+    """Read a mutant from its file, whose stem is its name."""
     fields = tomllib.loads(path.read_text())
     return Mutant(path.stem, fields["breaks"], fields["file"], fields["old"], fields["new"], tuple(fields["tests"]))
 
 
 def read_all(folder: Path = PATCHES) -> list[Mutant]:
-    """All of a folder, by name."""
+    """Read all mutants of a folder, by name."""
     return [read(path) for path in sorted(folder.glob("*.toml"))]

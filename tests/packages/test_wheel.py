@@ -21,13 +21,13 @@ def names_in_wheel(dist: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-def test_wheel_and_sdist_are_called_as_nobody_elses_and_pass_twine(dist: Path) -> None:
+def test_wheel_and_sdist_have_free_name_and_pass_twine(dist: Path) -> None:
     assert sorted(path.name for path in dist.iterdir()) == [f"kvstore_llm-{VERSION}-py3-none-any.whl", f"kvstore_llm-{VERSION}.tar.gz"]
     said = ran(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
     assert said.count("PASSED") == 2, said
 
 
-def test_the_wheel_has_every_file_of_every_package_and_nothing_else(dist: Path) -> None:
+def test_wheel_has_exactly_the_package_files(dist: Path) -> None:
     packaging = PYPROJECT["tool"]["setuptools"]
     expected = set()
     for package in packaging["packages"]:
@@ -53,7 +53,7 @@ def test_the_sdist_has_what_the_wheel_is_made_of(dist: Path) -> None:
         assert f"kvstore_llm-{VERSION}/{name}" in names
 
 
-def test_an_empty_environment_imports_the_clients_from_the_package(commands: Path) -> None:
+def test_wheel_clients_import_in_an_empty_environment(commands: Path) -> None:
     program = "import kvstore; from kvstore import Client, AsyncClient; print(kvstore.__version__, Client.__name__, kvstore.__file__)"
     version, name, file = ran(str(commands / "python"), "-I", "-c", program).split()
     assert (version, name) == (VERSION, "Client")
@@ -85,7 +85,7 @@ def test_a_type_checker_sees_the_types_of_what_is_installed(commands: Path, type
     assert "Coroutine[Any, Any, float]" in said
 
 
-def test_an_editable_installation_shows_its_sources_to_type_checkers(types_cache: Path, tmp_path: Path) -> None:
+def test_editable_installation_has_types(types_cache: Path, tmp_path: Path) -> None:
     """As ARCHITECTURE.md says: a strict one is a folder of links, which they follow; what setuptools makes by default they cannot."""
     sources = copied(tmp_path / "sources")
     environment = installed(tmp_path / "env", "--config-settings", "editable_mode=strict", "--editable", str(sources))

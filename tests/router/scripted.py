@@ -84,7 +84,7 @@ def answers(status: int, message: str) -> Act:
 
 
 def says(text: str, status: int = 200, **headers: str) -> Act:
-    """This body, whatever it means."""
+    """Respond with this raw body."""
 
     async def act(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(text=text, status=status, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -144,7 +144,7 @@ class ScriptedEngine:
         return str(self._server.make_url("/"))
 
     async def silent(self, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        """Nothing more, until the other side hangs up."""
+        """Send nothing until the peer disconnects."""
         self.entered.set()
         try:
             await asyncio.Event().wait()

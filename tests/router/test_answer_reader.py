@@ -74,8 +74,8 @@ def test_a_stream_is_read_however_it_is_cut(step: int) -> None:
     [
         ({"error": {"message": "CUDA error"}}, "CUDA error"),
         ({"error": "text"}, "text"),
-        ({"choices": [{"finish_reason": "abort"}]}, "it gave the request up: abort"),
-        ({"choices": [{"finish_reason": "stop"}, {"finish_reason": "error"}]}, "it gave the request up: error"),
+        ({"choices": [{"finish_reason": "abort"}]}, "it dropped the request: abort"),
+        ({"choices": [{"finish_reason": "stop"}, {"finish_reason": "error"}]}, "it dropped the request: error"),
         ({"choices": [{"finish_reason": "length"}], "error": None}, None),
     ],
 )

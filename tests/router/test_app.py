@@ -119,7 +119,7 @@ async def test_an_answer_is_the_engines_own() -> None:
         }
 
 
-async def test_the_scheduler_is_asked_with_the_keys_that_engines_use_and_the_slos_of_the_request() -> None:
+async def test_app_schedules_with_engine_keys_and_request_slos() -> None:
     async with served(settings=replace(SETTINGS, ttft_slo_s=9.0)) as router:
         await router.post({**BODY, "prompt": PROMPT}, x_kvstore_tbt_slo_s="0.5")
         keys = Namespace(model="m", dtype="bfloat16", block_tokens=4).block_keys(PROMPT)
@@ -198,7 +198,7 @@ async def test_an_unknown_response_is_the_engines_to_find() -> None:
         assert (response.status, await response.json()) == (404, {"error": {"message": "Response with id 'resp_9' not found."}})
         missing = await router.client.get("/v1/responses/resp_9")
         assert missing.status == 404
-        assert "has not passed on a response 'resp_9'" in (await missing.json())["error"]["message"]
+        assert "unknown response 'resp_9'" in (await missing.json())["error"]["message"]
 
 
 async def test_models_health_and_counts() -> None:
@@ -226,8 +226,8 @@ async def test_models_health_and_counts() -> None:
     ("body", "status", "code", "message"),
     [
         (b"{", 400, None, "the body is not JSON: "),
-        ({**BODY, "model": 1}, 400, None, "model is a text"),
-        ({**BODY, "model": "other"}, 404, "model_not_found", "there is no model 'other' here; there is 'm'"),
+        ({**BODY, "model": 1}, 400, None, "model must be a string"),
+        ({**BODY, "model": "other"}, 404, "model_not_found", "no model 'other': this router serves 'm'"),
         ({**BODY, "prompt": "x" * 3000}, 413, None, "the body of the request is longer than 2048 bytes: "),
     ],
 )
@@ -242,10 +242,10 @@ async def test_a_request_that_cannot_be_served_gets_one_clear_message(body: Any,
         assert (await router.post({**BODY, "max_tokens": 2})).status == 200
 
 
-async def test_a_bad_slo_an_unknown_path_and_a_wrong_method_are_errors_of_the_same_form() -> None:
+async def test_app_client_errors_have_one_form() -> None:
     async with served() as router:
         status, error, _ = await router.refused(BODY, x_kvstore_ttft_slo_s="soon")
-        assert (status, error["message"][:34]) == (400, "the header x-kvstore-ttft-slo-s is")
+        assert (status, error["message"][:34]) == (400, "the header x-kvstore-ttft-slo-s mu")
         assert (await router.refused(BODY, "/v2/completions"))[0] == 404
         response = await router.client.get("/v1/completions")
         assert (response.status, response.headers["Allow"]) == (405, "POST")
@@ -255,13 +255,13 @@ async def test_a_master_that_is_gone_is_503() -> None:
     async with served(Unavailable("no master can be reached")) as router:
         status, error, response = await router.refused(BODY)
         assert (status, response.headers["Retry-After"]) == (503, "1")
-        assert error["message"] == "not served in 6 attempts; the last one: no master can be reached"
+        assert error["message"] == "all 6 attempts failed; the last one: no master can be reached"
         await idle(router)
         assert router.counters.failed == 1
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_mistake_is_an_error_of_the_same_form_counted_and_logged(
+def test_app_internal_error_is_counted_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_streamed: bool
 ) -> None:
     def fails(*_: Any) -> Any:
@@ -334,7 +334,7 @@ async def test_a_whole_answer_that_breaks_off_is_made_anew() -> None:
         assert (router.counters.retries, router.counters.completed, router.counters.failed) == (1, 1, 0)
 
 
-async def test_requests_beyond_the_limit_are_refused_and_a_client_that_hangs_up_frees_its_place() -> None:
+async def test_app_refuses_over_limit_and_frees_disconnected() -> None:
     async with served(settings=replace(SETTINGS, max_requests=1)) as router:
         router.engine.script.append(router.engine.silent)
         waiting = asyncio.create_task(router.post(BODY))
@@ -344,11 +344,11 @@ async def test_requests_beyond_the_limit_are_refused_and_a_client_that_hangs_up_
         waiting.cancel()
         await router.engine.cancelled.wait()
         await idle(router)
-        assert router.counters.hung_up == 1
+        assert router.counters.disconnects == 1
         assert (await router.post(BODY)).status == 200
 
 
-async def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine() -> None:
+async def test_app_disconnect_in_a_stream_reaches_the_engine() -> None:
     async with served() as router:
         router.engine.script += [well, streams(event(choice([97])), then=router.engine.silent)]
         response = await router.post({**BODY, "stream": True})
@@ -356,7 +356,7 @@ async def test_a_client_that_hangs_up_within_a_stream_is_heard_of_at_the_engine(
         response.close()
         await router.engine.cancelled.wait()
         await idle(router)
-        assert (router.counters.hung_up, router.counters.completed) == (1, 0)
+        assert (router.counters.disconnects, router.counters.completed) == (1, 0)
 
 
 async def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
@@ -366,7 +366,7 @@ async def test_a_client_that_takes_nothing_is_hung_up_on() -> None:
         response = await router.post({**BODY, "stream": True})
         response._connection.transport.pause_reading()  # type: ignore[union-attr]
         await idle(router)
-        assert (router.counters.hung_up, router.counters.completed) == (1, 0)
+        assert (router.counters.disconnects, router.counters.completed) == (1, 0)
         response.close()
 
 

@@ -15,7 +15,7 @@ from tests.telemetry.http.asking import ask
 NO_MASTER = ("--master", "127.0.0.1:1")
 
 
-def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal(tmp_path: Path) -> None:
+def test_daemon_serves_without_master_until_a_signal(tmp_path: Path) -> None:
     flags = ("kvstore-router", "--listen", "127.0.0.1:0", "--model", "m", "--attempts", "1", "--log-format", "json", *NO_MASTER)
     router = Process("tests.tuned_daemon", *flags, log=tmp_path / "log")
     try:
@@ -25,7 +25,7 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
         connection.request("POST", "/v1/completions", json.dumps({"model": "m", "prompt": "x"}))
         response = connection.getresponse()
         assert response.status == 503
-        assert "not served in 1 attempts; the last one: no master can be reached" in json.load(response)["error"]["message"]
+        assert "all 1 attempts failed; the last one: no master can be reached" in json.load(response)["error"]["message"]
         connection.close()
         port = router.ready["http"]
         assert [ask(port, path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 503, 200]
@@ -41,14 +41,14 @@ def test_it_says_where_it_listens_serves_without_a_master_and_ends_with_a_signal
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "no model is named: give --model NAME, as the engines' blocks have it"),
+        ([], "model is not set: give --model NAME, the name in the engines' namespace"),
         (["--model", "m", "--listen", "nowhere"], "'nowhere' is not an address"),
         (["--model", "m", "--listen", "0.0.0.0:0"], "listen 0.0.0.0 is not loopback, and authentication is off"),
         (["--model", "m", "--master", "http://127.0.0.1:7440"], "'http://127.0.0.1:7440' is not an address: write HOST:PORT"),
         (["--model", "m", "--max-requests", "0"], "--max-requests: 0 is below the minimum of 1"),
     ],
 )
-def test_settings_that_cannot_be_met_are_one_line_and_exit_code_2(flags: list[str], message: str) -> None:
+def test_daemon_invalid_settings_are_one_line_and_status_2(flags: list[str], message: str) -> None:
     result = CliRunner().invoke(daemon.main, flags)
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()

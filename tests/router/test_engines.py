@@ -86,17 +86,17 @@ def test_a_prefill_says_what_was_decided() -> None:
 @pytest.mark.parametrize(
     ("act", "error", "message"),
     [
-        (answers(500, "out of memory"), EngineFailed, "the engine at .* answers 500: out of memory"),
-        (answers(503, ""), EngineFailed, "the engine at .* answers 503: nothing more"),
-        (answers(429, "later"), EngineFailed, "answers 429: later"),
-        (says("<html>Bad Gateway</html>", 502), EngineFailed, "answers 502: <html>Bad Gateway</html>"),
-        (says('{"detail": 1}', 422), EngineRefused, "the engine answers 422"),
-        (answers(404, "no model"), EngineRefused, "the engine answers 404"),
-        (hangs_up, Unavailable, "the engine at .* hung up"),
-        (says("<html>"), Unavailable, "does not answer as engines do: no JSON object: b'<html>'"),
-        (says("[]"), Unavailable, "does not answer as engines do: no JSON object: b'\\[\\]'"),
-        (says('{"choices": [{}], "kv_transfer_params": 1}'), Unavailable, "its kv_transfer_params are no object"),
-        (says(json.dumps(choice([], "abort"))), Unavailable, "failed: it gave the request up: abort"),
+        (answers(500, "out of memory"), EngineFailed, "the engine at .* responded with status 500: out of memory"),
+        (answers(503, ""), EngineFailed, "the engine at .* responded with status 503: no message"),
+        (answers(429, "later"), EngineFailed, "responded with status 429: later"),
+        (says("<html>Bad Gateway</html>", 502), EngineFailed, "responded with status 502: <html>Bad Gateway</html>"),
+        (says('{"detail": 1}', 422), EngineRefused, "the engine responded with status 422"),
+        (answers(404, "no model"), EngineRefused, "the engine responded with status 404"),
+        (hangs_up, Unavailable, "the engine at .* disconnected"),
+        (says("<html>"), Unavailable, "sent a malformed response: not a JSON object: b'<html>'"),
+        (says("[]"), Unavailable, "sent a malformed response: not a JSON object: b'\\[\\]'"),
+        (says('{"choices": [{}], "kv_transfer_params": 1}'), Unavailable, "kv_transfer_params is not an object"),
+        (says(json.dumps(choice([], "abort"))), Unavailable, "failed: it dropped the request: abort"),
     ],
 )
 def test_a_prefill_that_fails_says_if_another_may_do_better(act: Act, error: type[Exception], message: str) -> None:
@@ -124,7 +124,7 @@ async def test_an_engine_that_does_not_tokenise_is_an_error(act: Act, error: typ
 async def test_an_engine_sends_a_prompt_nowhere_else() -> None:
     async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
         async with asked(engine.address, SETTINGS) as (engines, where):
-            with pytest.raises(EngineFailed, match="answers 307: elsewhere"):
+            with pytest.raises(EngineFailed, match="responded with status 307: elsewhere"):
                 await engines.prefill(completion(), where)
         assert (len(engine.bodies), other.bodies) == (1, [])
 
@@ -137,7 +137,7 @@ def moved_to(address: str) -> Act:
 
 
 def pours(status: int = 200, **headers: str) -> Act:
-    """Says more and more, until the other side hangs up."""
+    """Send data until the peer disconnects."""
 
     async def act(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(status=status, headers=headers)
@@ -150,7 +150,7 @@ def pours(status: int = 200, **headers: str) -> Act:
 
 async def test_an_answer_without_an_end_is_not_held_back() -> None:
     async with ScriptedEngine(pours(), pours()) as engine, asked(engine.address, SETTINGS) as (engines, where):
-        with pytest.raises(Unavailable, match="no JSON object"):
+        with pytest.raises(Unavailable, match="not a JSON object"):
             await engines.prefill(completion(), where)
         answer = await engines.serve(completion(), where)
         size = 0
@@ -167,7 +167,7 @@ async def test_a_silent_engine_is_given_up_and_hears_of_it(what: str) -> None:
     async with ScriptedEngine() as engine, asked(engine.address, settings) as (engines, where):
         engine.tokenizing.append(engine.silent)
         engine.script.append(streams(event(choice([97])), then=engine.silent) if what == "next" else engine.silent)
-        with pytest.raises(DeadlineExceeded, match="takes too long"):
+        with pytest.raises(DeadlineExceeded, match="did not respond in time"):
             match what:
                 case "prefill":
                     await engines.prefill(completion(), where)
@@ -197,7 +197,7 @@ async def test_cancelling_and_closing_hang_up_on_the_engine() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sending a large body")
 def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
-    """As one whose process is stopped: its kernel accepts, and nobody reads."""
+    """A stopped process: its kernel accepts connections, but it does not read."""
 
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -206,11 +206,11 @@ def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
         long = completion(range(100_000, 400_000))  # more than two kernels keep
         async with asked(f"http://127.0.0.1:{listener.getsockname()[1]}") as (engines, where):
             before = open_files()
-            with pytest.raises(DeadlineExceeded, match="takes too long"):
+            with pytest.raises(DeadlineExceeded, match="did not respond in time"):
                 await engines.prefill(long, where)
-            with pytest.raises(DeadlineExceeded, match="takes too long"):
+            with pytest.raises(DeadlineExceeded, match="did not respond in time"):
                 await engines.serve(long, where)
-            with pytest.raises(DeadlineExceeded, match="takes too long"):
+            with pytest.raises(DeadlineExceeded, match="did not respond in time"):
                 await engines.decode(long, where, FIRST)
             listener.close()  # what its kernel has taken is let go, and with it the connections
             while open_files() >= before:
@@ -224,7 +224,7 @@ def test_an_engine_that_does_not_take_a_prompt_is_given_up() -> None:
         run(test(listener))
 
 
-async def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> None:
+async def test_engines_slow_head_does_not_extend_the_deadline() -> None:
     hung_up = asyncio.Event()
 
     async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -236,12 +236,12 @@ async def test_a_head_that_comes_in_drips_does_not_put_the_deadline_off() -> Non
 
     engine = await asyncio.start_server(drips, "127.0.0.1", 0)
     async with engine, asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}") as (engines, where):
-        with pytest.raises(DeadlineExceeded, match="takes too long"):
+        with pytest.raises(DeadlineExceeded, match="did not respond in time"):
             await engines.prefill(completion(), where)
         await hung_up.wait()
 
 
-def test_a_connection_notices_when_the_host_of_its_engine_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_connection_detects_dead_host(monkeypatch: pytest.MonkeyPatch) -> None:
     noticed = []
 
     def notice(sock: socket.socket, timeout_s: float, *, limit_unacknowledged: bool) -> None:
@@ -258,7 +258,7 @@ def chunked(*frames: bytes) -> bytes:
 
 @asynccontextmanager
 async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
-    """Answers with the head of a chunked body and these bytes, whatever they mean, and leaves the connection open."""
+    """Engine that responds with the head of a chunked body and these raw bytes, and leaves the connection open."""
     over = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -267,7 +267,7 @@ async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
         await reader.readexactly(int(length.partition(b":")[2]))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for part in parts:
-            await asyncio.sleep(0.02)  # or the head and what is malformed would be read as one, of which aiohttp tells
+            await asyncio.sleep(0.02)  # aiohttp reports malformed bytes that it reads together with the head
             writer.write(part)
         await reader.read()
         writer.close()
@@ -281,15 +281,15 @@ async def raw_engine(*parts: bytes) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("parts", [(b"zz\r\n",), (chunked(event(choice([97]))), b"zz\r\n"), (chunked(event(choice([97]))) + b"zz\r\n",)])
-async def test_an_answer_that_stops_being_http_is_given_up_long_before_its_deadline(parts: tuple[bytes, ...]) -> None:
+async def test_engines_malformed_http_fails_before_the_deadline(parts: tuple[bytes, ...]) -> None:
     async with raw_engine(*parts) as address, asked(address, SETTINGS) as (engines, where):
-        with pytest.raises(Unavailable, match="which is no HTTP"):
+        with pytest.raises(Unavailable, match="malformed HTTP"):
             await drained(await engines.decode(STREAMED, where, FIRST))
 
 
 @pytest.mark.parametrize("then", [(), (b"zz\r\n",), (chunked(event(choice([98]))),)])
 async def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) -> None:
-    """Whatever becomes of the body, whose end does not come."""
+    """After the last event the end of the body does not matter."""
 
     async with (
         raw_engine(chunked(event(choice([97]))), chunked(done()), *then) as address,
@@ -298,7 +298,7 @@ async def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) 
         await drained(await engines.decode(STREAMED, where, FIRST))
 
 
-async def test_a_stream_that_was_read_to_its_end_leaves_its_connection_for_the_next_one() -> None:
+async def test_engines_connection_is_reused_after_a_whole_stream() -> None:
     opened = []
 
     async def notes(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Promises of serving.py, in this process: its own signals, real sockets."""
+"""Promises of http_server.py, with this process's signals and real sockets."""
 
 import asyncio
 import os
@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
-from kvstore.router.http_server import hang_up, serve
+from kvstore.router.http_server import abort_connection, serve
 from kvstore.telemetry.http import aiohttp_server as http_serving
 from kvstore.telemetry.http.listener import listening
 
 
 class Waiting:
-    """An application whose handler waits until it is told to end."""
+    """Application whose handler waits for an event."""
 
     def __init__(self) -> None:
         self.entered, self.end, self.cancelled, self.ready = (asyncio.Event() for _ in range(4))
@@ -34,7 +34,7 @@ class Waiting:
         return web.Response(text="the end")
 
     async def _hang_up(self, request: web.Request) -> web.Response:
-        hang_up(request)
+        abort_connection(request)
         return web.Response(text="never read")
 
     def stop(self, name: str) -> None:
@@ -76,7 +76,7 @@ async def test_a_handler_whose_client_hangs_up_is_cancelled() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_after_a_signal_what_runs_may_end_and_nobody_new_comes_in(number: signal.Signals) -> None:
+async def test_server_drains_after_a_signal_without_new_clients(number: signal.Signals) -> None:
     async with served() as (waiting, serving):
         reader, writer = await waiting.ask()
         await waiting.entered.wait()
@@ -109,7 +109,7 @@ async def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pyt
         writer.close()
 
 
-async def test_of_more_connections_than_there_may_be_those_that_have_asked_stay() -> None:
+async def test_server_at_connection_limit_keeps_active_clients() -> None:
     async with served(max_connections=2) as (waiting, _):
         asking, writer = await waiting.ask()
         await waiting.entered.wait()

@@ -129,7 +129,7 @@ def test_slos_come_from_the_headers_else_the_default() -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])
 def test_an_slo_that_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"the header {TTFT_HEADER} is a number of seconds above 0, not '{text}'"):
+    with pytest.raises(InvalidArgument, match=f"the header {TTFT_HEADER} must be a positive number of seconds, not '{text}'"):
         parse_slo({TTFT_HEADER: text}, Slo())
 
 

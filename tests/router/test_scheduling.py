@@ -46,7 +46,7 @@ def test_the_masters_answer_is_handed_on(two_nodes: LocalCluster) -> None:
         run(test(client, threads))
 
 
-async def test_a_question_that_waits_for_a_thread_beyond_its_deadline_is_not_asked() -> None:
+async def test_scheduler_call_past_its_deadline_is_not_sent() -> None:
     """Else one behind another would wait for a master that is silent, each for a deadline of its own."""
 
     asked = []

@@ -29,7 +29,7 @@ class Scheduler:
             raise Unavailable("no master can be reached")
 
 
-async def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_ready_with_scheduler_alive_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, server = Scheduler(), HttpServer("127.0.0.1:0")
     add_router_signals(server, RouterCounters(), scheduler, asyncio.get_running_loop())  # type: ignore[arg-type]
     server.start()
@@ -45,7 +45,7 @@ async def test_it_is_ready_while_the_scheduler_answers_and_alive_while_its_loop_
 
 
 @pytest.mark.parametrize("role", ["read", "write", "admin"])
-async def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and_with_no_other(tmp_path: Path, role: str) -> None:
+async def test_router_ready_needs_a_token_that_may_schedule(tmp_path: Path, role: str) -> None:
     tenants = tokens_file(tmp_path, {"blue": "other"}, f'[[tenants.red]]\ntoken = "secret"\nrole = "{role}"')
 
     with master_in_thread(tmp_path / "run", tokens=tenants) as places:
@@ -61,7 +61,7 @@ async def test_it_is_ready_with_any_token_that_its_requests_are_scheduled_by_and
 
 
 def test_what_is_told_is_what_is_listed() -> None:
-    counters = RouterCounters(active=1, requests=5, hung_up=2)
+    counters = RouterCounters(active=1, requests=5, disconnects=2)
     counters.rejected["busy"] += 3
     counters.routed_by_load["salt"] += 4
     counters.durations.observe(3_000_000_000, 1)

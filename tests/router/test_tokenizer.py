@@ -152,7 +152,7 @@ def test_a_mismatch_turns_exact_tokenising_off(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         run(test())
     assert len(caplog.records) == 1
-    assert "counts 16 tokens in a prompt for which its /tokenize gave 15" in caplog.text
+    assert "counted 16 tokens in a prompt for which its /tokenize returned 15" in caplog.text
 
 
 def test_a_cache_of_prompts_evicts_the_least_recently_used() -> None:

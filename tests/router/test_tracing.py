@@ -70,7 +70,7 @@ async def router(tracing: Tracing | None, *script: Act, fails: bool = False) -> 
         await asyncio.to_thread(tracing.close)
 
 
-async def test_a_request_is_below_the_span_that_its_header_names_and_engines_are_below_its_own(collector: Collector) -> None:
+async def test_trace_request_span_is_child_of_header_and_parent(collector: Collector) -> None:
     async with router(to(collector)) as (client, engine):
         response = await client.post("/v1/completions", json=BODY, headers={"traceparent": PARENT.text(), "tracestate": "a=1"})
         assert response.status == 200
@@ -95,7 +95,7 @@ async def test_a_request_is_below_the_span_that_its_header_names_and_engines_are
 
 
 @pytest.mark.parametrize("is_tracing", [False, True])
-async def test_what_is_not_sampled_goes_on_as_it_came_and_what_cannot_be_read_does_not(collector: Collector, is_tracing: bool) -> None:
+async def test_trace_unsampled_header_is_passed_invalid_dropped(collector: Collector, is_tracing: bool) -> None:
     async with router(to(collector) if is_tracing else None) as (client, engine):
         for traceparent in (UNSAMPLED, "garbage"):
             await client.post("/v1/chat/completions", json=CHAT)
@@ -114,7 +114,7 @@ async def test_chance_begins_traces_of_requests_that_name_none(collector: Collec
     assert engine.headers[1]["traceparent"].split("-")[1] == request.trace_id
 
 
-async def test_what_fails_is_named_by_its_status_and_its_parts_by_their_error(collector: Collector) -> None:
+async def test_trace_failures_are_named_by_status_and_error(collector: Collector) -> None:
     async with router(to(collector, sample_ratio=1), fails=True) as (client, _engine):
         assert (await client.post("/v1/completions", json=BODY)).status == 503
         assert (await client.post("/v1/completions", json={"model": "other", "prompt": PROMPT})).status == 404
@@ -124,7 +124,7 @@ async def test_what_fails_is_named_by_its_status_and_its_parts_by_their_error(co
     assert {span.error for span in parts} == {"Unavailable"}
 
 
-async def test_a_stream_that_breaks_off_and_an_engine_that_refuses_are_errors(collector: Collector) -> None:
+async def test_trace_broken_stream_and_refusal_are_errors(collector: Collector) -> None:
     async with router(to(collector, sample_ratio=1)) as (client, engine):
         await client.post("/v1/completions", json={**BODY, **WHOLE})
         engine.script.extend([well, streams(event(choice([1])), then=hangs_up)])

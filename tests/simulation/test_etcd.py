@@ -111,7 +111,7 @@ def cut(catalog: Pumped, etcd: Etcd, *, is_answer: bool = False) -> tuple[Host, 
     return way
 
 
-def test_an_owner_that_is_cut_off_counts_itself_out_before_another_is_elected(etcd: Etcd) -> None:
+def test_etcd_cut_off_owner_resigns_before_an_election(etcd: Etcd) -> None:
     former, rival = Pumped(etcd), Pumped(etcd)
     first = elected(former, "first")
     second = opened(rival, "second")
@@ -127,7 +127,7 @@ def test_an_owner_that_is_cut_off_counts_itself_out_before_another_is_elected(et
     assert first.told[-3:] == ["deposed", "begin", "owned by second"]
 
 
-def test_a_write_whose_answer_is_lost_is_written_once_more_and_told_once(etcd: Etcd) -> None:
+def test_etcd_write_with_lost_reply_is_retried_once(etcd: Etcd) -> None:
     catalog = Pumped(etcd)
     following: Following = elected(catalog)
     assert catalog.has_written_all
@@ -145,7 +145,7 @@ def test_a_write_whose_answer_is_lost_is_written_once_more_and_told_once(etcd: E
     assert following.epoch > 0
 
 
-def test_a_write_of_a_former_epoch_or_from_before_the_fence_moved_is_refused(etcd: Etcd) -> None:
+def test_etcd_write_of_old_epoch_or_fence_is_refused(etcd: Etcd) -> None:
     epoch = etcd.campaign(Candidate("me", "me:1"), 0)
     etcd.write(epoch, etcd.fence, [Op(b"a", b"1")])
     former = etcd.fence
@@ -156,9 +156,7 @@ def test_a_write_of_a_former_epoch_or_from_before_the_fence_moved_is_refused(etc
     assert etcd.records == {b"a": b"1"}
 
 
-def test_what_was_sent_while_etcd_was_cut_off_may_come_after_another_has_been_elected_and_is_refused(
-    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_etcd_delayed_write_after_an_election_is_refused(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.simulation.catalog.LATE_SHARE", 1.0)
     former, rival = Pumped(etcd), Pumped(etcd)
     elected(former, "first")
@@ -182,7 +180,7 @@ def test_what_was_sent_while_etcd_was_cut_off_may_come_after_another_has_been_el
     assert etcd.records == {}
 
 
-def test_what_is_given_up_is_anothers_at_once_and_the_former_owner_follows(etcd: Etcd) -> None:
+def test_etcd_resigned_lease_is_free_at_once(etcd: Etcd) -> None:
     former, rival = Pumped(etcd), Pumped(etcd)
     first, second = elected(former, "first"), opened(rival, "second")
     former._catalog.wait_s = lambda: 1.0

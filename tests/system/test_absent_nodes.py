@@ -26,7 +26,7 @@ def stored(system: System, name: str) -> int:
     return next(tier.blocks for tier in system.node_status(name).tiers if tier.name == "nvme")
 
 
-def test_more_removals_than_are_kept_for_a_node_that_is_away_are_done_and_hold_when_it_returns(tmp_path: Path) -> None:
+def test_more_removals_than_tombstones_hold_when_node_returns(tmp_path: Path) -> None:
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
         system.start_master(0, "--max-kept-removals", "5")
         start(system, "n0")

@@ -71,7 +71,7 @@ def undecided(system: System, name: str = "n0") -> int:
     return system.node_status(name).counters["undecided"]
 
 
-def test_put_is_read_by_its_client_at_once_and_by_all_after_a_flush(running: System, side: Side) -> None:
+def test_put_is_read_by_its_client_and_by_all_after_flush(running: System, side: Side) -> None:
     with side.make(ack="node") as client, side.make() as other:
         put_first(client)
         away(running)
@@ -155,7 +155,7 @@ def test_remove_after_a_put_leaves_nothing_behind(running: System, side: Side, a
         until(lambda: undecided(running) == 0, "no block to be undecided")
 
 
-def test_put_for_the_cluster_is_not_answered_before_the_master_knows(running: System) -> None:
+def test_put_ack_cluster_waits_for_the_master(running: System) -> None:
     with running.client(ack="node") as client:
         put_first(client)
         away(running)
@@ -189,7 +189,7 @@ def tied(system: System, name: str) -> Client:
     return client
 
 
-def test_what_another_node_has_becomes_a_replica_and_the_clusters_bytes_win(running: System) -> None:
+def test_existing_block_becomes_replica_and_cluster_bytes_win(running: System) -> None:
     running.start_node("n1", "--dram", "64MiB")
     running.await_alive("n0", "n1")
     with tied(running, "n0") as first, tied(running, "n1") as second:
@@ -208,7 +208,7 @@ def test_what_another_node_has_becomes_a_replica_and_the_clusters_bytes_win(runn
         assert second.get(b"same") == b"1" * 5000
 
 
-def test_kills_of_the_master_lose_nothing_and_leave_nothing_undecided(running: System) -> None:
+def test_master_kills_lose_nothing_nor_leave_uncommitted(running: System) -> None:
     with running.client(ack="node") as client:
         for turn in range(3):
             keys = [b"turn %d %d" % (turn, number) for number in range(200)]

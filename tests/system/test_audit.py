@@ -51,7 +51,7 @@ def console(system: System, index: int, path: str, told: Any, token: str = OPERA
     return ask(place, path, method="POST", headers=headers, body=json.dumps(told).encode())
 
 
-def test_one_command_shows_what_operators_did_at_each_of_three_masters(system: System) -> None:
+def test_audit_shows_operators_actions_at_three_masters(system: System) -> None:
     """By the command line, and by the console of each master, of which one owns the catalog."""
     assert run(system, "quota", "set", "red", "--dram-bytes", "96GiB").exit_code == 0
     for index in range(MASTERS):
@@ -98,7 +98,7 @@ def owner_of(system: System) -> int:
     return next(index for index, (listen, _control) in enumerate(system._master_ports) if listen == port)
 
 
-def test_refused_logins_are_shown_with_their_address_whichever_master_refused_them(system: System) -> None:
+def test_audit_shows_refused_logins_of_all_masters(system: System) -> None:
     for index in range(MASTERS):
         assert console(system, index, "/api/actions/quota", {}, token="guess").status == 401
     with pytest.raises(Unauthorized):

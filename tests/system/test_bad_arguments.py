@@ -38,7 +38,7 @@ def test_a_key_that_is_none_is_refused(client: Client) -> None:
                 getattr(client, method)(*arguments)
 
 
-def test_a_value_of_no_bytes_or_larger_than_every_tier_is_refused(client: Client) -> None:
+def test_value_empty_or_too_large_is_refused(client: Client) -> None:
     for size in (0, 9 << 20):
         with pytest.raises(InvalidArgument):
             client.put(b"k", bytes(size))
@@ -80,13 +80,13 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[str]:
     thread.join()
 
 
-def test_a_master_that_is_not_there_is_unavailable_within_the_deadline() -> None:
+def test_absent_master_is_unavailable_within_the_deadline() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with within(1.0), Client(address, deadline_s=1.0) as client, pytest.raises(Unavailable, match="no master"):
         client.put(b"k", b"v")
 
 
-def test_a_master_that_never_answers_is_given_up_within_the_deadline() -> None:
+def test_silent_master_fails_within_the_deadline() -> None:
     before_s = time.monotonic()
     with within(0.5), socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -95,7 +95,7 @@ def test_a_master_that_never_answers_is_given_up_within_the_deadline() -> None:
     assert time.monotonic() - before_s > 0.4
 
 
-def test_a_master_of_another_protocol_version_is_named_with_both_versions() -> None:
+def test_master_of_other_protocol_is_named_with_versions() -> None:
     def answer(connection: socket.socket) -> None:
         connection.recv(4096)
         connection.sendall(HEADER.pack(MAGIC, VERSION + 1, 2, 1, 0, 0, 0))
@@ -106,7 +106,7 @@ def test_a_master_of_another_protocol_version_is_named_with_both_versions() -> N
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00" * 64, bytes(range(256))])
-def test_what_is_no_master_is_a_typed_error_and_leaves_no_descriptor(answer: bytes) -> None:
+def test_non_master_is_typed_error_without_descriptor_leak(answer: bytes) -> None:
     def serve(connection: socket.socket) -> None:
         connection.recv(4096)
         connection.sendall(answer)

@@ -102,7 +102,7 @@ def test_an_operator_with_certificate_and_token_names_a_tenant(encrypted: Encryp
 
 
 def refuses(call: Callable[[], object]) -> Callable[[], bool]:
-    """Whether the call fails by now."""
+    """Return whether the call fails by now."""
 
     def is_so() -> bool:
         try:
@@ -168,7 +168,7 @@ def exported(encrypted: Encrypted, monkeypatch: pytest.MonkeyPatch) -> ClientSet
     return settings
 
 
-def test_a_client_takes_certificate_and_tenant_from_the_environment(exported: ClientSettings) -> None:
+def test_client_takes_certificate_and_tenant_from_variables(exported: ClientSettings) -> None:
     with Client(deadline_s=PATIENT_S) as client:
         assert client.put(KEY, VALUE, ack="cluster")
     with Client(settings=ClientSettings(deadline_s=PATIENT_S)) as client:
@@ -182,7 +182,7 @@ MASTER, NODE = "kvstore.master.daemon", "kvstore.store.daemon"
 ANYWHERE = ("--listen", "127.0.0.1:0")
 
 
-def test_a_master_with_another_programs_certificate_does_not_start(tmp_path: Path) -> None:
+def test_master_with_foreign_certificate_does_not_start(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "certs")
     line = refusal(MASTER, *ANYWHERE, "--run-dir", str(tmp_path), *flags(cluster.node("n1")))
     assert "tls_cert is for kvstore://node/n1, and kvstore://master is required" in line

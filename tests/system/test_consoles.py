@@ -68,11 +68,11 @@ class Consoles:
         """All blocks and both nodes, and nothing missing."""
         cluster = self.cluster(index)
         alive = [self.node(index, name).get("state") for name in ("n0", "n1")]
-        return cluster is not None and cluster["totals"]["blocks"] == blocks and alive == ["alive"] * 2 and not cluster["troubles"]
+        return cluster is not None and cluster["totals"]["blocks"] == blocks and alive == ["alive"] * 2 and not cluster["problems"]
 
     def roles(self, index: int) -> list[tuple[str, str]]:
         """Of the masters that this one knows, and what is wrong with each."""
-        return sorted((one["role"], one["trouble"]) for one in self.ask(index, "/api/masters").json())
+        return sorted((one["role"], one["error"]) for one in self.ask(index, "/api/masters").json())
 
     def owned(self, index: int, partitions: int) -> int:
         return len(self.system.owned(index, partitions))
@@ -96,7 +96,7 @@ def three(tmp_path: Path, etcd_url: str) -> Iterator[Consoles]:
         yield found
 
 
-def test_each_master_shows_the_whole_and_does_as_an_operator_says(three: Consoles) -> None:
+def test_console_of_each_master_shows_and_acts_on_the_whole(three: Consoles) -> None:
     for index in range(3):
         until(lambda index=index: three.shows(index), f"the whole cluster at master {index}")  # type: ignore[misc]
         cluster = three.cluster(index)
@@ -113,7 +113,7 @@ def test_each_master_shows_the_whole_and_does_as_an_operator_says(three: Console
         three.act(index, "drain", node="n1")
         until(lambda index=index: three.node(index, "n1")["drain"] == "drained", "it is drained of all partitions")  # type: ignore[misc]
         three.act(index, "drain", node="n1", cancel=True)
-        until(lambda index=index: three.node(index, "n1")["drain"] == "", "it takes blocks again")  # type: ignore[misc]
+        until(lambda index=index: three.node(index, "n1")["drain"] == "", "it accepts blocks again")  # type: ignore[misc]
         three.act(index, "quota", tenant="red", limit="pins", value=f"{100 + index}")
         three.act(index, "quota", tenant="red", limit="pins", value="")
         refused = three.ask(index, "/api/actions/drain", {"node": "nowhere"})
@@ -122,7 +122,7 @@ def test_each_master_shows_the_whole_and_does_as_an_operator_says(three: Console
     until(lambda: three.shows(0, 0), "the others show that they are gone")
 
 
-def test_whom_a_master_does_not_let_in_gets_nothing_from_the_others_either(three: Consoles) -> None:
+def test_console_refused_by_one_master_gets_nothing(three: Consoles) -> None:
     until(lambda: three.shows(0), "the whole cluster")
     for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "Bearer guess"}):
         assert three.ask(0, "/api/state", headers=headers).status == 401
@@ -130,7 +130,7 @@ def test_whom_a_master_does_not_let_in_gets_nothing_from_the_others_either(three
     assert three.node(0, "n0")["drain"] == ""
 
 
-def test_while_a_master_does_not_answer_the_page_says_so_and_shows_the_rest_and_what_was(three: Consoles) -> None:
+def test_console_marks_silent_master_and_shows_the_rest(three: Consoles) -> None:
     until(lambda: all(three.shows(index) for index in range(3)), "the whole cluster at each master")
     hanging = next(index for index in range(3) if three.owned(index, 4) == 2)
     left = next(index for index in range(3) if index != hanging)
@@ -139,7 +139,7 @@ def test_while_a_master_does_not_answer_the_page_says_so_and_shows_the_rest_and_
     missing = f"127.0.0.1:{three.system._master_ports[hanging][0]}, which owns 2 of the 4 partitions, does not answer"
 
     def is_told() -> bool:
-        return any(missing in trouble["text"] for trouble in three.cluster(left)["troubles"])
+        return any(missing in trouble["text"] for trouble in three.cluster(left)["problems"])
 
     until(is_told, "the page says whom it does not hear")
     assert three.cluster(left)["totals"]["blocks"] == BLOCKS, "what it was told last stays"
@@ -155,7 +155,7 @@ def test_while_a_master_does_not_answer_the_page_says_so_and_shows_the_rest_and_
     until(lambda: ("owner", "") in three.roles(others[0]) and len(three.roles(others[0])) == 3, "which the others ask again")
 
 
-def test_one_that_owns_nothing_shows_the_whole_by_tls_in_a_browser(tmp_path: Path, etcd_url: str) -> None:
+def test_console_of_follower_shows_the_whole_by_tls(tmp_path: Path, etcd_url: str) -> None:
     """One partition, and certificates in place of tokens: the master that follows is a master by its own."""
     tls = flags(shared().master())
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:

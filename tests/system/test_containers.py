@@ -56,7 +56,7 @@ class Containers:
 
 
 @pytest.mark.parametrize("size_bytes", [100, 128 << 10], ids=["in messages", "by the engine"])
-def test_a_container_with_anothers_run_folder_finds_the_others_blocks_all_the_same(tmp_path: Path, size_bytes: int) -> None:
+def test_container_with_foreign_run_folder_finds_blocks(tmp_path: Path, size_bytes: int) -> None:
     keys = [[f"{host} {number}" for number in range(COUNT)] for host in (0, 1)]
     with two_hosts(0) as hosts:
         await_links(hosts, "rail0")

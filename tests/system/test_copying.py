@@ -80,7 +80,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield started
 
 
-def test_copies_are_the_bytes_that_were_put_and_are_there_when_their_source_is_not(cluster: Cluster) -> None:
+def test_copies_have_the_bytes_and_outlive_their_source(cluster: Cluster) -> None:
     with cluster.fill() as client:
         assert cluster.read_from("b") == [None] * len(KEYS)
         cluster.replicate()
@@ -121,7 +121,7 @@ def test_a_block_removed_while_it_is_copied_does_not_come_back(cluster: Cluster)
         assert not any(value is not None and not known[key] for key, value in at_b.items()), "b holds what the master does not know"
 
 
-def test_a_source_that_dies_while_it_is_copied_leaves_right_bytes_or_nothing(cluster: Cluster) -> None:
+def test_copy_with_dying_source_is_right_or_absent(cluster: Cluster) -> None:
     with cluster.fill() as client:
         cluster.replicate()
         cluster.kill_node("a")
@@ -137,7 +137,7 @@ def test_a_source_that_dies_while_it_is_copied_leaves_right_bytes_or_nothing(clu
         assert client.get_batch(KEYS) == at_b
 
 
-def test_with_tokens_nodes_copy_from_one_another_though_none_knows_a_token(tmp_path: Path) -> None:
+def test_copy_between_nodes_works_with_tokens(tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path, {"red": "secret", "blue": "other"})
     with (
         master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, tokens=tokens) as places,

@@ -45,7 +45,7 @@ def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
         yield f"{address}:{MASTER}"
 
 
-def test_an_engine_behind_a_firewall_is_done_without_and_used_again_once_it_can_be(tmp_path: Path) -> None:
+def test_engine_behind_firewall_is_bypassed_then_reused(tmp_path: Path) -> None:
     with two_hosts(0) as hosts, a_node(hosts, tmp_path, rails="rail0") as master, FarClient(hosts, 1, master) as client:
         assert client.put(KEYS, MIB)["done"] == STORED
         first = client.get(KEYS, MIB)
@@ -81,7 +81,7 @@ def test_a_node_whose_link_gets_another_address_is_reached_there(tmp_path: Path)
             )
 
 
-def test_a_node_whose_engine_gets_its_link_later_is_reached_by_it_from_the_first_failure_on(tmp_path: Path) -> None:
+def test_engine_with_late_link_is_used_from_first_failure(tmp_path: Path) -> None:
     with two_hosts(0, 0) as hosts:
         hosts.run(1, ["ip", "link", "set", "rail1", "down"])
         with a_node(hosts, tmp_path, rails="rail1") as master, FarClient(hosts, 1, master) as client:

@@ -76,7 +76,7 @@ def engine_of(system: System, tenant: str = "", token: str = "") -> bytes:
 # --- round trips ---
 
 
-def test_whoever_put_them_and_however_they_are_read_values_are_the_bytes_that_were_put(system: System) -> None:
+def test_values_are_equal_for_all_put_and_read_paths(system: System) -> None:
     with system.client() as local, far_client(system) as far, far_client(system) as newcomer:
         assert far.put_batch(KEYS[::2], VALUES[::2]) == [True] * 8
         assert local.put_batch(KEYS[1::2], VALUES[1::2]) == [True] * 8
@@ -146,7 +146,7 @@ def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
 # --- what dies ---
 
 
-def test_a_node_that_restarts_is_read_and_written_by_its_new_engine(tmp_path: Path) -> None:
+def test_restarted_node_is_used_by_its_new_engine(tmp_path: Path) -> None:
     with running_system(tmp_path, f"--dram 32MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         with far_client(system) as far:
             assert far.put_batch(KEYS, VALUES) == [True] * 16
@@ -199,7 +199,7 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
         connection.recv()
 
 
-def test_what_a_stopped_client_writes_after_its_put_expired_harms_nobody(small: System) -> None:
+def test_late_write_of_expired_put_harms_no_block(small: System) -> None:
     value = value_of(b"k", 1, MIB)
     with small.client() as client, process(hold_remote_put, node_tcp(small), engine_of(small), b"k") as (pid, writer):
         assert heard(writer) == "writing"
@@ -284,7 +284,7 @@ def test_batches_in_parts_are_the_bytes_that_were_put(system: System, monkeypatc
 
 
 @pytest.mark.usefixtures("parts")
-def test_a_node_that_is_killed_between_parts_costs_no_byte_and_no_slot_elsewhere(system: System) -> None:
+def test_node_killed_between_parts_leaks_no_slot(system: System) -> None:
     """What a call returned as stored is read right, or is a miss where the killed node had it."""
     system.start_node("n1", "--dram", "64MiB")
     stored: dict[bytes, bytes] = {}

@@ -31,9 +31,7 @@ def guard(etcd: EtcdServer, tmp_path: Path) -> str:
     return f"etcd://{etcd.host_port}?user=kvstore&password_file={password}"
 
 
-def test_masters_whose_user_may_do_what_the_page_says_share_partitions_take_over_and_know_one_another(
-    tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
-) -> None:
+def test_masters_work_with_the_documented_etcd_role(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     keys = [b"block-%d" % number for number in range(100)]
     with System(tmp_path, guard(etcd_server_factory(), tmp_path), masters=2) as system:
         masters = [system.start_master(index, "--partitions", "2", *LEASE, "--compact-interval-s", "1") for index in range(2)]

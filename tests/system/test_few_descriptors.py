@@ -16,7 +16,7 @@ CLIENTS = 100
 FEW = ["sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$@"', "sh"]
 
 
-def test_clients_beyond_the_descriptors_are_refused_with_the_cause(tmp_path: Path) -> None:
+def test_clients_beyond_descriptors_are_refused_with_cause(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master, ExitStack() as opened:
         address = master.facts["listen"]

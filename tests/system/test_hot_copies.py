@@ -64,9 +64,7 @@ def read_until(readers: list[Client], is_so: Callable[[], bool], what: str) -> N
     until(read, what, every_s=STATUS_POLL_S)
 
 
-def test_what_other_hosts_read_much_is_read_at_two_nodes_and_the_copy_leaves_first_when_they_do_not_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hot_block_is_copied_and_the_copy_evicted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "REMOTE_HINT_TTL_NS", ASKED_AGAIN_NS)
     with System(tmp_path) as system:
         system.node_module = "tests.system.quick_node"
@@ -106,7 +104,7 @@ def test_what_other_hosts_read_much_is_read_at_two_nodes_and_the_copy_leaves_fir
                 assert client.get(HOT) == value(HOT)
 
 
-def test_where_the_operator_does_not_want_it_what_is_read_much_stays_where_it_is(tmp_path: Path) -> None:
+def test_hot_copies_disabled_keep_blocks_in_place(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 32MiB", nodes=("n0", "n1")) as system:
         with tied(system, "n0") as client, far_clients(system, 1) as readers:
             put(client, [HOT])

@@ -25,7 +25,7 @@ def at(client: Client, keys: list[bytes], name: str) -> list[bytes]:
     return [key for key, places in zip(keys, client.locate(keys), strict=True) if name in {place.node for place in places}]
 
 
-def test_a_node_without_room_gives_up_what_another_one_keeps_before_colder_blocks(tmp_path: Path) -> None:
+def test_full_node_evicts_replicated_before_colder_blocks(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()
         system.start_node("n0", "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--policy", "lru")

@@ -31,7 +31,7 @@ def system(tmp_path: Path) -> Iterator[System]:
         yield started
 
 
-def test_after_sigterm_and_a_start_every_acknowledged_block_is_found(system: System, tmp_path: Path) -> None:
+def test_sigterm_and_restart_keep_acknowledged_blocks(system: System, tmp_path: Path) -> None:
     """Those that were acknowledged by their node alone, too."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB", "--drain-s", "60")
     with system.client() as client:
@@ -43,7 +43,7 @@ def test_after_sigterm_and_a_start_every_acknowledged_block_is_found(system: Sys
         assert client.get_batch([*KEYS, b"last"]) == [*VALUES, b"one of a message"]
 
 
-def test_while_a_node_ends_its_blocks_are_read_and_puts_go_elsewhere(system: System, tmp_path: Path) -> None:
+def test_stopping_node_is_read_and_puts_go_elsewhere(system: System, tmp_path: Path) -> None:
     """Of its own host's clients, too. It ends late, because a put stays open."""
     for name in ("n0", "n1"):
         system.start_node(name, "--dram", "16MiB", "--nvme", f"{tmp_path / name}:64MiB", "--drain-s", "3600")
@@ -55,7 +55,7 @@ def test_while_a_node_ends_its_blocks_are_read_and_puts_go_elsewhere(system: Sys
         unix = system.nodes[name].facts("ready", deadline_s=DEADLINE_S)["unix"]
         writer = Writer(Channel.open(Address(unix=unix), Hello(ROLE_CLIENT, "other"), Deadline(DEADLINE_S)))
         writer.open({"never committed": 1000})
-        system.nodes[name].ask_to_stop()
+        system.nodes[name].terminate()
         until(lambda: system.node_status(name).counters["closed"] == 1, "the node is ending")
         more = [b"more-%d" % number for number in range(20)]
         assert [client.put(key, value_of(key, 0, 100)) for key in more[:10]] == [True] * 10
@@ -94,12 +94,12 @@ def put_all(client: Client) -> tuple[str, str]:
     return name, "n1" if name == "n0" else "n0"
 
 
-def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system: System) -> None:
+def test_drain_copies_last_replicas_to_peers(system: System) -> None:
     two_nodes(system)
     with system.client(ack="node") as client:
         assert client.put(b"small", b"the way of one message") is True
         name, other = put_all(client)
-        assert f"{name} is drained: it holds no block that no other node has, and can be stopped\n" in drain(system, name)
+        assert f"{name} is drained: no block is in its memory only, and it can be stopped\n" in drain(system, name)
         assert all({place.node for place in places} == {name, other} for places in client.locate([*KEYS, b"small"]))
         assert client.put(b"later", b"value") is True
         client.flush()
@@ -111,7 +111,7 @@ def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system
         assert client.put(b"still drained", b"value") is True
         client.flush()
         assert [place.node for place in client.locate([b"still drained"])[0]] == [other]
-        assert drain(system, name, "--cancel") == f"{name} takes blocks again\n"
+        assert drain(system, name, "--cancel") == f"{name} accepts blocks again\n"
 
         def goes_there_again() -> bool:
             key = os.urandom(16)
@@ -122,22 +122,22 @@ def test_what_only_a_drained_node_has_goes_to_peers_and_it_can_be_stopped(system
         until(goes_there_again, "puts go to this host's node again")
 
 
-def test_what_finds_no_room_at_peers_stays_on_nvme_and_comes_back(system: System, tmp_path: Path) -> None:
+def test_drain_without_peer_space_keeps_blocks_on_nvme(system: System, tmp_path: Path) -> None:
     """100 blocks of 64 KiB do not fit into the other's 4 MiB."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'n0'}:64MiB")
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
         system.start_node("n1", "--dram", "4MiB")
         said = drain(system, "n0")
-        assert "n0 is drained: it holds no block that no other node has, and can be stopped; " in said
-        assert "blocks are on its NVMe only, until it is back" in said
+        assert "n0 is drained: no block is in its memory only, and it can be stopped; " in said
+        assert "blocks are on its NVMe only, until it is restarted" in said
         assert system.nodes["n0"].stop(120)
         system.start_node("n0")
         until(lambda: all(client.exists_batch(KEYS)), "all blocks are back")
         assert client.get_batch(KEYS) == VALUES
 
 
-def test_a_node_is_drained_to_its_own_nvme_if_that_is_asked_for_and_a_master_that_restarts_goes_on(tmp_path: Path) -> None:
+def test_drain_to_nvme_survives_a_master_restart(tmp_path: Path) -> None:
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
         system.start_master()
         two_nodes(system, folder=tmp_path)
@@ -149,22 +149,22 @@ def test_a_node_is_drained_to_its_own_nvme_if_that_is_asked_for_and_a_master_tha
             system.start_master()
             system.await_alive("n0", "n1")
             said = drain(system, name, "--to", "nvme")
-            assert f"can be stopped; {len(KEYS)} blocks are on its NVMe only, until it is back" in said
+            assert f"can be stopped; {len(KEYS)} blocks are on its NVMe only, until it is restarted" in said
             assert not any(place.node == other for places in client.locate(KEYS) for place in places)
             assert system.node_status(name).drain.to == "nvme"
             assert "alive, drained" in CliRunner().invoke(kvstore, ["nodes", "--master", system.address], env={"COLUMNS": "300"}).output
 
 
-def test_a_drain_without_room_anywhere_says_so_and_goes_on_once_there_is_some(system: System) -> None:
+def test_drain_without_space_reports_and_continues(system: System) -> None:
     system.start_node("n0", "--dram", "16MiB")
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
         result = CliRunner().invoke(kvstore, ["drain", "n0", "--wait-s", "5", "--master", system.address])
         assert result.exit_code == 2
-        assert f"n0: {len(KEYS)} blocks left in its memory only (no node has room); 0 are being copied" in result.output
-        assert "n0 is not drained after 5 s; the drain goes on" in result.output
+        assert f"n0: {len(KEYS)} blocks left in its memory only (no node has free space); 0 are being copied" in result.output
+        assert "n0 is not drained after 5 s; the drain continues" in result.output
         with pytest.raises(Unavailable):
             client.put(b"nowhere", b"value", deadline_s=5)
         system.start_node("n1", "--dram", "16MiB")
-        assert "n0 is drained: it holds no block" in drain(system, "n0")
+        assert "n0 is drained: no block is in its memory only" in drain(system, "n0")
         assert all({place.node for place in places} == {"n0", "n1"} for places in client.locate(KEYS))

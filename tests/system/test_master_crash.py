@@ -49,7 +49,7 @@ def test_with_the_node_alive_every_acknowledged_block_is_read(running: System) -
         assert newcomer.put_batch(KEYS[:2], VALUES[:2]) == [False, False]
 
 
-def test_with_the_node_killed_too_every_block_on_nvme_is_read_and_no_other_is_claimed(running: System) -> None:
+def test_node_killed_too_serves_nvme_blocks_and_no_others(running: System) -> None:
     with running.client() as client:
         client.put_batch(KEYS, VALUES)
         running.await_settled()
@@ -81,7 +81,7 @@ def test_with_the_node_killed_too_a_removed_block_stays_removed(running: System)
 
 
 @pytest.mark.parametrize("catalog", ["memory", "lmdb"], indirect=True)
-def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(running: System) -> None:
+def test_node_away_has_no_blocks_and_all_after_return(running: System) -> None:
     with running.client(deadline_s=5.0) as client:
         client.put_batch(KEYS, VALUES)
         running.await_settled()
@@ -96,9 +96,7 @@ def test_with_the_node_away_no_block_is_claimed_and_all_come_back_with_it(runnin
         assert client.exists_batch(KEYS) == durable
 
 
-def test_puts_acknowledged_while_etcd_was_killed_and_came_back_are_found(
-    tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]
-) -> None:
+def test_puts_acknowledged_during_etcd_kill_are_found(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     etcd = etcd_server_factory()
     with System(tmp_path, f"etcd://{etcd.host_port}") as system:
         system.start_master()

@@ -30,12 +30,12 @@ def nodes(hosts: TwoHosts, master: str) -> dict[str, dict[str, Any]]:
 
 
 def has_settled(hosts: TwoHosts, master: str, blocks: int) -> bool:
-    """Whether so many blocks have been copied to `b` or given up; a rate measured by them came with the same heartbeat."""
+    """Return whether so many blocks have been copied to `b` or given up; a rate measured by them came with the same heartbeat."""
     counters = nodes(hosts, master)["b"]["counters"]
     return int(counters["copied_blocks"]) + int(counters["copies_failed"]) >= blocks
 
 
-def test_blocks_do_not_travel_by_a_rail_that_was_measured_to_be_slow(tmp_path: Path) -> None:
+def test_blocks_avoid_a_rail_measured_to_be_slow(tmp_path: Path) -> None:
     with two_hosts(RATE_GBIT_S) as hosts:
         here, there = hosts.rails[0].addresses
         master = f"{here}:{MASTER}"

@@ -29,7 +29,7 @@ def tiered(tmp_path: Path) -> Iterator[System]:
         yield started
 
 
-def test_blocks_on_nvme_are_served_again_and_blocks_of_dram_only_are_misses(tiered: System) -> None:
+def test_crash_keeps_nvme_blocks_and_loses_dram_only_ones(tiered: System) -> None:
     keys = [key_of(number) for number in range(ALL_BLOCKS)]
     with tiered.client() as client:
         for key in keys:
@@ -48,7 +48,7 @@ def test_blocks_on_nvme_are_served_again_and_blocks_of_dram_only_are_misses(tier
         assert client.put_batch(keys, [value_of(key, 1, BLOCK_BYTES) for key in keys]) == [not was for was in durable]
 
 
-def test_a_client_that_remembers_places_of_before_the_crash_is_told_the_truth(tiered: System) -> None:
+def test_client_cached_locations_are_corrected_after_crash(tiered: System) -> None:
     key = key_of(0)
     with tiered.client() as client:
         assert client.put(key, value_of(key, 0, BLOCK_BYTES))
@@ -77,7 +77,7 @@ def test_a_removed_block_does_not_come_back_from_nvme(tiered: System, is_put_aga
         assert client.exists(key) is False
 
 
-def test_blocks_removed_while_nvme_deletes_nothing_do_not_come_back(tmp_path: Path) -> None:
+def test_removed_blocks_do_not_return_after_failed_deletes(tmp_path: Path) -> None:
     """The disk is full when they are removed; the removal was acknowledged, and then the node is killed."""
     keys = [key_of(number) for number in range(ALL_BLOCKS)]
     with System(tmp_path) as system:

@@ -61,7 +61,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield started
 
 
-def test_an_operator_sees_what_the_tier_is_worth_and_what_it_costs(filled: System) -> None:
+def test_codec_status_shows_decoded_and_encoded_size(filled: System) -> None:
 
     def shown(*arguments: str) -> str:
         result = CliRunner().invoke(kvstore, [*arguments, "--master", filled.address], catch_exceptions=False)
@@ -81,7 +81,7 @@ def test_an_operator_sees_what_the_tier_is_worth_and_what_it_costs(filled: Syste
     assert "8.02 bits an element" in shown("status")
 
 
-def test_nvme_holds_more_blocks_and_gives_tensors_within_the_schemes_error_and_all_else_exactly(filled: System) -> None:
+def test_codec_holds_more_within_the_error_of_the_scheme(filled: System) -> None:
     with filled.client() as client:
         first = found_in(client)
         assert [key for key, value in first.items() if value is None] == [], "there is room for all"
@@ -97,7 +97,7 @@ def test_nvme_holds_more_blocks_and_gives_tensors_within_the_schemes_error_and_a
             assert {key: again[key] for key in changed} == {key: first[key] for key in changed}
 
 
-def test_after_a_restart_with_another_codec_each_value_is_what_it_was(tmp_path: Path) -> None:
+def test_codec_change_keeps_old_values_readable(tmp_path: Path) -> None:
     with running_system(tmp_path, flags(tmp_path, "fp8-head")) as system:
         with system.client() as client:
             put_all(client)
@@ -121,7 +121,7 @@ def _accounts(tier: pb.TierStatus) -> tuple[int, int, int]:
     return tier.payload_bytes, tier.metadata_bytes, tier.elements
 
 
-def test_a_copy_at_another_node_is_what_is_left_at_its_source_and_the_same_version(tmp_path: Path) -> None:
+def test_codec_copy_has_the_version_of_its_source(tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=60.0) as places,
         Cluster(tmp_path, places) as system,

@@ -48,7 +48,7 @@ def reads_and_writes(connection: Connection, address: str, is_member: bool) -> N
         connection.recv()
 
 
-def test_a_member_of_the_group_puts_gets_and_views_in_shared_memory(shared: System) -> None:
+def test_group_member_puts_gets_and_views_in_shared_memory(shared: System) -> None:
     with process(reads_and_writes, shared.address, True) as (_, member):
         told = heard(member)
         assert (told["put"], told["got"], told["viewed"]) == (True, [SMALL, LARGE, LARGE[::-1]], LARGE)

@@ -113,7 +113,7 @@ def test_the_number_of_partitions_stays_what_it_was(shared: System) -> None:
         assert (code, "made for a key space of 4 partitions" in errors) == (2, True)
 
 
-def test_only_the_partitions_of_a_master_that_is_killed_wait_until_others_have_them(shared: System) -> None:
+def test_killed_master_stalls_only_its_own_partitions(shared: System) -> None:
     before = owners(shared, 0, 1, 2)
     victim = max(before.values(), key=lambda index: (Counter(before.values())[index], index))
     left = [index for index in range(3) if index != victim]

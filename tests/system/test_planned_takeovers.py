@@ -78,7 +78,7 @@ def await_owned(system: System, index: int, count: int, partitions: int) -> None
     until(lambda: len(system.owned(index, partitions)) == count, f"master {index} owns {count} of {partitions}", every_s=STATUS_POLL_S)
 
 
-def test_no_read_misses_while_an_owner_stops_and_another_takes_over(system: System) -> None:
+def test_planned_takeover_has_no_read_misses(system: System) -> None:
     start(system, 0, 1)
     system.start_nodes("--dram", "32MiB", names=("n0", "n1", "n2"))
     with reading(system) as reader:
@@ -90,7 +90,7 @@ def test_no_read_misses_while_an_owner_stops_and_another_takes_over(system: Syst
         await_owned(system, 2, 1, 1)
 
 
-def test_no_read_misses_while_partitions_go_to_a_master_that_comes_and_back_when_it_stops(system: System) -> None:
+def test_partition_moves_to_and_from_master_without_misses(system: System) -> None:
     start(system, 0, partitions=PARTITIONS)
     system.start_nodes("--dram", "32MiB", names=("n0", "n1", "n2"))
     with reading(system) as reader:

@@ -59,7 +59,7 @@ def quotas(tmp_path: Path) -> Iterator[Quotas]:
         yield Quotas(system, file)
 
 
-def test_a_tenant_that_fills_its_quota_takes_nothing_from_another(quotas: Quotas) -> None:
+def test_tenant_at_its_quota_takes_nothing_from_others(quotas: Quotas) -> None:
     keys, wanted = values(8, b"b")
     with quotas.tenant("red") as red, quotas.tenant("blue") as blue:
         blue.put_batch(keys, wanted)
@@ -108,7 +108,7 @@ def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> 
                 waiting.result()
 
 
-def test_a_tenant_of_values_of_many_sizes_takes_no_more_slabs_than_it_may(tmp_path: Path) -> None:
+def test_tenant_of_many_sizes_stays_within_its_slabs(tmp_path: Path) -> None:
     """Each size has a slab of its own, and red's others leave for the next one's. Blue's stay, in as many slabs as they need."""
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\ndram_slabs = 4\n")
@@ -153,7 +153,7 @@ def test_pins_and_reservations_beyond_the_quota_are_refused(quotas: Quotas) -> N
         far.put(b"far", wanted[0])
 
 
-def test_connections_beyond_the_quota_are_refused_by_both_daemons(tmp_path: Path) -> None:
+def test_connections_beyond_quota_are_refused_by_daemons(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\nconnections = 1\n")
     with running_system(tmp_path, "--dram 16MiB", master=f"--quotas {file}") as system:
@@ -187,7 +187,7 @@ def holds(system: System, client: Client, keys: list[bytes], count: int) -> None
     until(is_so, f"{count} of the tenant's values")
 
 
-def test_what_an_operator_sets_is_above_the_file_and_outlives_the_master_until_it_is_cleared(tmp_path: Path) -> None:
+def test_operator_quota_overrides_file_until_cleared(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text(QUOTA)
     flags = ("--quotas", str(file), "--tokens-check-interval-s", "0.05")
@@ -211,7 +211,7 @@ def test_what_an_operator_sets_is_above_the_file_and_outlives_the_master_until_i
             holds(system, red, keys, 12)
 
 
-def test_what_an_operator_sets_holds_at_the_master_that_takes_over(tmp_path: Path, etcd_url: str) -> None:
+def test_operator_quota_holds_after_a_failover(tmp_path: Path, etcd_url: str) -> None:
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         system.start_masters("--lease-ttl-s", "5")
         system.start_node("n0", "--dram", "16MiB", "--policy", "lru")

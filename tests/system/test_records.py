@@ -33,7 +33,7 @@ def in_nvme(system: System) -> int:
 
 
 @pytest.mark.parametrize("choice", ["outliving", "membership"])  # "all": test_master_crash.py
-def test_after_a_restart_of_the_master_and_of_everything_each_block_is_found_that_its_node_has(tmp_path: Path, choice: str) -> None:
+def test_restart_finds_each_block_that_its_node_has(tmp_path: Path, choice: str) -> None:
     with with_records(tmp_path, choice) as system:
         with system.client() as client:
             assert client.put_batch(KEYS, VALUES) == [True] * ALL_BLOCKS
@@ -58,7 +58,7 @@ def test_after_a_restart_of_the_master_and_of_everything_each_block_is_found_tha
 
 
 @pytest.mark.parametrize(("choice", "expected"), [("all", 1), ("outliving", 1), ("membership", 0)])
-def test_a_pin_holds_after_a_restart_whether_its_block_has_a_record_or_not(tmp_path: Path, choice: str, expected: int) -> None:
+def test_pin_survives_restart_with_and_without_record(tmp_path: Path, choice: str, expected: int) -> None:
     with running_system(tmp_path, f"--dram {DRAM_BLOCKS * BLOCK_BYTES}", catalog="lmdb:", master=f"--records {choice}") as system:
         with system.client() as client:
             client.put(KEYS[0], VALUES[0])
@@ -73,7 +73,7 @@ def test_a_pin_holds_after_a_restart_whether_its_block_has_a_record_or_not(tmp_p
             assert None in client.get_batch(KEYS[1:]), "there was no room for all"
 
 
-def test_records_of_a_former_setting_are_gone_once_the_node_has_told_what_it_has(tmp_path: Path) -> None:
+def test_records_of_old_setting_vanish_after_resync(tmp_path: Path) -> None:
     with with_records(tmp_path, "all") as system:
         with system.client() as client:
             client.put_batch(KEYS, VALUES)

@@ -32,7 +32,7 @@ def places(client: Client) -> list[set[str]]:
     return [{place.node for place in found} for found in client.locate(KEYS)]
 
 
-def test_a_put_is_acknowledged_when_its_replicas_are_there_and_loses_none_of_it_with_a_node(system: System) -> None:
+def test_put_acknowledged_with_replicas_survives_node_loss(system: System) -> None:
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES, replicas=2, ack="replicas") == [True] * len(KEYS)
         found = places(client)
@@ -43,7 +43,7 @@ def test_a_put_is_acknowledged_when_its_replicas_are_there_and_loses_none_of_it_
         assert client.get_batch(KEYS) == VALUES
 
 
-def test_what_was_there_gets_replicas_too_and_a_master_that_restarts_makes_what_is_missing(system: System) -> None:
+def test_replicas_are_made_for_old_blocks_and_after_restart(system: System) -> None:
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
         assert client.put(KEYS[0], VALUES[0], replicas=3, ack="replicas") is False

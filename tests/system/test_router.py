@@ -139,7 +139,7 @@ def expected(prompt: str, max_tokens: int = 8) -> str:
     return text_of(list(islice(continuation(list(prompt.encode())), max_tokens)))
 
 
-def test_a_prompt_that_was_seen_goes_where_its_blocks_are_and_is_not_computed_again(fleet: Fleet) -> None:
+def test_router_repeated_prompt_goes_to_its_blocks(fleet: Fleet) -> None:
     prompt = prompt_of("twice", 12_000)
     first, second = fleet.ask(completion(prompt)), fleet.ask(completion(prompt))
     assert first.text == second.text == expected(prompt)
@@ -162,7 +162,7 @@ def test_a_burst_spreads_over_the_engines(fleet: Fleet) -> None:
         assert min(count.values()) >= 2, count
 
 
-def test_an_engine_that_takes_over_gets_the_blocks_from_the_one_that_is_busy(fleet: Fleet) -> None:
+def test_router_second_engine_fetches_blocks_of_busy_one(fleet: Fleet) -> None:
     shared = prompt_of("shared", 8000)
     home = fleet.ask(completion(shared)).decision["prefill"]
     prompts = [shared + prompt_of(f"and {number}", 6000) for number in range(8)]
@@ -176,8 +176,8 @@ def test_an_engine_that_takes_over_gets_the_blocks_from_the_one_that_is_busy(fle
     assert all(answer.decision["prefix_blocks"] >= 8000 // BLOCK_TOKENS for answer in answers)
 
 
-def test_a_client_that_hangs_up_frees_its_place_at_the_router_and_the_engine(fleet: Fleet) -> None:
-    hung_up = fleet.stats()["hung_up"]
+def test_router_disconnect_frees_router_and_engine(fleet: Fleet) -> None:
+    disconnects = fleet.stats()["disconnects"]
     host, port = fleet.address.split(":")
     body = json.dumps({**completion(prompt_of("gone", 300), 8000), "stream": True})
     with socket.create_connection((host, int(port))) as client:
@@ -186,10 +186,10 @@ def test_a_client_that_hangs_up_frees_its_place_at_the_router_and_the_engine(fle
         until(lambda: any(status.report.batch for status in fleet.instances().values()), "the sequence at a decode engine")
     until(lambda: fleet.stats()["active"] == 0, "the router's place free")
     until(lambda: not any(status.report.batch for status in fleet.instances().values()), "the engine's place free")
-    assert fleet.stats()["hung_up"] == hung_up + 1
+    assert fleet.stats()["disconnects"] == disconnects + 1
 
 
-def test_requests_go_on_when_an_engine_is_killed_and_it_is_soon_forgotten(fleet: Fleet) -> None:
+def test_router_continues_and_forgets_a_killed_engine(fleet: Fleet) -> None:
     fleet.engines["p0"].kill()
     prompts = [prompt_of(f"survivor {number}", 2000) for number in range(6)]
     answers = [fleet.ask(completion(prompt)) for prompt in prompts]

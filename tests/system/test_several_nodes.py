@@ -129,7 +129,7 @@ def test_a_node_that_is_silent_holds_up_none_of_the_others(lasting: Scene) -> No
     lasting.check(buffers, waiting.result(DEADLINE_S))
 
 
-def test_of_a_node_that_is_killed_there_are_misses_and_of_the_living_hits(scene: Scene) -> None:
+def test_killed_node_has_misses_and_the_others_hits(scene: Scene) -> None:
     buffers, waiting = scene.begin_with_one_stopped()
     with within(0):
         os.kill(scene.victim, signal.SIGKILL)
@@ -147,7 +147,7 @@ def test_a_node_that_hangs_up_gives_right_bytes_or_misses(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-def test_a_node_that_is_stopped_costs_the_deadline_and_writes_nothing_afterwards(lasting: Scene, when: str) -> None:
+def test_stopped_node_costs_deadline_and_writes_nothing_late(lasting: Scene, when: str) -> None:
     buffers = lasting.buffers()
     with within(SHORT_S):
         if when == "before":
@@ -164,7 +164,7 @@ def test_a_node_that_is_stopped_costs_the_deadline_and_writes_nothing_afterwards
     lasting.check_nothing_comes_late(buffers)
 
 
-def test_what_a_signal_handler_raises_comes_out_at_once_and_nothing_is_written_afterwards(lasting: Scene) -> None:
+def test_signal_handler_error_is_raised_without_late_writes(lasting: Scene) -> None:
     def strike(_number: int, _frame: FrameType | None) -> None:
         raise Struck
 

@@ -80,7 +80,7 @@ def test_nothing_leaves_the_cluster_while_another_node_has_room(spilling: System
         assert counters["spilled_bytes"] >= (counters["spilled_blocks"] - 1) * BLOCK_BYTES, "a client's first one is a byte"
 
 
-def test_where_the_operator_does_not_say_so_blocks_leave_a_node_though_another_has_room(tmp_path: Path) -> None:
+def test_spilling_disabled_evicts_despite_space_elsewhere(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()
         start_small(system, "n0")

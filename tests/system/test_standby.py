@@ -114,7 +114,7 @@ def finds_all(system: System, load: Load) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
-def test_when_the_owner_is_killed_or_ends_another_goes_on_with_all_that_was_acknowledged(standing: System, how: str) -> None:
+def test_failover_keeps_all_acknowledged_blocks(standing: System, how: str) -> None:
     with standing.client() as client:
         load = Load(client)
         load.goes_on()
@@ -128,7 +128,7 @@ def test_when_the_owner_is_killed_or_ends_another_goes_on_with_all_that_was_ackn
 
 
 @pytest.mark.parametrize("how", ["killed", "ended"])
-def test_a_put_for_the_cluster_waits_for_the_next_owner_wherever_its_client_is(standing: System, how: str) -> None:
+def test_put_ack_cluster_waits_for_the_next_owner(standing: System, how: str) -> None:
     with standing.client(deadline_s=DEADLINE_S) as client, standing.remote_client(deadline_s=DEADLINE_S) as remote:
         client.put(b"first", b"value", ack="cluster")
         remote.get(b"first")
@@ -138,7 +138,7 @@ def test_a_put_for_the_cluster_waits_for_the_next_owner_wherever_its_client_is(s
         await_owner(standing, 1, 2)
 
 
-def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing: System) -> None:
+def test_stopped_owner_is_fenced_when_it_resumes(standing: System) -> None:
     with standing.client() as client:
         load = Load(client)
         load.goes_on()
@@ -157,7 +157,7 @@ def test_an_owner_that_was_stopped_is_refused_when_it_wakes_and_follows(standing
         finds_all(standing, load)
 
 
-def test_an_owner_that_alone_is_cut_off_from_etcd_is_left_for_the_next_one(tmp_path: Path, etcd: EtcdServer, etcd_url: str) -> None:
+def test_owner_cut_off_from_etcd_is_replaced(tmp_path: Path, etcd: EtcdServer, etcd_url: str) -> None:
     prefix = uuid.uuid4()
     with FaultyEtcd(etcd) as way, System(tmp_path, f"{etcd_url}/{prefix}", masters=MASTERS) as system:
         system.start_master(0, "--catalog", f"etcd://{way.host_port}/{prefix}", *LEASE)
@@ -178,7 +178,7 @@ def test_an_owner_that_alone_is_cut_off_from_etcd_is_left_for_the_next_one(tmp_p
             finds_all(system, load)
 
 
-def test_a_follower_that_dies_and_comes_back_is_nothing_to_anybody(standing: System) -> None:
+def test_follower_restart_disturbs_no_client(standing: System) -> None:
     with standing.client() as client:
         load = Load(client)
         load.goes_on()

@@ -139,7 +139,7 @@ def test_leases_of_a_stopped_client_end_and_it_is_told_so(small: System) -> None
         until(lambda: small.node_status().counters["leases"] == 0, "no leases")
 
 
-def test_an_open_put_of_a_stopped_client_ends_and_what_it_writes_later_harms_nobody(small: System) -> None:
+def test_stopped_client_put_expires_and_late_write_is_safe(small: System) -> None:
     key, others = b"contested", [b"other-%d" % number for number in range(3 * BLOCKS)]
     unix = small.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)["unix"]
     with small.client() as client, process(hold_put, unix, key) as (pid, writer):
@@ -162,7 +162,7 @@ def ends_in_time(call: Callable[[], object], deadline_s: float) -> None:
 
 
 @pytest.mark.parametrize("way", ["shared memory", "TCP"])
-def test_a_stopped_node_ends_calls_with_their_deadline_and_serves_again_when_it_goes_on(system: System, way: str) -> None:
+def test_stopped_node_fails_calls_by_deadline_then_serves(system: System, way: str) -> None:
     keys = [b"small", b"large"]
     values = [value_of(b"small", 0, 100), value_of(b"large", 0, MIB)]
     with system.client() if way == "shared memory" else system.remote_client() as client:
@@ -177,7 +177,7 @@ def test_a_stopped_node_ends_calls_with_their_deadline_and_serves_again_when_it_
         assert client.put(b"afterwards", values[1])
 
 
-def test_a_node_stopped_for_longer_than_its_ttl_is_dead_and_lives_again(tmp_path: Path) -> None:
+def test_node_stopped_beyond_its_ttl_is_dead_then_alive(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master(0, "--node-ttl-s", "1.5")  # a busy machine may keep a node from its heartbeat for a part of it
         system.start_node("n0", "--dram", "8MiB")
@@ -189,7 +189,7 @@ def test_a_node_stopped_for_longer_than_its_ttl_is_dead_and_lives_again(tmp_path
             until(lambda: client.get(b"k") == value_of(b"k", 0, MIB), "it lives again")
 
 
-def test_a_stopped_master_ends_calls_with_their_deadline_and_serves_again_when_it_goes_on(system: System) -> None:
+def test_stopped_master_fails_calls_by_deadline_then_serves(system: System) -> None:
     with system.client() as client:
         client.put(b"k", value_of(b"k", 0, MIB))
         with stopped(system.masters[0].pid):

@@ -9,7 +9,7 @@ from tests.system.running import DEADLINE_S, System
 FLAGS = ("--hello-timeout-s", "0.5", "--max-strangers", "3")
 
 
-def test_strangers_are_hung_up_on_and_clients_and_the_nodes_link_stay(tmp_path: Path) -> None:
+def test_unauthenticated_connections_do_not_displace_clients(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         master = system.start_master(0, *FLAGS)
         node = system.start_node("n0", "--dram", "8MiB", *FLAGS)

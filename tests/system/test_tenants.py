@@ -73,7 +73,7 @@ def test_the_same_keys_are_other_blocks(system: System) -> None:
         assert red.exists_batch(KEYS) == [True, True]
 
 
-def test_many_more_tenants_than_slabs_keep_their_blocks_while_there_is_room(tmp_path: Path) -> None:
+def test_tenants_outnumbering_slabs_keep_their_blocks(tmp_path: Path) -> None:
     """64 slabs of 64 KiB, one tenant each: the first of a tenant is small."""
     tenants = [f"tenant-{number}" for number in range(100)]
     with running_system(tmp_path, "--dram 4MiB") as system:
@@ -93,7 +93,7 @@ def node_tcp(system: System) -> Address:
     return parse_address(system.node_status().tcp)
 
 
-def test_a_node_gives_no_one_the_bytes_or_slabs_of_another_tenant(system: System) -> None:
+def test_node_gives_no_tenant_bytes_or_slabs_of_another(system: System) -> None:
     deadline = Deadline(DEADLINE_S)
     red, blue = (
         Channel.open(node_unix(system), hello_to_node(system.address, tenant, TOKENS[tenant]), deadline) for tenant in ("red", "blue")

@@ -52,7 +52,7 @@ def as_tenant(system: System, tenant: str = "red") -> Client:
     return system.client(tenant=tenant, token=TOKENS[tenant])
 
 
-def test_a_client_goes_on_when_its_node_is_another_process_with_another_key(tmp_path: Path) -> None:
+def test_client_survives_node_restart_with_another_key(tmp_path: Path) -> None:
     """Open connections, the desk in shared memory, and the tickets that it had are all of no use any more."""
     with running(tmp_path, "--nvme", f"{tmp_path / 'nvme'}:64MiB") as system:
         with as_tenant(system) as near, system.remote_client(tenant="red", token=TOKENS["red"]) as far:
@@ -94,7 +94,7 @@ def test_tickets_of_a_moment_are_renewed_and_nothing_is_refused(tmp_path: Path) 
         asyncio.run(asyncio.wait_for(aio(), DEADLINE_S))
 
 
-def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp_path: Path) -> None:
+def test_revoked_token_ends_its_node_sessions_only(tmp_path: Path) -> None:
     with running(tmp_path) as system:
         address = parse_address(node_table(system.address, "red", TOKENS["red"]).tcp[0])
         hellos = {tenant: hello_to_node(system.address, tenant, TOKENS[tenant]) for tenant in TOKENS}
@@ -126,7 +126,7 @@ def test_a_token_that_is_taken_away_ends_its_sessions_at_nodes_and_no_others(tmp
             assert again.get(b"k") == b"value"
 
 
-def test_a_takeover_ends_no_session_and_tickets_of_the_former_owner_open_others(tmp_path: Path, etcd_url: str) -> None:
+def test_failover_keeps_sessions_and_old_tickets_valid(tmp_path: Path, etcd_url: str) -> None:
     with with_tokens(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         for index in range(2):
             start_master(system, index, "--lease-ttl-s", "5")
@@ -157,7 +157,7 @@ def _puts(client: Client) -> bool:
     return True
 
 
-def test_without_a_master_sessions_end_when_the_time_of_grace_is_over(tmp_path: Path) -> None:
+def test_sessions_without_master_end_after_grace_time(tmp_path: Path) -> None:
     with running(tmp_path, "--ticket-grace-s", "0.5") as system:
         hello = hello_to_node(system.address, "red", TOKENS["red"])
         address = parse_address(node_table(system.address, "red", TOKENS["red"]).tcp[0])

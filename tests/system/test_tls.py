@@ -53,7 +53,7 @@ def test_values_are_put_got_copied_and_moved_over_tls(encrypted: Encrypted) -> N
         assert all(far.get(key) == value for key, value in zip(KEYS, VALUES, strict=True))
         assert {place.node for places in near.locate(KEYS) for place in places} == {"n0", "n1"}
         drained = CliRunner().invoke(kvstore, ["drain", "n0", "--master", system.address], env=environment(system.settings))
-        assert "n0 is drained: it holds no block that no other node has" in drained.output
+        assert "n0 is drained: no block is in its memory only" in drained.output
         system.kill_node("n0")
         assert far.get_batch(KEYS) == VALUES
 
@@ -84,7 +84,7 @@ def refused(system: System, settings: ClientSettings, kind: type[KVStoreError] =
     return str(caught.value)
 
 
-def test_nobody_without_a_certificate_of_this_authority_is_let_in(encrypted: Encrypted, tmp_path: Path) -> None:
+def test_tls_refuses_clients_without_a_certificate(encrypted: Encrypted, tmp_path: Path) -> None:
     system, good = encrypted.system, encrypted.client()
     encrypted.node("n0")
     other = Cluster(tmp_path / "other")
@@ -138,7 +138,7 @@ def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -
     assert registers(replace(good, tls_cert="", tls_key=""), "n9") is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_certificate_that_is_revoked_ends_what_it_opened_and_opens_nothing_more(tmp_path: Path) -> None:
+def test_tls_revoked_certificate_ends_its_sessions(tmp_path: Path) -> None:
     """At master and node, over frames and gRPC; all others go on."""
     revoked = tmp_path / "revoked"
     revoke(revoked)
@@ -190,7 +190,7 @@ def in_one_file(settings: ClientSettings) -> ClientSettings:
     return replace(settings, tls_cert=str(both), tls_key=str(both))
 
 
-def test_certificates_are_exchanged_under_load_and_no_operation_is_lost(encrypted: Encrypted) -> None:
+def test_tls_certificate_rotation_loses_no_operation(encrypted: Encrypted) -> None:
     """Every file of every process changes, again and again, while new connections are made all the time."""
     system = encrypted.system
     encrypted.node("n0")

@@ -29,7 +29,7 @@ def until_rails_are(hosts: TwoHosts, master: str, *names: str) -> dict[str, Any]
     return found
 
 
-def test_a_link_of_a_nodes_host_that_goes_down_and_up_is_shown_as_such(tmp_path: Path) -> None:
+def test_topology_shows_a_link_that_goes_down_and_up(tmp_path: Path) -> None:
     with two_hosts(0, 0) as hosts:
         here = hosts.names[0]
         with (

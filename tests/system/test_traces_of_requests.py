@@ -112,9 +112,7 @@ def named(span: Came) -> TraceParent:
     return TraceParent(int(span.trace_id, 16), int(span.span_id, 16))
 
 
-def test_a_request_is_one_trace_from_who_asked_over_router_and_master_to_the_engines(
-    cluster: LocalCluster, config: Path, collector: Collector, engine: Engine
-) -> None:
+def test_request_is_one_trace_from_client_to_engines(cluster: LocalCluster, config: Path, collector: Collector, engine: Engine) -> None:
     with SchedulerClient(ClientSettings(master=cluster.address)) as scheduler:
         for name, role in (("p", InstanceRole.PREFILL), ("d", InstanceRole.DECODE)):
             scheduler.report(InstanceReport(name=name, role=role, address=engine.url))
@@ -140,9 +138,7 @@ def test_a_request_is_one_trace_from_who_asked_over_router_and_master_to_the_eng
     assert len(roots) == 1, "that which named no trace; the one that was not sampled has none"
 
 
-def test_a_sidecars_report_is_one_trace_with_the_engine_and_the_master(
-    cluster: LocalCluster, config: Path, collector: Collector, engine: Engine
-) -> None:
+def test_sidecar_report_is_one_trace_with_the_master(cluster: LocalCluster, config: Path, collector: Collector, engine: Engine) -> None:
     flags = ("--engine", engine.url, "--master", cluster.address, "--name", "e", "--deadline-s", "60")
     with daemon("kvstore.engines.sidecar.daemon", config, *flags):
         report = collector.spans("kvstore.sidecar.report")["kvstore.sidecar.report"]

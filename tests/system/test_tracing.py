@@ -51,7 +51,7 @@ def engine(sampler: Sampler) -> trace.Tracer:
     return TracerProvider(sampler=sampler, shutdown_on_exit=False).get_tracer("engine")
 
 
-def test_one_trace_over_client_node_and_master_below_the_engines_own_span(cluster: LocalCluster, collector: Collector) -> None:
+def test_trace_spans_client_node_and_master_below_engine(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector)) as client:
         with engine(ALWAYS_ON).start_as_current_span("step") as step:
             assert client.put(b"one secret key", b"x" * 5000, namespace="n", ack="cluster")
@@ -90,7 +90,7 @@ def test_calls_of_the_control_plane_are_parts_too(cluster: LocalCluster, collect
         assert spans[f"kvstore.master.{of_master}"].error == ""
 
 
-def test_chance_samples_all_or_nothing_and_the_engine_decides_for_its_own(cluster: LocalCluster, collector: Collector) -> None:
+def test_trace_sampling_is_all_or_nothing(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=0)) as client:
         assert client.match_prefix([b"none such"]) == 0
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=1)) as client:
@@ -151,7 +151,7 @@ def chain(collector: Collector, span_id: str, *names: str) -> list[Came]:
     return found
 
 
-def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: LocalCluster, collector: Collector) -> None:
+def test_trace_shows_publication_wait_of_reserved_put(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector)) as client, step() as root:
         assert client.put_batch([b"published 1", b"published 2"], [b"x" * 1000] * 2, ack="cluster") == [True, True]
     _call, put, publish = chain(collector, root, "put_batch", "node.put", "master.publish")
@@ -160,9 +160,7 @@ def test_a_put_that_was_reserved_waits_for_its_publication_in_sight(cluster: Loc
 
 
 @pytest.mark.parametrize(("size", "by"), [(1000, "node.put"), (LARGE, "node.commit")])
-def test_what_the_cluster_learns_after_a_put_is_below_that_put_and_names_the_flush(
-    traced: Client, collector: Collector, size: int, by: str
-) -> None:
+def test_trace_of_flush_links_the_puts_it_publishes(traced: Client, collector: Collector, size: int, by: str) -> None:
     with step() as root:
         assert traced.put(b"kept %d" % size, b"x" * size)
         traced.flush()
@@ -171,7 +169,7 @@ def test_what_the_cluster_learns_after_a_put_is_below_that_put_and_names_the_flu
     assert claim.links in ((flush.span_id,), ()), "the claim went out with the flush, or before it"
 
 
-def test_a_put_that_waits_for_replicas_shows_who_copied_what_from_whom(traced: Client, collector: Collector) -> None:
+def test_trace_of_put_shows_replica_copies(traced: Client, collector: Collector) -> None:
     with step() as root:
         assert traced.put(b"copied", b"x" * 1000, replicas=2, ack="replicas")
     (call,) = chain(collector, root, "put")

@@ -24,7 +24,7 @@ def places(client: Client, keys: list[bytes]) -> list[str]:
     return [found[0].node if found else "" for found in client.locate(keys)]
 
 
-def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair: System) -> None:
+def test_dead_node_blocks_are_misses_and_puts_go_elsewhere(pair: System) -> None:
     with pair.remote_client() as client, pair.remote_client() as newcomer:
         for key, value in zip(KEYS, VALUES, strict=True):
             client.put(key, value)
@@ -41,7 +41,7 @@ def test_blocks_of_a_dead_node_are_misses_at_once_and_puts_go_to_the_other(pair:
         assert client.get_batch(KEYS) == VALUES
 
 
-def test_a_client_that_cannot_reach_the_unix_sockets_of_its_host_goes_by_tcp(pair: System) -> None:
+def test_client_without_local_sockets_uses_tcp(pair: System) -> None:
     for socket_file in pair.folder.glob("*/*.sock"):
         socket_file.unlink()
     with pair.client() as client:

@@ -52,7 +52,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         yield Watched(system, folder)
 
 
-def test_operations_and_connections_leave_nothing_to_the_collector(watched: Watched) -> None:
+def test_operations_leave_no_garbage_to_collect(watched: Watched) -> None:
     system = watched.system
     with (
         watched.leaves_nothing("operations"),
@@ -89,7 +89,7 @@ def test_strangers_leave_nothing_to_the_collector(watched: Watched) -> None:
                     assert stranger.recv(1 << 10)
 
 
-def test_a_node_that_looks_for_its_master_leaves_nothing_to_the_collector(watched: Watched) -> None:
+def test_node_searching_its_master_leaves_no_garbage(watched: Watched) -> None:
     system, place = watched.system, parse_address(watched.system.address)
     system.masters[0].kill()
     with socket.create_server((place.host, place.port)) as listener:

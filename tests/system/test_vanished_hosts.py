@@ -85,7 +85,7 @@ def tell(master: str) -> None:
             print(control.status().SerializeToString().hex(), flush=True)
 
 
-def test_what_a_vanished_client_held_is_free_again_and_its_connections_are_closed(tmp_path: Path) -> None:
+def test_vanished_client_frees_slots_and_connections(tmp_path: Path) -> None:
     with two_hosts(0) as hosts:
         await_links(hosts, "rail0")
         address = hosts.rails[0].addresses[0]
@@ -107,7 +107,7 @@ def test_what_a_vanished_client_held_is_free_again_and_its_connections_are_close
 
 
 @pytest.mark.parametrize("peer_timeout_s", [MIN_PEER_TIMEOUT_S, UNNOTICED_S], ids=["it is noticed", "it looks open"])
-def test_a_node_whose_way_to_the_master_vanishes_registers_by_another(tmp_path: Path, peer_timeout_s: float) -> None:
+def test_node_with_vanished_route_registers_by_another(tmp_path: Path, peer_timeout_s: float) -> None:
     """Also while the old connection looks open: heartbeats are not answered."""
     with two_hosts(0, 0) as hosts:
         await_links(hosts, "rail0", "rail1")
@@ -119,7 +119,7 @@ def test_a_node_whose_way_to_the_master_vanishes_registers_by_another(tmp_path: 
             until(lambda: teller.node().registration_epoch > first.registration_epoch, "it has registered anew")
 
 
-def test_a_client_does_not_wait_on_an_unused_connection_to_a_host_that_vanished(tmp_path: Path) -> None:
+def test_client_does_not_wait_on_vanished_idle_connection(tmp_path: Path) -> None:
     with two_hosts(0, 0) as hosts:
         await_links(hosts, "rail0", "rail1")
         masters = [f"{rail.addresses[0]}:{MASTER}" for rail in hosts.rails]

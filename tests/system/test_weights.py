@@ -46,7 +46,7 @@ def is_retired(system: System, version: str) -> bool:
     return found is not None and found.is_retired
 
 
-def test_an_older_versions_blocks_leave_first_after_a_masters_restart_too(tmp_path: Path) -> None:
+def test_older_weights_evict_first_after_master_restart(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 1MiB --policy lru", catalog="lmdb:") as system:
         with system.client() as client, engine(client) as reporter:
             reporter.use("base", "", [BASE.canonical()])

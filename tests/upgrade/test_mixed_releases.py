@@ -89,9 +89,7 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
 
 
 @pytest.mark.parametrize(("master", "node", "other"), [m for m in itertools.product((NOW, FORMER), repeat=3) if len(set(m)) > 1])
-def test_clients_of_both_releases_find_what_either_put_whatever_the_daemons_are(
-    daemons: Daemons, master: str, node: str, other: str
-) -> None:
+def test_clients_of_both_releases_share_blocks(daemons: Daemons, master: str, node: str, other: str) -> None:
     daemons.start_master(master)
     daemons.start_node("one", node)
     daemons.client(FORMER, "a")
@@ -101,7 +99,7 @@ def test_clients_of_both_releases_find_what_either_put_whatever_the_daemons_are(
     daemons.client(NOW, "d", "a", "b", "c")
 
 
-def test_a_master_is_upgraded_under_its_nodes_and_clients_and_loses_nothing(daemons: Daemons) -> None:
+def test_master_upgrade_under_load_loses_nothing(daemons: Daemons) -> None:
     daemons.start_master(FORMER)
     daemons.start_node("one", FORMER)
     daemons.start_node("two", FORMER)
@@ -112,7 +110,7 @@ def test_a_master_is_upgraded_under_its_nodes_and_clients_and_loses_nothing(daem
     daemons.client(NOW, "c", "a", "b")
 
 
-def test_nodes_and_clients_of_the_release_before_pass_by_a_master_that_stands_by(daemons: Daemons, etcd_url: str) -> None:
+def test_old_nodes_and_clients_bypass_a_standby_master(daemons: Daemons, etcd_url: str) -> None:
     daemons.start_masters(["owner", "standby"], etcd_url)
     daemons.start_node("one", FORMER)
     daemons.client(FORMER, "a")

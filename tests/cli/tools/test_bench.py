@@ -17,7 +17,7 @@ from kvstore.protocol import control_pb2 as pb
 from tests.client.embedded import embedded
 
 
-def test_what_the_hosts_give_in_huge_pages_is_a_figure_with_its_reasons() -> None:
+def test_bench_huge_pages_row_has_reasons() -> None:
     def node(huge_bytes: int, reason: str) -> pb.NodeStatus:
         tiers = [
             pb.TierStatus(name="dram", capacity_bytes=4 << 20, huge_bytes=huge_bytes, not_huge_reason=reason),

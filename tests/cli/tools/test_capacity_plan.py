@@ -24,7 +24,7 @@ BLOCK_BYTES = 512 * 327_680
 LOAD = UserLoad(users=1, context_tokens=100, output_tokens=1, duration_s=1)
 
 
-def test_the_layer_model_gives_the_bandwidth_at_which_fetching_takes_as_long() -> None:
+def test_layer_model_gives_break_even_bandwidth() -> None:
     row = reuse_of(setup(), 8192)
     assert row.size_bytes == 8192 * 327_680
     assert row.compute is not None
@@ -49,7 +49,7 @@ def test_a_quantised_cache_needs_as_much_less_bandwidth() -> None:
     ("model", "reason"),
     [("mixtral-8x7b", "mixture of experts"), ("deepseek-v3", "mixture of experts"), ("mistral-7b-v0.1", "sliding window")],
 )
-def test_models_that_the_layer_model_does_not_describe_get_sizes_and_the_reason(model: str, reason: str) -> None:
+def test_unsupported_models_get_sizes_and_a_reason(model: str, reason: str) -> None:
     plan = make_plan(setup(model, gpu="H200", tp=8))
     assert reason in plan.no_times
     assert plan.hbm.tokens > 1000

@@ -68,7 +68,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
         child.kill()
 
 
-def test_its_json_lines_are_told_by_their_event_and_its_log_is_passed_on(starter: Starter) -> None:
+def test_child_reports_events_and_forwards_log(starter: Starter) -> None:
     child = starter.start(SERVES, "--name=node-0")
     assert child.facts("serving", deadline_s=120)["listen"] == "here"
     assert child.facts("ready", deadline_s=120)["arguments"] == ["--name=node-0"]
@@ -81,14 +81,14 @@ def test_stop_asks_and_the_end_is_told(starter: Starter) -> None:
     child.facts("ready", deadline_s=120)
     assert child.stop()
     assert starter.ended.get(timeout=120) is child
-    assert str(child.failure()) == f"node-0 (pid {child.pid}) was ended by SIGTERM"
+    assert str(child.failure()) == f"node-0 (pid {child.pid}) was killed by SIGTERM"
 
 
-def test_it_is_asked_once_and_has_the_time_that_it_said_it_may_need(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_gets_one_sigterm_and_its_announced_time(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.cli.tools.child.STOP_DEADLINE_S", 0.0)
     child = starter.start(SAVES)
     child.facts("ready", deadline_s=120)
-    child.ask_to_stop()
+    child.terminate()
     child.facts("saving", deadline_s=120)
     assert child.stop()
     assert child._process.wait() == 0, "a second signal ends it at once"
@@ -98,10 +98,10 @@ def test_one_that_does_not_stop_in_time_is_killed(starter: Starter) -> None:
     child = starter.start(STUBBORN)
     child.facts("ready", deadline_s=120)
     assert not child.stop(deadline_s=0.01)
-    assert "was ended by SIGKILL" in str(child.failure())
+    assert "was killed by SIGKILL" in str(child.failure())
 
 
-def test_a_refusal_of_its_settings_is_a_config_error_in_its_own_words_and_not_in_the_log_too(starter: Starter) -> None:
+def test_child_config_error_has_its_message_once(starter: Starter) -> None:
     child = starter.start(REFUSES)
     with pytest.raises(ConfigError, match=r"^node-0: no such disk$"):
         child.facts("ready", deadline_s=120)
@@ -112,7 +112,7 @@ def test_a_refusal_of_its_settings_is_a_config_error_in_its_own_words_and_not_in
 
 def test_a_crash_is_told_by_its_status_and_last_line(starter: Starter) -> None:
     child = starter.start(CRASHES)
-    with pytest.raises(Broken, match="ended with status 1: RuntimeError: what happened"):
+    with pytest.raises(Broken, match="exited with status 1: RuntimeError: what happened"):
         child.facts("ready", deadline_s=120)
     child.stop()
 
@@ -121,7 +121,7 @@ def test_a_kill_from_elsewhere_is_told_by_its_signal(starter: Starter) -> None:
     child = starter.start(SERVES)
     child.facts("ready", deadline_s=120)
     os.kill(child.pid, signal.SIGKILL)
-    assert "was ended by SIGKILL" in str(starter.ended.get(timeout=120).failure())
+    assert "was killed by SIGKILL" in str(starter.ended.get(timeout=120).failure())
     child.stop()
 
 

@@ -32,7 +32,7 @@ with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
 
 @contextmanager
 def programs() -> Iterator[LocalCluster]:
-    """A cluster whose daemons are started as it starts them by itself."""
+    """A cluster whose daemons are real processes, started by `launched`."""
     with LocalCluster(SMALL, on_log=lambda name, line: None) as cluster:
         cluster.wait_ready()
         yield cluster
@@ -49,7 +49,7 @@ def start(plan: ClusterPlan) -> None:
         pass
 
 
-def test_a_killed_node_comes_back_with_its_name_and_its_nvme_blocks(cluster: LocalCluster) -> None:
+def test_cluster_restarted_node_has_name_and_nvme_blocks(cluster: LocalCluster) -> None:
     values = {bytes([index]): bytes([index]) * 65_536 for index in range(128)}
     with Client(cluster.address) as client:
         client.put_batch(list(values), list(values.values()))
@@ -67,12 +67,12 @@ def test_a_killed_node_comes_back_with_its_name_and_its_nvme_blocks(cluster: Loc
 def test_a_daemon_that_dies_is_named_with_the_reason(cluster: LocalCluster) -> None:
     pid = cluster.nodes[0].pid
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(Broken, match=rf"node-0 \(pid {pid}\) was ended by SIGKILL"):
+    with pytest.raises(Broken, match=rf"node-0 \(pid {pid}\) was killed by SIGKILL"):
         cluster.wait_for_end()
     os.kill(cluster.master_pid, signal.SIGKILL)
     with pytest.raises(Broken, match="master"):
         cluster.wait_for_end()
-    cluster.check()  # each death is told once
+    cluster.check()  # each death is reported once
 
 
 @pytest.fixture
@@ -109,14 +109,14 @@ def test_nodes_have_the_room_for_their_tables_that_the_plan_says() -> None:
         eventually(lambda: control.status().nodes[0].counters["max_table_bytes"] == 256 << 20, "the node has told the master")
 
 
-def test_daemons_settings_from_the_environment_do_not_reach_a_private_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_cluster_ignores_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_NODE_NVME", "/no/such/folder:1MiB")
     monkeypatch.setenv("KVSTORE_MASTER_LISTEN", "nonsense")
     with embedded():
         pass
 
 
-def test_where_daemons_have_tokens_it_looks_as_its_own_settings_say(tmp_path: Path) -> None:
+def test_cluster_control_uses_own_credentials(tmp_path: Path) -> None:
     tokens, config = tokens_file(tmp_path), tmp_path / "kvstore.toml"
     config.write_text(f"""[master]
 tokens = "{tokens}"
@@ -139,7 +139,7 @@ def test_a_port_in_use_is_told(cluster: LocalCluster) -> None:
         start(ClusterPlan(listen=cluster.address, is_private=True))
 
 
-def test_an_address_on_all_interfaces_is_told_as_one_that_others_can_reach() -> None:
+def test_reachable_replaces_wildcard_addresses() -> None:
     assert reachable("127.0.0.1:7") == "127.0.0.1:7"
     host, _, port = reachable("0.0.0.0:7").rpartition(":")
     assert port == "7"
@@ -147,7 +147,7 @@ def test_an_address_on_all_interfaces_is_told_as_one_that_others_can_reach() -> 
     assert reachable("[::]:7") in (f"{host}:7", "[::1]:7")
 
 
-def test_the_daemons_end_when_the_program_that_holds_them_is_killed(short_folder: Path) -> None:
+def test_cluster_daemons_end_with_killed_program(short_folder: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(short_folder)}
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, env=environment, text=True)
     assert holder.stdout is not None

@@ -25,13 +25,13 @@ NOW_S = 1_800_000_000.0
 
 
 def judged(check: Check) -> tuple[CheckVerdict, str]:
-    """Verdict and finding; whatever is not well says what mends it."""
+    """Return verdict and finding, after checking that all but OK have advice."""
     assert bool(check.advice) == (check.verdict is not CheckVerdict.OK)
     return check.verdict, check.found
 
 
 class Answers:
-    """What is asked by HTTP, by URL; everything else does not answer."""
+    """Fake of `fetch`: URL -> body; other URLs are unreachable."""
 
     def __init__(self, bodies: dict[str, str] | None = None, date_s: float = NOW_S) -> None:
         self._bodies = bodies or {}
@@ -57,11 +57,11 @@ IN_ETCD = pb.StatusReply(catalog="etcd://e:1/prefix", catalog_health="ok")
     [
         (of_etcd("3.6.9"), CheckVerdict.OK, "version 3.6.9, healthy"),
         (of_etcd("3.7.0"), CheckVerdict.OK, "version 3.7.0, healthy"),
-        (of_etcd("3.5.4"), CheckVerdict.WARNING, "version 3.5.4 has known faults"),
-        (of_etcd("3.3.27"), CheckVerdict.WARNING, "version 3.3.27 has known faults"),
+        (of_etcd("3.5.4"), CheckVerdict.WARNING, "version 3.5.4 has known bugs"),
+        (of_etcd("3.3.27"), CheckVerdict.WARNING, "version 3.3.27 has known bugs"),
         (of_etcd("3.6.9", "false"), CheckVerdict.WRONG, "unhealthy"),
-        (Answers(), CheckVerdict.WARNING, "does not answer here: nobody there"),
-        (Answers({"http://e:1/version": "<html>"}), CheckVerdict.WARNING, "does not answer as etcd does"),
+        (Answers(), CheckVerdict.WARNING, "unreachable from here: nobody there"),
+        (Answers({"http://e:1/version": "<html>"}), CheckVerdict.WARNING, "the response is not etcd's"),
     ],
 )
 def test_each_member_of_etcd_tells_its_version_and_health(answers: Answers, verdict: CheckVerdict, said: str) -> None:
@@ -75,10 +75,10 @@ def test_a_real_etcd_that_wants_a_certificate_is_not_looked_at(etcd_server_facto
     member = etcd_server_factory(tls=True).host_port
     for scheme in ("etcds", "etcd"):  # of etcd://…?ca=FILE the status hides what tells that it is asked by TLS
         (found,) = cluster_checks.etcd(pb.StatusReply(catalog=f"{scheme}://{member}"), cluster_checks.fetch)
-        assert (judged(found)[0], "it wants a certificate" in found.found) == (CheckVerdict.OK, True), found
+        assert (judged(found)[0], "it requires a client certificate" in found.found) == (CheckVerdict.OK, True), found
 
 
-def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
+def test_etcd_check_by_tls_unless_certificate_required() -> None:
     status = pb.StatusReply(catalog="etcds://e:1/prefix", catalog_health="ok")
     well = {"https://e:1/version": json.dumps({"etcdserver": "3.6.9"}), "https://e:1/health": json.dumps({"health": "true"})}
     (found,) = cluster_checks.etcd(status, Answers(well))
@@ -93,7 +93,7 @@ def test_an_etcd_by_tls_is_looked_at_unless_it_wants_a_certificate() -> None:
     for error in (ssl.SSLError("certificate required"), urllib.error.URLError(ssl.SSLError("certificate required"))):
         (found,) = cluster_checks.etcd(status, refused(error))
         assert judged(found)[0] is CheckVerdict.OK
-        assert "it wants a certificate" in found.found
+        assert "it requires a client certificate" in found.found
         assert judged(*cluster_checks.etcd(IN_ETCD, refused(error)))[0] is CheckVerdict.WARNING, "plainly there is none to be wanted"
     (found,) = cluster_checks.etcd(status, refused(urllib.error.URLError("nobody there")))
     assert (judged(found)[0], found.advice) == (CheckVerdict.WARNING, "curl https://e:1/health, on a master's host too")
@@ -113,7 +113,7 @@ def with_connections(**counters: int) -> pb.StatusReply:
 @pytest.mark.parametrize(
     ("counters", "verdict", "found"),
     [
-        ({"connections": 90, "max_connections": 100}, CheckVerdict.OK, "90 at 2 nodes, none was refused"),
+        ({"connections": 90, "max_connections": 100}, CheckVerdict.OK, "90 at 2 nodes, none refused"),
         (
             {"connections": 91, "max_connections": 100, "max_open_files": 1200},
             CheckVerdict.WARNING,
@@ -141,13 +141,13 @@ def test_releases_that_differ_are_counted() -> None:
     assert "0.0.9 (1)" in cluster_checks.releases(old).found
 
 
-def test_a_master_that_follows_in_another_release_is_counted_and_one_that_does_not_answer_is_told_of() -> None:
+def test_releases_counts_followers_and_masters_reports_silent() -> None:
     owner = pb.StatusReply(name="a", version=VERSION)
     told = [MasterReport("a:1", "owner", "a", version=VERSION), MasterReport("b:1", "following", "b", version="0.0.9")]
-    assert judged(cluster_checks.masters(told)) == (CheckVerdict.OK, "2 of 2 that are named answer")
+    assert judged(cluster_checks.masters(told)) == (CheckVerdict.OK, "2 of 2 in --master respond")
     assert f"0.0.9 (1), {VERSION} (2)" in cluster_checks.releases(owner, told).found
-    gone = MasterReport("c:1", trouble="nobody listens")
-    assert judged(cluster_checks.masters([*told, gone])) == (CheckVerdict.WARNING, "2 of 3 that are named answer; c:1: nobody listens")
+    gone = MasterReport("c:1", error="nobody listens")
+    assert judged(cluster_checks.masters([*told, gone])) == (CheckVerdict.WARNING, "2 of 3 in --master respond; c:1: nobody listens")
     assert judged(cluster_checks.releases(owner, [told[0], gone])) == (CheckVerdict.OK, f"{VERSION} everywhere")
 
 

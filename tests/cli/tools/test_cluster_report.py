@@ -15,12 +15,12 @@ from kvstore.cli.tools.cluster_report import (
     NEEDS_TENANT,
     MasterReport,
     ask_masters,
+    find_problems,
     health_line,
     healths,
     master_line,
     probe_shared_memory,
-    trouble_lines,
-    troubles,
+    problem_lines,
 )
 from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.client.config import ClientSettings
@@ -48,7 +48,7 @@ def asked(masters: str) -> tuple[ClientSettings, pb.StatusReply]:
         return settings, control.status()
 
 
-def test_each_master_says_what_it_is_and_one_that_does_not_answer_is_told_of(pair: tuple[Places, Places]) -> None:
+def test_ask_masters_reports_roles_and_silent_masters(pair: tuple[Places, Places]) -> None:
     owner, follower = pair
     node = NodeSide(owner)
     node.sync(Event(b"a"), Event(b"b"))
@@ -56,7 +56,7 @@ def test_each_master_says_what_it_is_and_one_that_does_not_answer_is_told_of(pai
     settings, status = asked(f"{follower.listen}, {gone}")
     eventually(lambda: all(not told.behind for told in ask_masters(settings, status)), "it has followed")
     first, second, third = ask_masters(settings, status)
-    assert (first.address, first.role, first.records, first.trouble) == (owner.listen, "owner", 2, "")
+    assert (first.address, first.role, first.records, first.error) == (owner.listen, "owner", 2, "")
     assert (second.address, second.role, second.records, second.behind) == (follower.listen, "following", 2, 0)
     assert (third.address, third.role) == (gone, "")
     assert gone in master_line(third)
@@ -87,7 +87,7 @@ def asked_in_time(masters: str, *more: str) -> Result:
     return asked[-1]
 
 
-def test_while_no_owner_answers_status_says_so_and_what_each_master_knows(etcd_url: str, tmp_path: Path) -> None:
+def test_status_without_owner_shows_each_master(etcd_url: str, tmp_path: Path) -> None:
     url = f"{etcd_url}/unowned"
     first = MasterProcess(tmp_path / "a", ("--catalog", url, "--lease-ttl-s", "300"))
     owner = first.start()
@@ -104,7 +104,7 @@ def test_while_no_owner_answers_status_says_so_and_what_each_master_knows(etcd_u
     finally:
         first.kill()
     assert shown.exit_code == found.exit_code == 2
-    located = "only blocks that clients have located are read"
+    located = "clients can read only blocks that they have located"
     assert shown.stdout.splitlines()[:2] == [f"no master owns the catalog now: {located}", f"  {follower.listen}: following, 1 records"]
     assert owner.listen in shown.stdout.splitlines()[2]
     told = json.loads(found.stdout)
@@ -119,7 +119,7 @@ def test_while_no_owner_answers_status_says_so_and_what_each_master_knows(etcd_u
         (MasterReport("m:1", "owner", catalog_health="ok", owned=2, partitions=4), "master m:1 is healthy: owner of 2 of 4 partitions"),
         (MasterReport("m:1", "following", catalog_health="etcd is full"), "master m:1 is unhealthy: catalog: etcd is full"),
         (MasterReport("m:1", "cut off", catalog_health="gone"), "master m:1 is unhealthy: cut off; catalog: gone"),
-        (MasterReport("m:1", trouble="refused"), "master m:1 is unhealthy: refused"),
+        (MasterReport("m:1", error="refused"), "master m:1 is unhealthy: refused"),
     ],
 )
 def test_a_master_is_told_of_in_a_line(told: MasterReport, shown: str) -> None:
@@ -168,12 +168,12 @@ def test_the_worst_comes_first_and_silent_masters_are_named() -> None:
     status.CopyFrom(WELL)
     status.nodes.add(name="n2", state="dead")
     status.catalog_health = "etcd has no quorum"
-    found = troubles(status, [MasterReport("m:1", trouble="refused")])
+    found = find_problems(status, [MasterReport("m:1", error="refused")])
     assert [one.level for one in found] == sorted(one.level for one in found)
     assert "etcd has no quorum" in found[0].text
     assert "n2" in found[1].text
-    assert found[2].text == "Master m:1 does not answer: refused"
+    assert found[2].text == "Master m:1 does not respond: refused"
     console = Console(width=120, no_color=True)
     with console.capture() as capture:
-        console.print(trouble_lines(found))
+        console.print(problem_lines(found))
     assert capture.get().splitlines()[0] == f"error: {found[0].text}"

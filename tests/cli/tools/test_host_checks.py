@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> None:
 
 
 def judged(check: Check) -> tuple[CheckVerdict, str]:
-    """Verdict and finding; whatever is not well says what mends it."""
+    """Return verdict and finding, after checking that all but OK have advice."""
     assert bool(check.advice) == (check.verdict is not CheckVerdict.OK)
     return check.verdict, check.found
 
@@ -61,7 +61,7 @@ def disk(root: Path, folder: Path, kind: str, *, at: str = "", rotational: str =
     write(root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}/queue/rotational", rotational)
 
 
-def test_a_folder_of_an_nvme_tier_lies_on_a_disk_of_its_own_that_is_there(tmp_path: Path) -> None:
+def test_nvme_check_wants_existing_separate_disk(tmp_path: Path) -> None:
     root, folder = tmp_path / "root", tmp_path / "nvme"
     folder.mkdir()
     disk(root, folder, "xfs")
@@ -75,7 +75,7 @@ def test_a_folder_of_an_nvme_tier_lies_on_a_disk_of_its_own_that_is_there(tmp_pa
 
 @pytest.mark.parametrize(
     ("kind", "at", "rotational", "said"),
-    [("nfs4", "", "0", "no local disk"), ("ext4", "/", "0", "the root disk"), ("ext4", "", "1", "the disk rotates")],
+    [("nfs4", "", "0", "not a local disk"), ("ext4", "/", "0", "the root disk"), ("ext4", "", "1", "a rotating disk")],
 )
 def test_a_disk_that_is_no_good_for_it_is_told_of(tmp_path: Path, kind: str, at: str, rotational: str, said: str) -> None:
     root, folder = tmp_path / "root", tmp_path / "nvme"
@@ -118,7 +118,7 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_setting_is_told_by_its_variable_before_the_file_and_may_be_told_by_none(config: str) -> None:
+def test_setting_of_prefers_variable_over_file(config: str) -> None:
     assert setting_of("node", "nvme", config, {}) == "/mnt/nvme:1TiB"
     assert setting_of("node", "nvme", None, {"KVSTORE_CONFIG": config}) == "/mnt/nvme:1TiB"
     assert setting_of("node", "nvme", config, {"KVSTORE_NODE_NVME": "/elsewhere:1GiB"}) == "/elsewhere:1GiB"

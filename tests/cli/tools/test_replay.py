@@ -66,7 +66,7 @@ def ticking() -> float:
 TICKS = itertools.count()
 
 
-def test_the_ratio_is_the_leading_run_of_resident_blocks_over_all_blocks() -> None:
+def test_prefix_hit_ratio_counts_the_leading_run() -> None:
     store = DictStore()
     counts = StoreReplay(store, block_bytes=16).run([prompt(0, 1, 2), prompt(0, 1, 3, 2), prompt(9, 0, 1)])
     assert (counts.requests, counts.blocks, counts.prefix_hits, counts.hits, counts.stored) == (3, 10, 2, 5, 5)
@@ -107,7 +107,7 @@ def test_one_wrong_byte_ends_the_replay_and_names_the_block() -> None:
     capacity=st.integers(1, 14),
     batch=st.integers(1, 5),
 )
-def test_any_trace_gives_what_a_plain_count_gives_however_it_is_cut_into_batches(trace: list[list[int]], capacity: int, batch: int) -> None:
+def test_replay_counts_match_naive_count_for_any_batching(trace: list[list[int]], capacity: int, batch: int) -> None:
     resident: OrderedDict[int, None] = OrderedDict()
     expected = 0
     for ids in trace:
@@ -159,11 +159,11 @@ def test_the_json_form_has_what_scripts_read() -> None:
     }
 
 
-def test_a_settled_status_is_one_that_every_node_has_reported_since() -> None:
+def test_settled_status_waits_for_a_report_of_every_node() -> None:
     with embedded() as cluster, Control(cluster.control_address, ClientSettings()) as control:
         found = settled_status(control)
         assert [node.state for node in found.nodes] == ["alive"]
-        # A clock that leaps ahead: the deadline is over at the second look, whatever the heartbeats are.
+        # The clock leaps ahead, so that the deadline has passed at the second poll.
         times = iter([0.0, 1e-9, 1e6])
         assert settled_status(control, clock=lambda: next(times), sleep=lambda seconds: None).nodes
 
@@ -188,9 +188,9 @@ def test_a_replay_reports_counts_and_the_clusters_change(cluster: LocalCluster) 
     assert 0 < report.seconds < 60
 
 
-def test_of_ones_own_cluster_the_daemon_that_died_is_the_reason_given(cluster: LocalCluster) -> None:
+def test_replay_on_own_cluster_names_the_dead_daemon(cluster: LocalCluster) -> None:
     settings = ClientSettings(master=cluster.address, deadline_s=5)
-    with pytest.raises(Broken, match=r"master .* was ended by SIGKILL"):
+    with pytest.raises(Broken, match=r"master .* was killed by SIGKILL"):
         run_replay(settings, prompts_with_a_murder(cluster), total=2, block_bytes=4096, cluster=cluster)
 
 

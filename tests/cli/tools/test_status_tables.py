@@ -70,7 +70,7 @@ def test_status_names_what_an_operator_looks_for_first() -> None:
         assert fact in shown
 
 
-def test_status_says_what_was_found_of_shared_memory_if_it_was_looked_at() -> None:
+def test_status_shows_shared_memory_if_probed() -> None:
     assert "n1: no, permission denied" in text(status_lines(STATUS, "n1: no, permission denied"))
     assert "shared here" not in text(status_lines(STATUS))
 
@@ -84,9 +84,9 @@ def test_status_names_the_slowest_of_the_ways_that_were_measured() -> None:
             pb.NodeStatus(node_id=2, name="b"),
         ]
     )
-    assert "2 ways from node to node, the slowest b to a at 3 MiB/s" in text(status_lines(status))
+    assert "2 paths between nodes, the slowest b to a at 3 MiB/s" in text(status_lines(status))
     del status.nodes[0].rates[0]
-    assert "1 way from node to node, the slowest node 9 to a at 5 MiB/s" in text(status_lines(status))
+    assert "1 path between nodes, the slowest node 9 to a at 5 MiB/s" in text(status_lines(status))
     assert "measured" not in text(status_lines(STATUS))
 
 
@@ -94,11 +94,11 @@ def test_status_names_the_slowest_of_the_ways_that_were_measured() -> None:
     ("found", "line"),
     [
         ([(8, "")], "8 MiB of 8 MiB of DRAM"),
-        ([(6, ""), (0, "shmem_enabled is never")], "6 MiB of 16 MiB of DRAM; shmem_enabled is never (1 node): see kvstore doctor there"),
-        ([(0, "b"), (0, "a"), (0, "b")], "0 B of 24 MiB of DRAM; a (1 node), b (2 nodes): see kvstore doctor there"),
+        ([(6, ""), (0, "shmem_enabled is never")], "6 MiB of 16 MiB of DRAM; shmem_enabled is never (1 node): run kvstore doctor there"),
+        ([(0, "b"), (0, "a"), (0, "b")], "0 B of 24 MiB of DRAM; a (1 node), b (2 nodes): run kvstore doctor there"),
     ],
 )
-def test_status_says_how_much_of_dram_is_in_huge_pages_and_why_no_more(found: list[tuple[int, str]], line: str) -> None:
+def test_status_shows_huge_pages_and_reasons(found: list[tuple[int, str]], line: str) -> None:
     tiers = [pb.TierStatus(name="dram", capacity_bytes=8 << 20, huge_bytes=mib << 20, not_huge_reason=reason) for mib, reason in found]
     status = pb.StatusReply(
         nodes=[pb.NodeStatus(state="alive", tiers=[tier, pb.TierStatus(name="nvme", capacity_bytes=99)]) for tier in tiers]
@@ -160,7 +160,7 @@ def with_tier(tier: pb.TierStatus) -> pb.StatusReply:
     return found
 
 
-def test_a_tier_that_quantises_shows_what_it_is_worth_and_bits_with_their_metadata() -> None:
+def test_encoded_table_has_sizes_and_bits_per_element() -> None:
     shown = text(tiers_table(with_tier(QUANTISED)))
     row = next(line for line in shown.splitlines() if "int4/64" in line)
     assert row.split() == ["a", "nvme", "int4/64", "1.1", "MiB", "200", "KiB", "160", "KiB", "40", "KiB", "5.00"]
@@ -170,10 +170,10 @@ def test_a_tier_that_quantises_shows_what_it_is_worth_and_bits_with_their_metada
 def test_who_is_no_operator_is_told_so_and_shown_no_zeros() -> None:
     seen = pb.StatusReply(version="1.2.3", catalog_health="ok", nodes=[pb.NodeStatus(node_id=1, name="a", state="alive")])
     shown = " ".join(text(status_lines(seen)).split())
-    assert "sizes, counts and rates are shown to operators" in shown
+    assert "sizes, counts and rates are for operators only" in shown
     assert "1 of 1 alive" in shown
     for hidden in ("published", "in the master", "moved", "DRAM"):
         assert hidden not in shown
     for table in (nodes_table, tiers_table):
-        assert "shown to operators" in " ".join(text(table(seen)).split())
-        assert "shown to operators" not in text(table(STATUS))
+        assert "for operators only" in " ".join(text(table(seen)).split())
+        assert "for operators only" not in text(table(STATUS))

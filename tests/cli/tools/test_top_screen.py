@@ -101,7 +101,7 @@ def test_what_is_full_is_the_fullest_tier() -> None:
 
 def test_what_is_wrong_is_shown_first_and_q_ends_it() -> None:
     view = view_of(3, dead=(1,))
-    assert lines(view)[1].startswith("node-1 is dead  Blocks that only it had are misses.")
+    assert lines(view)[1].startswith("node-1 is dead  Its last replicas are misses.")
     view.failure = "no master answers"
     assert "no master answers" in lines(view)[1]
     assert [view.press(key, 1) for key in ("q", "Q", "\x03")] == [False] * 3

@@ -40,7 +40,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_every_check_of_this_machine_says_what_was_found_and_what_to_do() -> None:
+def test_examine_has_finding_and_advice_on_this_machine() -> None:
     checks = doctor.examine()
     assert len({check.name for check in checks}) == len(checks) == 12
     assert all(check.found for check in checks)
@@ -60,7 +60,7 @@ def test_without_ucxx_it_says_what_to_install() -> None:
         assert (check.verdict, check.advice) == (CheckVerdict.MISSING, "pip install '.[ucx]' in the checkout of kvstore")
 
 
-def test_a_ucx_without_verbs_is_a_warning_where_there_are_rdma_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libucx_without_verbs_warns_with_rdma_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ucx_library, "loaded", lambda: ucx_library.LoadedUcx("1.21.0", "/lib/libucp.so", False))
     assert doctor.libucx(has_rdma=False).verdict is CheckVerdict.OK
     assert doctor.libucx(has_rdma=True).verdict is CheckVerdict.WARNING
@@ -104,7 +104,7 @@ def test_locked_memory_is_limited_where_rdma_locks_it() -> None:
     assert "8 MiB" in doctor.locked_memory(8 << 20, has_rdma=False).found
 
 
-def test_huge_pages_that_shared_memory_is_not_given_come_with_the_way_to_allow_them(tmp_path: Path) -> None:
+def test_huge_pages_check_names_the_setting_to_change(tmp_path: Path) -> None:
     write(tmp_path / SHMEM_ENABLED, "always within_size advise [never] deny force\n")
     refused = doctor.transparent_hugepages(tmp_path)
     assert (refused.verdict, refused.found) == (CheckVerdict.WARNING, "shmem_enabled is never")

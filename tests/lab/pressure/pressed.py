@@ -33,18 +33,18 @@ class Script:
 
     def __init__(self, *requests: Asked) -> None:
         self._requests = requests
-        self.asked = 0
+        self.sent = 0
 
     @property
     def next_s(self) -> float | None:
-        return self._requests[self.asked].at_s if self.asked < len(self._requests) else None
+        return self._requests[self.sent].at_s if self.sent < len(self._requests) else None
 
-    def ask(self) -> Generation:
-        at_s, prompt, output = self._requests[self.asked]
-        self.asked += 1
-        return Generation(self.asked - 1, self.asked - 1, at_s, prompt, output)
+    def take(self) -> Generation:
+        at_s, prompt, output = self._requests[self.sent]
+        self.sent += 1
+        return Generation(self.sent - 1, self.sent - 1, at_s, prompt, output)
 
-    def answered(self, user: int, *, now_s: float) -> None:
+    def finish(self, user: int, *, now_s: float) -> None:
         assert now_s >= self._requests[user].at_s
 
 

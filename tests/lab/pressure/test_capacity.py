@@ -25,10 +25,10 @@ def test_llama3_70b_on_two_h100_as_the_chapter_reckons() -> None:
     assert found.sequences(5000) == 9  # and 4,000 tokens beside them: 10 with a KB of 1,000 bytes
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_number_that_does() -> None:
-    with pytest.raises(ConfigError, match=r"llama3-70b has 140\.0 GB of weights: 1 x 80\.0 GB less 2\.0 GB each leave no room") as caught:
+def test_capacity_refuses_unfit_model_with_gpu_count() -> None:
+    with pytest.raises(ConfigError, match=r"llama3-70b has 140\.0 GB of weights: 1 x 80\.0 GB less 2\.0 GB each leave no space") as caught:
         hbm_capacity(LLAMA3_70B, weight_bytes=140 * GB, hbm_bytes=80 * GB)
-    assert "it takes at least 2 such GPUs (tp x pp)" in str(caught.value)
+    assert "use at least 2 such GPUs (tp x pp)" in str(caught.value)
     with pytest.raises(ConfigError, match="at least 3 such GPUs"):  # 78 GB of room each, all of it weights
         hbm_capacity(LLAMA3_70B, weight_bytes=156 * GB, hbm_bytes=80 * GB, tp=2)
     with pytest.raises(ConfigError, match=r"the model has 78\.0 GB of weights.* at least 2 such"):
@@ -51,11 +51,11 @@ def fits(spec: CacheSpec, weight_bytes: int, hbm_bytes: int, reserve_bytes: int,
 
 
 def test_a_reserve_of_all_memory_is_refused_for_what_it_is() -> None:
-    with pytest.raises(ConfigError, match=r"a reserve of 90\.0 GB leaves nothing of a GPU.s 80\.0 GB"):
+    with pytest.raises(ConfigError, match=r"the reserve of 90\.0 GB takes all of a GPU.s 80\.0 GB"):
         hbm_capacity(LLAMA3_70B, weight_bytes=1, hbm_bytes=80 * GB, reserve_bytes=90 * GB)
 
 
-def test_kv_heads_and_layers_are_divided_and_heads_copied_where_there_are_too_few() -> None:
+def test_capacity_divides_and_replicates_kv_heads() -> None:
     weights = {"weight_bytes": 140 * GB, "hbm_bytes": 80 * GB}
     eight = hbm_capacity(LLAMA3_70B, tp=8, **weights)
     sixteen = hbm_capacity(LLAMA3_70B, tp=16, **weights)

@@ -15,9 +15,9 @@ def all_of(users: Users, *, answer_s: float) -> list[Generation]:
     """Everyone is answered after so long."""
     found = []
     while users.next_s is not None:
-        request = users.ask()
+        request = users.take()
         found.append(request)
-        users.answered(request.user, now_s=request.arrival_s + answer_s)
+        users.finish(request.user, now_s=request.arrival_s + answer_s)
     return found
 
 
@@ -25,7 +25,7 @@ def sizes(requests: list[Generation], user: int) -> list[tuple[int, int]]:
     return [(request.prompt_tokens, request.output_tokens) for request in requests if request.user == user]
 
 
-def test_requests_come_in_order_within_the_duration_and_with_the_spread() -> None:
+def test_load_requests_are_ordered_within_duration() -> None:
     found = all_of(Users(LOAD, Random(1)), answer_s=1.0)
     assert [request.number for request in found] == list(range(len(found)))
     times = [request.arrival_s for request in found]
@@ -40,9 +40,9 @@ def test_a_user_has_one_request_under_way_at_most() -> None:
     users = Users(LOAD, Random(1))
     asked = []
     while users.next_s is not None:
-        asked.append(users.ask().user)
+        asked.append(users.take().user)
     assert sorted(asked) == [0, 1, 2]
-    assert users.asked == 3
+    assert users.sent == 3
 
 
 def test_what_a_user_asks_does_not_depend_on_the_answers() -> None:
@@ -53,7 +53,7 @@ def test_what_a_user_asks_does_not_depend_on_the_answers() -> None:
         assert sizes(quick, user)[:common] == sizes(slow, user)
 
 
-def test_without_spread_all_are_alike_and_nothing_is_shorter_than_a_token() -> None:
+def test_load_without_spread_is_uniform() -> None:
     found = all_of(Users(UserLoad(users=2, context_tokens=7, output_tokens=1, spread=0, duration_s=60), Random(2)), answer_s=1.0)
     assert {(request.prompt_tokens, request.output_tokens) for request in found} == {(7, 1)}
     tiny = all_of(Users(UserLoad(users=2, context_tokens=1, output_tokens=1, spread=0.9, duration_s=60), Random(2)), answer_s=1.0)

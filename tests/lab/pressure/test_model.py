@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.lab.pressure.load import FinishReason, UserLoad, Users
-from kvstore.lab.pressure.model import LoadOutcome, MeanAndTail, relieve
+from kvstore.lab.pressure.model import LoadOutcome, MeanAndTail, simulate_load
 from kvstore.lab.pressure.server import PressedServer
 from kvstore.lab.pressure.strategies import STRATEGIES, LowerTier, ServingModel, Strategy
 from tests.lab.pressure.pressed import BYTES_PER_TOKEN, dram, server, strategy
@@ -79,7 +79,7 @@ def big(name: str, *, users: int, cache_tokens: int = 10_000) -> LoadOutcome:
     lower = LowerTier(name="DRAM", capacity_bytes=10**9, bytes_per_s=1e6)
     serving = ServingModel(times=QuickTimes(), cache_tokens=cache_tokens, kv_bytes_per_token=BYTES_PER_TOKEN, lower_tiers=(lower,))
     load = UserLoad(users=users, context_tokens=1000, output_tokens=100, think_s=4.0, duration_s=300.0)
-    return relieve(serving, strategy(name), load, Random(5))
+    return simulate_load(serving, strategy(name), load, Random(5))
 
 
 def test_where_all_fit_strategies_make_no_difference() -> None:
@@ -107,17 +107,17 @@ def test_under_pressure_each_has_its_price() -> None:
     assert queue.goodput_tokens_per_s >= recompute.goodput_tokens_per_s
 
 
-def test_equal_arguments_give_an_equal_outcome_and_another_seed_another() -> None:
+def test_simulate_load_is_deterministic_by_seed() -> None:
     load = UserLoad(users=4, context_tokens=20, output_tokens=5, duration_s=100)
-    first, again, other = (relieve(server(50), strategy("recompute"), load, Random(seed)) for seed in (1, 1, 2))
+    first, again, other = (simulate_load(server(50), strategy("recompute"), load, Random(seed)) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_figures_are_of_the_requests() -> None:
     """One user, one request: 8 s for the prompt, a step for each of the 4 further tokens."""
     load = UserLoad(users=1, context_tokens=8, output_tokens=5, spread=0, think_s=1.0, duration_s=5.0)
-    asked = Users(load, Random(3)).ask()
-    found = relieve(server(12), strategy("queue"), load, Random(3))
+    asked = Users(load, Random(3)).take()
+    found = simulate_load(server(12), strategy("queue"), load, Random(3))
     assert (found.requests, found.completed, found.users) == (1, 1, 1)
     assert found.wait == MeanAndTail(0.0, 0.0)
     assert found.ttft == MeanAndTail(8.0, 8.0)
@@ -128,7 +128,7 @@ def test_figures_are_of_the_requests() -> None:
 
 
 def test_nobody_who_asks_in_time_is_no_outcome_to_divide_by() -> None:
-    found = relieve(
+    found = simulate_load(
         server(12), strategy("queue"), UserLoad(users=1, context_tokens=8, output_tokens=5, think_s=1e4, duration_s=1e-6), Random(3)
     )
     assert (found.requests, found.duration_s, found.goodput_tokens_per_s, found.recompute_share) == (0, 0.0, 0.0, 0.0)
@@ -136,7 +136,7 @@ def test_nobody_who_asks_in_time_is_no_outcome_to_divide_by() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
-def test_the_99th_percentile_is_the_least_that_99_in_100_do_not_exceed(durations_s: list[float]) -> None:
+def test_p99_is_the_least_value_99_percent_do_not_exceed(durations_s: list[float]) -> None:
     found = MeanAndTail.of(durations_s)
     assert found.p99_s == min(x for x in durations_s if sum(y <= x for y in durations_s) >= 0.99 * len(durations_s))
     assert found.mean_s == pytest.approx(sum(durations_s) / len(durations_s))

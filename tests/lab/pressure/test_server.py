@@ -27,7 +27,7 @@ def ttft_s(pressed: PressedServer) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_alone_a_request_takes_its_prefill_and_a_step_for_each_token_but_the_first(name: str) -> None:
+def test_server_single_request_takes_prefill_and_steps(name: str) -> None:
     pressed = serve(server(12), name, [Asked(3.0, 8, 5)])
     assert expirations(pressed) == [COMPLETED]
     assert (ttft_s(pressed), ended_s(pressed)) == ([8.0], [11.5])
@@ -43,7 +43,7 @@ def test_what_can_never_fit_is_rejected_whatever_the_strategy(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_prefill_stalls_the_batch_and_starts_alternate_with_steps(name: str) -> None:
+def test_server_alternates_prefills_and_steps(name: str) -> None:
     """0-4 prefill of 0; a step to 4.125; 4.125-8.125 prefill of 1; then steps of both."""
     pressed = serve(server(100), name, [Asked(0.0, 4, 3), Asked(1.0, 4, 3)])
     assert ttft_s(pressed) == [4.0, 7.125]
@@ -62,7 +62,7 @@ def test_reject_turns_the_newcomer_away() -> None:
     assert pressed.work.prefilled_tokens == 6
 
 
-def test_queue_lets_the_newcomer_wait_until_the_whole_answer_has_room() -> None:
+def test_server_queue_strategy_waits_for_the_whole_answer() -> None:
     pressed = serve(server(10), "queue", BOTH)
     assert expirations(pressed) == [COMPLETED, COMPLETED]
     assert [request.wait_s for request in by_number(pressed)] == [0.0, 5.25]
@@ -83,7 +83,7 @@ def test_evict_kills_the_one_that_came_last() -> None:
     assert pressed.work == ServerWork(prefilled_tokens=12, prefill_s=12.0, displacements=1)
 
 
-def test_recompute_computes_the_prompt_and_the_answer_so_far_again() -> None:
+def test_server_recompute_repeats_prompt_and_output() -> None:
     """The first loses a cache of 7 at 6.125, and computes 6 + 2 tokens from 12.375 on, which gives its third."""
     pressed = serve(server(10), "recompute", BOTH)
     assert expirations(pressed) == [COMPLETED, COMPLETED]
@@ -120,7 +120,7 @@ def test_offload_takes_the_first_tier_with_room() -> None:
     assert (pressed.work.offloaded_bytes, pressed.work.copying_s) == (70, 20.0)
 
 
-def test_a_newcomer_displaces_as_many_as_it_must_the_latest_first() -> None:
+def test_server_newcomer_displaces_latest_first() -> None:
     """Two of 3 tokens beside one another; one of 10 comes and takes the room of both. They come back in the order of arrival."""
     pressed = serve(server(12, dram(100)), "offload", [Asked(0.0, 3, 4), Asked(0.0, 3, 4), Asked(5.0, 10, 1)])
     assert pressed.work.displacements == 2
@@ -128,7 +128,7 @@ def test_a_newcomer_displaces_as_many_as_it_must_the_latest_first() -> None:
     assert third < first < second
 
 
-def test_of_a_full_batch_the_latest_makes_room_for_the_next_tokens_of_the_others() -> None:
+def test_server_full_batch_displaces_the_latest() -> None:
     """Two prompts of 4 in room for 10 grow: at 10 tokens the next step takes 2 more, so the second of them leaves with 5 cached."""
     pressed = serve(server(10), "queue+recompute", [Asked(0.0, 4, 5), Asked(0.0, 4, 5)])
     assert expirations(pressed) == [COMPLETED, COMPLETED]

@@ -10,13 +10,13 @@ from kvstore.scheduler.estimators.analytic import GPUS, AnalyticModel, find_gpu
 PLAIN = AnalyticModel(find_model("llama3-8b"), find_gpu("L4"))
 
 
-def test_the_five_and_their_best_known_combination_differ_in_what_they_do() -> None:
+def test_strategies_differ_in_behaviour() -> None:
     assert [strategy.name for strategy in STRATEGIES] == ["reject", "queue", "evict", "recompute", "offload", "queue+recompute"]
     assert len({(strategy.newcomers, strategy.displaced) for strategy in STRATEGIES}) == 6
     for strategy in STRATEGIES:
         # Who displaces must displace somebody, and who rejects sets room aside.
-        assert strategy.newcomers is not AdmissionStrategy.DISPLACE or strategy.displaced is not PreemptionStrategy.NOBODY
-        assert strategy.newcomers is not AdmissionStrategy.REJECTED or strategy.displaced is PreemptionStrategy.NOBODY
+        assert strategy.newcomers is not AdmissionStrategy.DISPLACE or strategy.displaced is not PreemptionStrategy.NONE
+        assert strategy.newcomers is not AdmissionStrategy.REJECTED or strategy.displaced is PreemptionStrategy.NONE
 
 
 @pytest.mark.parametrize(("capacity_bytes", "bytes_per_s"), [(-1, 1.0), (1, 0.0), (1, float("nan"))])
@@ -37,7 +37,7 @@ def test_prefill_takes_as_long_as_before() -> None:
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_reading_still_bounds_attention_at_two_bits_with_8_query_heads_a_kv_head(name: str) -> None:
+def test_quantised_times_still_bound_by_attention_reads(name: str) -> None:
     """Without that a quantised cache would not be faster in proportion."""
     gpu, model = GPUS[name], find_model("llama3-70b")
     times = AnalyticModel(model, gpu, gpus=16)

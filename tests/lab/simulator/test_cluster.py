@@ -34,7 +34,7 @@ class Played:
         return found
 
 
-def test_the_cache_streams_during_the_prefill_and_its_last_layer_after() -> None:
+def test_cluster_streams_cache_during_prefill() -> None:
     played = Played()
     found = played.start(job(tokens=1024, output=5))
     played.events.run()
@@ -61,7 +61,7 @@ def test_a_single_token_is_not_decoded(overlap: bool) -> None:
     assert [view.batch for view in played.cluster.decode_views()] == [0, 0]
 
 
-def test_blocks_of_another_are_fetched_first_and_stay_where_they_came() -> None:
+def test_cluster_fetches_remote_blocks_and_caches_them() -> None:
     played = Played()
     played.start(job(0, keys=[1, 2, 3], tokens=1536))
     played.events.run()

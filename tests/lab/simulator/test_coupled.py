@@ -11,8 +11,7 @@ MS = 1 / 64
 
 
 class Served:
-    """A server and when those whom it served had their first and their last token, in the order they ended; jobs in `refused` may not be
-    decoded."""
+    """A server and the times of its jobs' first and last tokens, in order of their ends. Jobs in `refused` are rejected after prefill."""
 
     def __init__(
         self, order: type[CoupledServer] = PrefillFirst, *, capacity_tokens: int = 1_000_000, refused: tuple[int, ...] = (), **more: int
@@ -31,7 +30,7 @@ class Served:
     def give_at(self, at_s: float, found: SimulatedJob) -> SimulatedJob:
         found.queued_s = at_s
         found.ready_s = max(at_s, found.ready_s)
-        self.events.at(at_s, lambda: self.server.give(found))
+        self.events.at(at_s, lambda: self.server.enqueue(found))
         return found
 
 
@@ -132,7 +131,7 @@ def test_chunks_share_steps_with_the_batch() -> None:
     assert seen == [pytest.approx(0.5 + (1100 - 512) / 1024), pytest.approx(first_s - 2.0 - 13 * MS)]
 
 
-def test_a_chunked_prompt_begins_behind_its_prefix_and_shows_its_load_once() -> None:
+def test_chunked_prompt_starts_after_prefix_with_one_load() -> None:
     served = Served(Chunked, chunk_tokens=256)
     served.server.cache.insert([1, 2], first=0)
     found = served.give_at(0.0, job(0, keys=[1, 2, 3], tokens=1536, output=1))

@@ -1,4 +1,4 @@
-"""Promises of decode.py: many steps at once come to what they come to one by one. A step takes 1/16 s and 1/64 s more a sequence."""
+"""Promises of decode.py: a fast forward equals single steps. A step takes 1/16 s, and 1/64 s more per sequence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.lab.simulator.decode import DecodeLoop, DecodeServer, FastForward, Gaps, next_stretch
+from kvstore.lab.simulator.decode import DecodeLoop, DecodeServer, FastForward, Gaps, next_steps
 from kvstore.lab.simulator.job import EventQueue, SimulatedJob
 from kvstore.scheduler.running_batch import RunningBatch
 from tests.lab.simulator.parts import job, machine
@@ -80,7 +80,7 @@ def closed(times: Times, found: Sequences) -> tuple[dict[int, float], int]:
         batch.join(number, context_tokens=context, steps=steps)
     now_s, ends, stretches = 0.0, {}, 0
     while len(batch):
-        stretch = next_stretch(batch, times)
+        stretch = next_steps(batch, times)
         now_s += stretch.duration_s(stretch.steps)
         stretches += 1
         ends.update(dict.fromkeys(batch.advance(stretch.steps), now_s))
@@ -139,7 +139,7 @@ class Owner:
             self.loop.run()
 
 
-def test_a_sequence_alone_takes_a_step_for_each_token_after_its_first() -> None:
+def test_decode_single_sequence_takes_a_step_per_token() -> None:
     owner = Owner(job(tokens=100, output=9))
     owner.loop.run()
     owner.events.run()
@@ -185,7 +185,7 @@ def test_a_stall_is_a_gap_of_those_who_waited() -> None:
 
 
 class Served:
-    """A server and whom it served."""
+    """A server and the jobs that it finished."""
 
     def __init__(self, capacity_tokens: int = 1_000_000) -> None:
         self.events = EventQueue()
@@ -196,8 +196,8 @@ class Served:
         self.ended.append((found.number, self.events.now_s))
 
     def give_at(self, at_s: float, found: SimulatedJob) -> None:
-        self.server.promise(found)
-        self.events.at(at_s, lambda: self.server.give(found))
+        self.server.reserve(found)
+        self.events.at(at_s, lambda: self.server.enqueue(found))
 
 
 def test_who_comes_joins_those_who_are_there() -> None:
@@ -213,11 +213,11 @@ def test_who_comes_joins_those_who_are_there() -> None:
 def test_what_is_promised_counts_before_it_comes() -> None:
     served = Served()
     kept, broken = job(0, tokens=100, output=5), job(1, tokens=70, output=5)
-    served.server.promise(kept)
-    served.server.promise(broken)
+    served.server.reserve(kept)
+    served.server.reserve(broken)
     assert (served.server.sequences, served.server.context_tokens()) == (2, 170)
-    served.server.break_off(broken)
-    served.server.give(kept)
+    served.server.cancel(broken)
+    served.server.enqueue(kept)
     assert (served.server.sequences, served.server.context_tokens(), served.server.used_tokens) == (1, 101, 105)
 
 

@@ -5,7 +5,7 @@ from kvstore.scheduler.admission import PoolLoad
 from tests.lab.simulator.parts import job
 
 
-def test_what_is_asked_for_happens_in_order_of_time_and_then_of_asking() -> None:
+def test_job_events_run_in_order_of_time_then_insertion() -> None:
     events, seen = EventQueue(), list[tuple[float, str]]()
     for at_s, name in ((2.0, "c"), (1.0, "a"), (2.0, "d"), (1.0, "b")):
         events.at(at_s, lambda name=name: seen.append((events.now_s, name)))  # type: ignore[misc]

@@ -32,7 +32,7 @@ def test_loading_a_prefix_hides_behind_the_layers_before(new_tokens: int) -> Non
 
 
 def test_a_model_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not fit"):
+    with pytest.raises(ConfigError, match="leaves no GPU memory"):
         machine(capacity_tokens=0)
 
 

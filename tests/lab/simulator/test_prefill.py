@@ -67,7 +67,7 @@ class Served:
 def test_one_prompt_at_a_time_in_the_order_they_came() -> None:
     served = Served()
     for number, tokens in enumerate((1024, 2048, 512)):
-        served.server.give(job(number, tokens=tokens, expected_s=tokens / 1024))
+        served.server.enqueue(job(number, tokens=tokens, expected_s=tokens / 1024))
     assert served.server.queue_s() == 3.5
     served.events.at(1.5, lambda: served.started.append((-1, served.server.queue_s(), 0.0)))
     served.events.run()
@@ -76,11 +76,11 @@ def test_one_prompt_at_a_time_in_the_order_they_came() -> None:
     assert (served.server.busy_s, served.server.flops, served.server.queue_s()) == (3.5, 3_584_000.0, 0.0)
 
 
-def test_what_was_computed_is_cached_and_a_prefix_that_is_there_only_loaded() -> None:
+def test_prefill_caches_blocks_and_loads_cached_prefix() -> None:
     served = Served()
     first, second = job(0, keys=[1, 2], tokens=1024), job(1, keys=[1, 2, 3], tokens=1536)
-    served.server.give(first)
-    served.server.give(second)
+    served.server.enqueue(first)
+    served.server.enqueue(second)
     served.events.run()
     assert (first.prefix_blocks, first.prefix_tokens, first.load_s, first.queue_s) == (0, 0, 0.0, 0.0)
     assert (second.prefix_blocks, second.prefix_tokens, second.queue_s) == (2, 1024, 1.0)
@@ -89,12 +89,12 @@ def test_what_was_computed_is_cached_and_a_prefix_that_is_there_only_loaded() ->
     assert served.server.cache.match([1, 2, 3]) == 3
 
 
-def test_a_prompt_waits_for_its_blocks_and_those_behind_it_wait_too() -> None:
+def test_prefill_queue_waits_for_fetched_blocks() -> None:
     served = Served()
     first, second = job(0, expected_s=1.0), job(1, expected_s=1.0)
     first.ready_s = 4.0
-    served.server.give(first)
-    served.server.give(second)
+    served.server.enqueue(first)
+    served.server.enqueue(second)
     assert served.server.queue_s() == 6.0
     served.events.at(2.0, served.server.wake)
     served.events.at(4.0, served.server.wake)
@@ -103,8 +103,8 @@ def test_a_prompt_waits_for_its_blocks_and_those_behind_it_wait_too() -> None:
     assert (first.fetch_s, first.queue_s, second.fetch_s, second.queue_s) == (4.0, 0.0, 0.0, 5.0)
 
 
-def test_the_queue_is_foreseen_anew_when_a_prefill_is_not_what_was_expected() -> None:
+def test_prefill_queue_estimate_follows_actual_times() -> None:
     served = Served()
-    served.server.give(job(0, tokens=2048, expected_s=9.0))
-    served.server.give(job(1, tokens=1024, expected_s=1.0))
+    served.server.enqueue(job(0, tokens=2048, expected_s=9.0))
+    served.server.enqueue(job(1, tokens=1024, expected_s=1.0))
     assert served.server.queue_s() == 3.0

@@ -48,7 +48,7 @@ def test_stages_add_up_to_the_latency() -> None:
     assert sum(report.stages_s.values()) == 4.5
 
 
-def test_who_is_rejected_is_counted_by_reason_and_wasted_if_it_was_computed() -> None:
+def test_report_counts_rejections_and_wasted_prefills() -> None:
     early, wasted = job(1), done(2, first_s=1.0, finish_s=0.0)
     early.rejection = Rejection(Reason.TTFT)
     wasted.rejection = Rejection(Reason.DECODE_LOAD)

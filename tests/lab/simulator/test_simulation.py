@@ -33,7 +33,7 @@ def test_names_make_a_machine() -> None:
     assert Scenario(send_bytes_per_s=5e9).machine().send_bytes_per_s == 5e9
 
 
-def test_algorithm_1_rejects_by_the_slo_only_where_nothing_else_decides() -> None:
+def test_algorithm_1_rejects_by_slo_only_when_alone() -> None:
     impossible = SimulationPlan(slo=Slo(1e-6, 1e-6))
     assert Scenario(plan=impossible).run(TRACE).rejected == {Reason.TTFT.value: 20}
     free = Scenario(plan=impossible, admission="all").run(TRACE)
@@ -48,7 +48,7 @@ def test_algorithm_1_rejects_by_the_slo_only_where_nothing_else_decides() -> Non
         ({"gpu": "none"}, ConfigError, "none"),
         ({"gpus": 1}, ConfigError, "does not fit on 1 x A800"),
         ({"dispatcher": "none"}, ConfigError, "none"),
-        ({"admission": "none"}, ConfigError, "no admission is named 'none': take one of slo, all, late"),
+        ({"admission": "none"}, ConfigError, "admission is 'none': it must be one of slo, all, late"),
         ({"plan": SimulationPlan(policy="none")}, ConfigError, "none"),
         ({"threshold": 0.5}, InvalidArgument, "at least 1"),
         ({"send_bytes_per_s": 0.0}, InvalidArgument, "send_bytes_per_s is 0"),
@@ -151,7 +151,7 @@ def test_a_queue_by_hand() -> None:
     assert report.duration_s == played.jobs[2].finish_s == 2.5 + 0.125 + 5 / 64
 
 
-def test_what_the_scheduler_foresees_takes_place_when_nothing_interferes() -> None:
+def test_scheduler_estimates_hold_without_interference() -> None:
     """A first prompt; one with its prefix; two at once with it, of which one fetches it; two at once without, that queue."""
     prompts = [(0, [1, 2, 3]), (20, [1, 2, 3, 4]), (40, [1, 2, 3, 5]), (40, [1, 2, 3, 6]), (60, [7, 8]), (60, [9]), (60, [10, 11])]
     found = simulation(SimulationPlan(prefill=2, decode=1, decision_s=0.0), machine(send_bytes_per_s=float(1 << 24)))
@@ -172,7 +172,7 @@ def test_what_can_never_fit_is_rejected_at_once() -> None:
     assert (rejection.value, rejection.limit) == (1025, 1000)
 
 
-def test_the_dispatcher_rejects_by_what_is_enforced_and_admission_by_what_is_promised() -> None:
+def test_dispatcher_and_admission_reject_by_their_limits() -> None:
     _, report = run([asked(0, [1, 2])], enforced=Slo(ttft_s=0.5))
     assert report.rejected == {Reason.TTFT.value: 1}
     promised = SimulationPlan(prefill=1, decode=1, slo=Slo(ttft_s=0.5))

@@ -65,12 +65,12 @@ async def test_the_router_gets_from_both_what_it_asks_for(two_nodes: LocalCluste
 @pytest.mark.parametrize(
     ("change", "status", "message"),
     [
-        ({"prompt": ["text"]}, 400, "a stand-in engine takes one prompt (a text or token ids), max_tokens and kv_transfer_params"),
-        ({"prompt": []}, 400, "a stand-in engine takes one prompt"),
-        ({"max_tokens": 0}, 400, "a stand-in engine takes one prompt"),
-        ({"kv_transfer_params": None}, 400, "a stand-in engine takes one prompt"),
+        ({"prompt": ["text"]}, 400, "a fake engine takes one prompt (a text or token ids), max_tokens and kv_transfer_params"),
+        ({"prompt": []}, 400, "a fake engine takes one prompt"),
+        ({"max_tokens": 0}, 400, "a fake engine takes one prompt"),
+        ({"kv_transfer_params": None}, 400, "a fake engine takes one prompt"),
         ({"max_tokens": 1000}, 400, "1018 tokens do not fit: the cache holds 1000"),
-        ({"kv_transfer_params": {"blocks": 4}}, 503, "the blocks of the prompt are not in the store any more"),
+        ({"kv_transfer_params": {"blocks": 4}}, 503, "blocks of the prompt were evicted from the store"),
     ],
 )
 async def test_what_a_decode_engine_cannot_do_is_an_error(

@@ -48,5 +48,5 @@ async def test_wrong_bytes_are_found_out(two_nodes: LocalCluster) -> None:
         blocks = BlockStore(client, of, 100)
         await client.put(keys[1], bytes(100), namespace=of)
         await blocks.store(keys, 0)
-        with pytest.raises(Corrupt, match=f"block {keys[1].hex()} is not what was put"):
+        with pytest.raises(Corrupt, match=f"block {keys[1].hex()} has other bytes than were put"):
             await blocks.load(keys)

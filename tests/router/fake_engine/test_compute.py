@@ -44,7 +44,7 @@ async def begun(prefill: PrefillEngine) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_nodes: LocalCluster) -> None:
+async def test_prefill_computes_only_uncached_tokens(two_nodes: LocalCluster) -> None:
     async with engine(two_nodes.address, "once") as (prefill, blocks, namespace):
         tokens = list(range(18))
         first = await prefill.run(tokens, prefix_blocks=0, on_queued=nothing)
@@ -58,7 +58,7 @@ async def test_a_prompt_is_computed_once_and_then_only_what_is_not_cached(two_no
         assert obeyed.prefix_tokens == 4
 
 
-async def test_the_queue_is_what_runs_and_waits_and_shrinks_as_it_is_served(two_nodes: LocalCluster) -> None:
+async def test_prefill_queue_has_running_and_waiting_prompts(two_nodes: LocalCluster) -> None:
     async with engine(two_nodes.address, "queue", clock=lambda: 0.0) as (prefill, _, _):
         queued: list[float] = []
         assert prefill.queue_s == 0

@@ -28,11 +28,11 @@ from tests.system.running import until
         (["--listen", "nowhere"], "'nowhere' is not an address"),
     ],
 )
-def test_settings_that_cannot_be_met_are_one_line_and_exit_code_2(flags: list[str], message: str) -> None:
+def test_engine_invalid_settings_are_one_line_and_status_2(flags: list[str], message: str) -> None:
     result = CliRunner().invoke(standin.main, flags)
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
-    assert line.startswith(f"kvstore-standin: error: {message}")
+    assert line.startswith(f"kvstore-fake-engine: error: {message}")
 
 
 def test_without_a_master_it_serves_and_ends_with_a_signal(tmp_path: Path) -> None:
