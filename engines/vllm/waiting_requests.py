@@ -1,8 +1,11 @@
-"""Lookup results of the requests in vLLM's waiting queue: which are reused, and which requests the next lookup asks for. Sans-I/O.
+"""Lookup results of the requests in vLLM's waiting queue: which are reused, and which the next lookup requests.
+Sans-I/O.
 
-vLLM asks for the first waiting request in each step until it has blocks for it. A result is reused until it is `interval_s` old. Then one
-lookup asks again, for all waiting requests whose results are as old. A stale result costs hits, never wrong tokens: blocks stored since
-are computed, and a block evicted since fails to load, which vLLM recomputes.
+In each step vLLM asks for the first waiting request, until it has blocks for it. A result is reused until it is
+`interval_s` old; then one lookup refreshes all waiting requests with results as old.
+
+A stale result costs hits but never gives wrong tokens. Blocks stored since the lookup are computed; a block evicted
+since fails to load and vLLM recomputes it.
 """
 
 from collections.abc import Sequence
@@ -22,46 +25,52 @@ class LookupRequest:
     request_id: str
     variant: Variant
     version: tuple[int, bytes, Variant | None]
-    """The request's tokens, their last hash and the variant: a result of another version is not reused."""
+    """Number of tokens, last block hash and variant. Results of another version are not reused."""
     start_tokens: int
     hashes: Sequence[Sequence[bytes]]
-    """Of each group, from the block after `start_tokens` on."""
+    """Block hashes of each group, from the block after `start_tokens` on."""
 
     @property
     def blocks(self) -> int:
-        """Blocks of all groups."""
+        """Number of blocks of all groups."""
         return sum(map(len, self.hashes))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTokens:
-    """Tokens of a request after those that the engine has."""
+    """Result for one request: tokens that the engine has, that were looked up, and that the store has."""
 
     computed_tokens: int = 0
-    """Those that the engine has."""
+    """Tokens that the engine has."""
     asked_tokens: int = 0
-    """Tokens of full blocks that the store may have."""
+    """Tokens of full blocks that were looked up after those."""
     found_tokens: int = 0
-    """Tokens that it has, from the first on without a gap."""
+    """Tokens after `computed_tokens` that the store has without a gap."""
 
 
 @dataclass(slots=True)
 class _WaitingLookup:
+    """One waiting request with its last result."""
+
     request: EngineRequest
     question: LookupRequest | None = None
-    """The last one that was answered."""
+    """Last lookup with a result."""
     present: Sequence[Present] = ()
     due_s: float = 0.0
     found: FoundTokens = FoundTokens()
-    """As returned last."""
+    """Result that was returned last."""
 
 
 class WaitingRequests:
-    """Used by the scheduler's thread. `now_s` is of any monotonic clock."""
+    """Results of all waiting requests. Scheduler's thread only; `now_s` is of any monotonic clock."""
 
     def __init__(self, groups: Sequence[LayerGroup], plan: SchedulerPlan, *, interval_s: float, batch_blocks: int) -> None:
-        """`interval_s` is the age in seconds from which a result is not reused. `batch_blocks` bounds the blocks of one
-        lookup, unless the request that vLLM asks for has more."""
+        """Create it without requests.
+
+        Args:
+            interval_s: age from which a result is not reused.
+            batch_blocks: maximum blocks of one lookup; the request that vLLM asks for is looked up whole in any case.
+        """
         self._groups = groups
         self._plan = plan
         self._interval_s = interval_s
@@ -69,18 +78,19 @@ class WaitingRequests:
         self._waiting: dict[str, _WaitingLookup] = {}
 
     def add(self, request: EngineRequest) -> None:
-        """A request waits. A no-op if it is known."""
+        """Add a waiting request. A no-op if it is known."""
         self._waiting.setdefault(request.request_id, _WaitingLookup(request))
 
     def remove(self, request_id: str) -> FoundTokens:
-        """The request waits no longer: return what was found last."""
+        """Remove a request and return its last result."""
         waiting = self._waiting.pop(request_id, None)
         return waiting.found if waiting is not None else FoundTokens()
 
     def questions(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[LookupRequest]:
-        """Return what to look up before `found` can be called for `request`; [] if its result can be reused, or none is needed.
+        """Return what to look up before `found` can be called for `request`; [] if its result can be reused or it needs
+        none.
 
-        The first question is of `request`. Those of other requests whose results are due follow, oldest first, up to `batch_blocks`.
+        The first entry is of `request`. Requests with due results follow in queue order, up to `batch_blocks`.
         """
         self.add(request)
         waiting = self._waiting[request.request_id]
@@ -102,7 +112,7 @@ class WaitingRequests:
         return questions
 
     def answered(self, questions: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
-        """The store answered: `present[i]` has, of each group, which blocks of `questions[i]` it has."""
+        """Record a lookup's result: `present[i]` has, for each group, which blocks of `questions[i]` the store has."""
         for question, of_question in zip(questions, present, strict=True):
             waiting = self._waiting[question.request_id]
             waiting.question, waiting.present, waiting.due_s = question, of_question, now_s + self._interval_s
@@ -114,12 +124,13 @@ class WaitingRequests:
         return waiting.found
 
     def ask_again(self, request_id: str, due_s: float) -> None:
-        """Have the request looked up again at `due_s`, if its result is reused longer."""
+        """Look the request up again at `due_s` at the latest."""
         waiting = self._waiting[request_id]
         waiting.due_s = min(waiting.due_s, due_s)
 
     def _is_due(self, waiting: _WaitingLookup, computed_tokens: int | None, now_s: float) -> bool:
-        """Whether the result is too old, of another version, or of fewer blocks than the engine lacks now."""
+        """Return whether the result is too old, of another version, or starts after the blocks that the engine has
+        now."""
         question = waiting.question
         if question is None or now_s >= waiting.due_s or question.version != self._version(waiting.request):
             return True
@@ -142,7 +153,8 @@ class WaitingRequests:
         return FoundTokens(computed_tokens, limit - computed_tokens, max(0, end - computed_tokens))
 
     def _question(self, waiting: _WaitingLookup, computed_tokens: int | None) -> LookupRequest:
-        """From `computed_tokens` (None: unknown), or where the last one began, or 0 if the engine lost blocks since: it may lose more."""
+        """Return the lookup from `computed_tokens` (None: unknown) or the last lookup's start. From 0 if the engine
+        evicted blocks since, because it may evict more."""
         last = waiting.question
         if last is None:
             start = computed_tokens or 0

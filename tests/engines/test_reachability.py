@@ -68,7 +68,7 @@ def logged(*answers: Exception | None) -> list[str]:
         (Unreachable("refused"), "cannot be reached (start it, or set `master`, and `tls_ca` if it needs TLS): Unreachable: refused"),
         (Unauthorized("no"), "refuses this engine (set `tenant` and `token`)"),
         (Untrusted("no"), "is not trusted"),
-        (ConfigError("no"), "cannot be asked"),
+        (ConfigError("no"), "cannot be used"),
         (Full("no"), "cannot be reached"),
         (ValueError("oops"), "internal error: ValueError: oops"),
     ],

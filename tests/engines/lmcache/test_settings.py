@@ -18,7 +18,7 @@ def test_a_token_may_come_from_the_environment_and_need_not_stand_in_a_command()
 
 
 def test_an_l2_adapter_needs_the_element_type_which_lmcache_does_not_tell_it() -> None:
-    with pytest.raises(ConfigError, match=r'name no dtype: .* as "dtype": "bfloat16"'):
+    with pytest.raises(ConfigError, match=r'lack dtype.* as "dtype": "bfloat16"'):
         from_parameters({"master": "kv:1"}, {})
     assert from_parameters({}, {"KVSTORE_LMCACHE_DTYPE": "bfloat16"}).dtype == "bfloat16"
 

@@ -80,6 +80,6 @@ def test_what_cannot_be_registered_leaves_no_subscription(publisher: Publisher, 
     index.add(service(publisher))
     with pytest.raises(InvalidArgument, match="with other members"):
         index.add(service(publisher, replays=False))
-    with pytest.raises(InvalidArgument, match="no address of a publisher"):
+    with pytest.raises(InvalidArgument, match="no ZeroMQ address"):
         index.add(Service(CONTEXT, "b", 0, "10.0.0.1:5557", ""))
     assert index.services == 1

@@ -127,7 +127,7 @@ def test_what_cannot_be_answered_says_why(store: Cluster) -> None:
     with running(store.address) as daemon:
         for path, body, says in (
             ("/register", REFERENCE | {"block_size": None}, "block_size is None"),
-            ("/register", REFERENCE | {"endpoint": "nowhere"}, "no address of a publisher"),
+            ("/register", REFERENCE | {"endpoint": "nowhere"}, "no ZeroMQ address"),
             ("/unregister", {}, "instance_id is None"),
             ("/query", [], "not an object"),
             ("/query", b"\xc1", "neither JSON"),

@@ -64,7 +64,7 @@ def test_regions_of_another_size_are_refused() -> None:
     pool = head_pool(HostPool("layer_first", 8), 2)
     assert len(sizes) == 2 * LAYERS
     for given in ((pointers, sizes), (pointers[1:], sizes)):
-        with pytest.raises(ValueError, match="not those of 1 pages"):
+        with pytest.raises(ValueError, match="do not match 1 pages"):
             pool.regions(*given, 1)
 
 
@@ -144,7 +144,7 @@ def test_by_heads_refuses_what_cannot_be_cut() -> None:
     whole = host.described((0, 4))
     with pytest.raises(ConfigError, match=r"share_tp is 3: .* 8 KV heads on 4 .* takes 4, 8, 0 \(off\)"):
         by_heads(whole, host.host_heads(), 3, total_heads=unknown)
-    with pytest.raises(ConfigError, match="cannot be told apart in the pages of pool kv"):
+    with pytest.raises(ConfigError, match="cannot be separated in the pages of pool kv"):
         by_heads(whole, None, 4, total_heads=unknown)
     with pytest.raises(ConfigError, match=r"\(page_unified\)"):
         by_heads(replace(whole, layout="page_unified"), replace(host.host_heads(), layout="page_unified"), 4, total_heads=unknown)

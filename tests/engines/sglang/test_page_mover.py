@@ -118,5 +118,5 @@ def test_memory_of_another_size_is_refused(mover: PageMover) -> None:
     for layout in LAYOUTS:
         rank = Rank(layout, (0, 2), 4, model())
         for move in (mover.load, lambda pool, hashes, *meta: mover.store(pool, hashes, [], *meta)):
-            with pytest.raises(ValueError, match="not those of 2 pages"):
+            with pytest.raises(ValueError, match="do not match 2 pages"):
                 move(rank.pool, HASHES[:2], *rank.host.meta(0))

@@ -132,7 +132,7 @@ def test_pieces_are_the_memory_of_each_value(count: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("layers", "says"),
-    [([], "no KV cache"), ([torch.zeros(8, 2)], "not made of 7 blocks"), ([torch.zeros(BLOCKS, 4)[:, ::2]], "side by side")],
+    [([], "no KV cache"), ([torch.zeros(8, 2)], "not made of 7 blocks"), ([torch.zeros(BLOCKS, 4)[:, ::2]], "no axis of stride 1")],
 )
 def test_pools_of_no_blocks_are_refused(layers: list[torch.Tensor], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

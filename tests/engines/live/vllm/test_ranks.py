@@ -111,7 +111,7 @@ def test_layers_with_states_are_not_cut_and_the_engine_says_so(tmp_path_factory:
         (loaded,) = engine.generate(prompt(540, BLOCKS))
         assert loaded.tokens == computed.tokens
         assert (computed.cached, loaded.cached) == (0, BLOCKS * BLOCK_TOKENS)
-        assert engine.log_lines("caches of the kind MambaSpec cannot be cut by heads: only engines of the same TP, 1, share blocks")
+        assert engine.log_lines("caches of kind MambaSpec cannot be split by heads: only engines with the same TP, 1, share blocks")
 
 
 def test_numbers_that_are_not_possible_are_refused_with_those_that_are(heads_model: Path, store: Cluster) -> None:
