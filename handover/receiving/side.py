@@ -1,6 +1,6 @@
-"""The taking side of a rank: its requests, and where their parts go. A thin shell around CacheReceiver.
+"""Receiving side of a rank: its requests and their parts. Carries out what CacheReceiver decides.
 
-Everything here runs in the reactor's thread; part_receiver.py says what runs elsewhere.
+The reactor's thread makes all calls; part_receiver.py documents what runs elsewhere.
 """
 
 import logging
@@ -27,11 +27,11 @@ from kvstore.protocol.handover_messages import PUSH, ExportRegions, PartReady, R
 log = logging.getLogger("kvstore.handover")
 
 NOTHING: Final = PartPlan(range(0), (), 1, 0)
-"""Of a sender rank from which nobody takes anything: another one has the same heads."""
+"""Plan of a sender rank without receivers: another one has the same heads."""
 
 
 class ReceiveRequest(NamedTuple):
-    """What a caller asks for."""
+    """Arguments of a caller's `receive`."""
 
     blocks: NDArray[np.int64]
     tokens: int
@@ -54,13 +54,13 @@ class _ReceivingRequest(SideRequest):
 
 
 class ReceiverSide(HandoverSide[_ReceivingRequest]):
-    """See the module."""
+    """Requests that this rank receives."""
 
     # --- events ---
 
     def begin(self, handle: ReceiveHandle, wanted: ReceiveRequest) -> None:
-        """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then. What fails later,
-        a mistake too, ends the request by its handle."""
+        """Start to receive a request. Raises InvalidArgument, and as `choose_way`; nothing has begun then. Later
+        failures, also unexpected ones, end the request through its handle."""
         resources = self._resources
         takings = self._takings(wanted)
         confirming = [rank for rank, taking in takings.items() if taking.is_reading]
@@ -72,7 +72,7 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         try:
             self._open(request)
             for rank, taking in takings.items():
-                if machine.error is not None:  # the one before is gone, which its socket says at once
+                if machine.error is not None:  # the previous sender failed at once
                     break
                 request.asked[rank] = taking.info
                 self._ask(request, taking)
@@ -84,7 +84,8 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         self._settle(request)
 
     def _takings(self, wanted: ReceiveRequest) -> dict[int, PartReceiver]:
-        """For each sender rank that gives something, or that only this one tells that it does not."""
+        """Return a receiver for each sender rank with parts, and for those that this rank notifies that they have
+        none."""
         resources, source = self._resources, wanted.source
         remapping = remapping_of(source.layout, resources.layout, source_dp=wanted.source_dp, destination_dp=resources.dp)
         takings = {}
@@ -100,7 +101,7 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         return takings
 
     def _spared(self, remapping: Remapping, source_dp: int) -> list[int]:
-        """Sender ranks that give nothing to anyone, if it is this rank that tells them."""
+        """Return the sender ranks without receivers, if this rank is the one that notifies them."""
         resources, parallel = self._resources, remapping.source.parallel
         group = [rank for rank in range(resources.layout.parallel.ranks) if resources.layout.parallel.group_of(rank) == resources.dp]
         if resources.rank != group[0]:
@@ -129,17 +130,17 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         self._resources.links.tell(taking.info, taking.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer)
 
     def show(self, info: RankInfo, message: ExportRegions) -> None:
-        """A sender says where to read. Raises ProtocolError, StaleHandle."""
+        """A sender exported regions to read. Raises ProtocolError, StaleHandle."""
         self._find(info, message.request_id)[1].shown(message)
 
     def done(self, info: RankInfo, message: ReadsDone) -> None:
-        """What was read was the request's. Raises ProtocolError, StaleHandle."""
+        """A sender confirmed the data that was read. Raises ProtocolError, StaleHandle."""
         request, _ = self._find(info, message.request_id)
         request.machine.confirmed(info.rank)
         self._settle(request)
 
     def part(self, info: RankInfo, message: PartReady, answer: Answer) -> None:
-        """A sender offers a part. Raises what the sender is told; a mistake of its ends the request."""
+        """A sender offers a part. Raises the error for the sender; a protocol error of the sender ends the request."""
         request, taking = self._find(info, message.request_id)
         part = PartId(message.layer_start, message.layer_end, message.chunk)
         slots = self._resources.settings.staging_slots
@@ -168,7 +169,7 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         request.handle.received_bytes = request.machine.received_bytes
 
     def _moved_not(self, request: _ReceivingRequest, error: KVStoreError | None, answer: Answer) -> None:
-        """Bytes of a part did not come: the sender is told once the reason is certain."""
+        """Fail the request after a failed transfer, and reply to the sender once the reason is certain."""
 
         def fail() -> None:
             if error is not None:
@@ -184,11 +185,11 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         request = self._requests.get(request_id)
         taking = request.takings.get(info.rank) if request is not None else None
         if request is None or taking is None or taking.info.instance != info.instance:
-            raise StaleHandle("this request is not, or no longer, taken by this rank")
+            raise StaleHandle("this rank does not receive this request, or no longer")
         if request.machine.error is not None:
             raise request.machine.error
         return request, taking
 
     def _expire(self, request: _ReceivingRequest) -> None:
-        what = "no sender has begun" if request.machine.state is RequestState.WAITING else "not all of it has come"
+        what = "no sender has begun" if request.machine.state is RequestState.WAITING else "it did not arrive completely"
         self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))

@@ -1,6 +1,7 @@
-"""The giving side of a rank: its requests, and asks that came before their request. A thin shell around CacheSender.
+"""Sending side of a rank: its requests, and receivers' requests that arrive before them. Carries out what CacheSender
+decides.
 
-Everything here runs in the reactor's thread; part_sender.py says what runs elsewhere.
+The reactor's thread makes all calls; part_sender.py documents what runs elsewhere.
 """
 
 from collections.abc import Callable, Collection
@@ -22,7 +23,7 @@ from kvstore.protocol.errors import Closed, DeadlineExceeded, Full, InvalidArgum
 from kvstore.protocol.handover_messages import ExportRegions, PartReady, ReadsDone, RequestCache
 
 MAX_EARLY: Final = 65_536
-"""Requests asked for before they are here."""
+"""Request ids for which receivers' requests arrived early."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,22 +41,22 @@ class _SendingRequest(SideRequest):
 
 
 class SenderSide(HandoverSide[_SendingRequest]):
-    """See the module."""
+    """Requests that this rank sends."""
 
     def __init__(self, resources: RankResources) -> None:
         super().__init__(resources)
         self._early: dict[bytes, dict[bytes, tuple[RankInfo, RequestCache, int]]] = {}
-        """Asks for requests that are not here yet, by the asker's instance, with their deadlines."""
+        """Receivers' requests that arrived before `begin`, by request id and instance, with their deadlines."""
 
     @property
     def early_count(self) -> int:
-        """Asks for requests that are not here yet."""
+        """Number of receivers' requests that wait for `begin`."""
         return sum(map(len, self._early.values()))
 
     # --- events ---
 
     def begin(self, handle: SendHandle, blocks: NDArray[np.int64], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
-        """A request is given away from now on."""
+        """Start to send a request."""
         resources = self._resources
         machine = CacheSender(resources.layout.rank_layers(resources.rank), batch_bytes=resources.settings.min_layer_batch_bytes)
         ending = MovementEnd(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
@@ -72,11 +73,11 @@ class SenderSide(HandoverSide[_SendingRequest]):
         self._pump(request)
 
     def ask(self, info: RankInfo, message: RequestCache, until_ns: int) -> None:
-        """A receiver rank wants a request. Raises what it fails with."""
+        """A receiver rank requests a request's parts. Raises the error that the request fails with."""
         request = self._requests.get(message.request_id)
         if request is None:
             if len(self._early) >= MAX_EARLY:
-                raise Full(f"{MAX_EARLY} requests are asked for that are not here yet: ask again once the sender has them")
+                raise Full(f"receivers have requested {MAX_EARLY} requests that did not begin here: retry once the sender has begun")
             self._early.setdefault(message.request_id, {})[info.instance] = (info, message, until_ns)
             return
         try:
@@ -84,10 +85,10 @@ class SenderSide(HandoverSide[_SendingRequest]):
         except Exception as error:
             self._fail(request, typed(error), told_by=info)
             raise
-        self._resources.reactor.call_soon(lambda: self._pump(request))  # after the answer: Parts must not overtake it
+        self._resources.reactor.call_soon(lambda: self._pump(request))  # after the reply: parts must not overtake it
 
     def layer_ready(self, request_id: bytes, layer: int | None) -> None:
-        """A layer, or every one, is in the blocks."""
+        """A layer, or (None) every layer, is in the blocks."""
         request = self._requests.get(request_id)
         if request is not None:
             own = self._resources.layout.rank_layers(self._resources.rank)
@@ -106,7 +107,7 @@ class SenderSide(HandoverSide[_SendingRequest]):
             asks.pop(info.instance, None)
 
     def sweep(self, now_ns: int) -> None:
-        """Forget asks whose deadline has passed."""
+        """Drop early requests whose deadline has passed."""
         for request_id, asks in list(self._early.items()):
             for instance in [instance for instance, (_, _, until_ns) in asks.items() if until_ns <= now_ns]:
                 del asks[instance]
@@ -114,13 +115,13 @@ class SenderSide(HandoverSide[_SendingRequest]):
                 del self._early[request_id]
 
     def _expire(self, request: _SendingRequest) -> None:
-        what = "a receiver has not asked for it" if request.machine.state is RequestState.WAITING else "not every receiver has all of it"
+        what = "a receiver did not request it" if request.machine.state is RequestState.WAITING else "not every receiver has all of it"
         self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))
 
-    # --- counterparts ---
+    # --- receivers ---
 
     def _join(self, request: _SendingRequest, info: RankInfo, ask: RequestCache, until_ns: int) -> None:
-        """A counterpart rank has asked. Raises what makes the request fail on both sides."""
+        """Add a receiver rank. Raises the error that fails the request on both sides."""
         resources = self._resources
         if request.machine.state is RequestState.OVER:
             raise request.machine.error or StaleHandle("this request is over")
@@ -139,15 +140,15 @@ class SenderSide(HandoverSide[_SendingRequest]):
         request.asked[info.rank] = info
 
     def _check(self, request: _SendingRequest, info: RankInfo, ask: RequestCache) -> None:
-        """Raises InvalidArgument, StaleHandle."""
+        """Validate a receiver's request. Raises InvalidArgument, StaleHandle."""
         if ask.tokens != request.tokens:
-            raise InvalidArgument(f"the sender has {request.tokens} tokens of this request, the receiver asks for {ask.tokens}")
+            raise InvalidArgument(f"the sender has {request.tokens} tokens of this request, the receiver requests {ask.tokens}")
         if ask.dp != self._resources.dp:
-            raise InvalidArgument(f"the receiver asks attention-DP group {ask.dp}; this rank is of group {self._resources.dp}")
+            raise InvalidArgument(f"the receiver requests attention-DP group {ask.dp}; this rank is in group {self._resources.dp}")
         if request.to is not None and info.instance not in {rank.instance for rank in request.to.ranks}:
-            raise StaleHandle("another executor than the one named, or an earlier run of it, asks for this request")
+            raise StaleHandle("the receiver is not the executor in `to`, or is an earlier run of it")
         if any(asked.layout != info.layout or asked.dp != info.dp for asked in request.asked.values()):
-            raise InvalidArgument("ranks with different layouts ask for this request: they are not of one executor")
+            raise InvalidArgument("ranks with different layouts request this: they are not of one executor")
 
     def _open(self, request: _SendingRequest, giving: PartSender) -> None:
         giving.open()
@@ -169,13 +170,13 @@ class SenderSide(HandoverSide[_SendingRequest]):
 
     def _pump(self, request: _SendingRequest) -> None:
         for offer in request.machine.due():
-            if request.machine.error is not None:  # the rank of the one before is gone, which its socket says at once
+            if request.machine.error is not None:  # sending the previous part failed at once
                 break
             self._go(request, request.givings[offer.rank], offer)
         self._settle(request)
 
     def _go(self, request: _SendingRequest, giving: PartSender, offer: PartOffer) -> None:
-        """Have a part moved, and the receiver told."""
+        """Transfer a part and announce it to the receiver."""
         message = giving.message(offer)
 
         def tell() -> None:
@@ -189,7 +190,7 @@ class SenderSide(HandoverSide[_SendingRequest]):
 
         if giving.reads_pool:
             tell()
-        if request.machine.error is not None:  # the peer is gone: the request may be over by now, and its blocks another's
+        if request.machine.error is not None:  # the peer is unreachable: the request may be over and its blocks reused
             return
         movement = giving.movement(offer, message.size_bytes)
         if movement is not None:

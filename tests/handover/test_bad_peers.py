@@ -86,7 +86,7 @@ def test_who_asks_twice_is_refused(scene: Scene) -> None:
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
     assert scene.say(asking(b"r")) is None
     assert isinstance(scene.say(asking(b"r")), ProtocolError)
-    with pytest.raises(ProtocolError, match="asked already"):
+    with pytest.raises(ProtocolError, match="requested this already"):
         sending.wait()
 
 
@@ -112,7 +112,7 @@ def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: PartR
     scene.bad.info = _of_engine(scene)
     receiving = scene.receive(b"r")
     assert isinstance(scene.say(message), ProtocolError)
-    with pytest.raises(ProtocolError, match="not asked for"):
+    with pytest.raises(ProtocolError, match="was not requested"):
         receiving.wait()
     assert isinstance(scene.say(message), StaleHandle)
 
@@ -138,7 +138,7 @@ def _of_engine(scene: Scene) -> Any:
 def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(scene: Scene) -> None:
     assert scene.say(asking(b"r", tokens=31)) is None
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
-    with pytest.raises(InvalidArgument, match="asks for 31"):
+    with pytest.raises(InvalidArgument, match="requests 31"):
         sending.wait()
     stop = scene.heard()
     assert isinstance(stop, CancelRequest)
@@ -182,5 +182,5 @@ def test_a_part_to_be_read_that_comes_before_where_to_read_it_ends_the_request()
         scene.bad.info = _of_engine(scene)
         receiving = scene.receive(b"r")
         assert isinstance(scene.say(PartReady(b"r", 0, 4, 0, 0, 10)), ProtocolError)
-        with pytest.raises(ProtocolError, match="before where to read it"):
+        with pytest.raises(ProtocolError, match="announced before the regions"):
             receiving.wait()

@@ -48,7 +48,7 @@ def test_a_changed_byte_gives_a_description_or_a_protocol_error(at: int, value: 
 
 @pytest.mark.parametrize("wrong", [dataclasses.replace(INFO, rank=4), dataclasses.replace(INFO, control=Address(host="", port=1))])
 def test_a_rank_that_cannot_be_is_refused(wrong: RankInfo) -> None:
-    with pytest.raises(ProtocolError, match="description is wrong"):
+    with pytest.raises(ProtocolError, match="description is invalid"):
         unpack(wrong.pack())
 
 

@@ -137,7 +137,7 @@ def test_a_description_of_an_earlier_run_is_stale_or_leads_nowhere() -> None:
             receiving.wait()
         with Executor(layout_of(), HandoverSettings(listen=str(control))) as again:
             receiving = transceiver.receive(b"other", BLOCKS, tokens=TOKENS, source=transceiver.connect(old))
-            with within(1), pytest.raises(StaleHandle, match="describe and connect anew"):
+            with within(1), pytest.raises(StaleHandle, match="describe and connect again"):
                 receiving.wait()
             again.fill(1)
             check_next(again, destination, b"next")
@@ -180,7 +180,7 @@ def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_n
     with executor(layout_of(), "push-gathered") as source, executor(layout_of(), "push-gathered") as destination:
         [rank] = destination.ranks
         with monkeypatch.context() as without:
-            without.setattr("kvstore.handover.receiving.part_receiver.Window", no_window)
+            without.setattr("kvstore.handover.receiving.part_receiver.LayerWindow", no_window)
             assert errors_of(destination.receive(b"r", BLOCKS, TOKENS, source)) == [KVStoreError]
             assert rank.transceiver.staging_bytes == 0
         check_next(source, destination, b"next")

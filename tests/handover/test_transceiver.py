@@ -165,12 +165,12 @@ def test_lengths_that_differ_end_both_sides_whichever_comes_first() -> None:
         [receiving] = destination.receive(b"asked first", [0, 1], 20, source)
         [sending] = source.send(b"asked first", [0, 1], 21)
         for handover in (sending, receiving):
-            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver asks for 20"):
+            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver requests 20"):
                 handover.wait()
         [sending] = source.send(b"sent first", [0, 1], 21)
         [receiving] = destination.receive(b"sent first", [0, 1], 20, source)
         for handover in (receiving, sending):
-            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver asks for 20"):
+            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver requests 20"):
                 handover.wait()
         hand_over(source, destination)
 

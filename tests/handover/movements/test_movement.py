@@ -117,7 +117,7 @@ def test_what_fails_is_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> N
     error, _ = ended(scene.operation(lambda: 1 // 0))
     assert type(error) is KVStoreError
     assert "ZeroDivisionError" in str(error)
-    assert "a hand-over failed" in caplog.text
+    assert "a transfer of a hand-over failed" in caplog.text
 
 
 def test_one_that_is_cancelled_while_it_is_prepared_or_moves_ends(scene: Scene) -> None:

@@ -52,12 +52,12 @@ def test_gathered_parts_wait_for_a_slot() -> None:
 
 
 def test_who_takes_nothing_or_asks_twice_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="takes nothing"):
+    with pytest.raises(ProtocolError, match="receives nothing"):
         CacheSender(range(4), batch_bytes=0).asked(0, DIRECT, slots=1)
     machine = sender(0)
-    with pytest.raises(ProtocolError, match="takes nothing"):
+    with pytest.raises(ProtocolError, match="receives nothing"):
         machine.asked(1, DIRECT, slots=1)
-    with pytest.raises(ProtocolError, match="asked already"):
+    with pytest.raises(ProtocolError, match="requested this already"):
         machine.asked(0, DIRECT, slots=1)
     assert not machine.needs(1)
 

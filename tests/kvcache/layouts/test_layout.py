@@ -80,7 +80,7 @@ def test_records_of_two_sizes_fill_every_region_without_gap_or_overlap(order: st
         ),
         (lambda: layout_of(spec_of(), order="block"), "must name each of the axes"),
         (lambda: layout_of(spec_of(scheme=CacheScheme.parse("int8")), order="NHD"), "the order must end in 'token'"),
-        (lambda: layout_of(spec_of(scheme=CacheScheme.parse("int8")), order="vllm-cpu"), "the scheme int8 have an order of their own"),
+        (lambda: layout_of(spec_of(scheme=CacheScheme.parse("int8")), order="vllm-cpu"), "the scheme int8 have a fixed order"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], reason: str) -> None:

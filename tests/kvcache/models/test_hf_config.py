@@ -140,7 +140,7 @@ def test_a_model_is_called_what_it_is_asked_to_be_or_calls_itself() -> None:
 
 @pytest.mark.parametrize("field", OTHER_CACHES)
 def test_a_cache_of_another_kind_is_refused_with_the_field_that_says_so(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"the configuration of llama: {field} is 2, so .*: a cache of this kind is not known here"):
+    with pytest.raises(ConfigError, match=rf"the configuration of llama: {field} is 2, so .*: a cache of this kind is not supported"):
         fields(**{field: 2})
     assert fields(**{field: False}) == fields()
 
@@ -161,7 +161,7 @@ def test_a_cache_of_another_kind_is_refused_with_the_field_that_says_so(field: s
         ({"torch_dtype": "int4"}, "dtype is 'int4': known are float64"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list with an entry for each of the 32 layers"),
         ({"layer_types": "full_attention"}, "layer_types must be a list"),
-        ({"layer_types": ["mamba"] * 32}, "layer_types has 'mamba' for layer 0: only full_attention and sliding_attention are known"),
+        ({"layer_types": ["mamba"] * 32}, "layer_types has 'mamba' for layer 0: only full_attention and sliding_attention are supported"),
         ({"num_hidden_layers": 10**30}, "num_hidden_layers is 1000"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers is 3: it must be a list of layers"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, r"moe_layer_freq is \[1\]: it must be a whole number from 0"),

@@ -181,7 +181,7 @@ def test_a_rank_keeps_its_heads_or_a_copy_of_one(tp: int, heads: int, kv_heads: 
 
 @pytest.mark.parametrize("tp", [0, 3, 16])
 def test_heads_that_cannot_be_divided_are_refused(tp: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"tp is {tp}: 8 heads and 2 KV heads cannot be divided among so many ranks"):
+    with pytest.raises(InvalidArgument, match=f"tp is {tp}: 8 heads and 2 KV heads cannot be divided among that many ranks"):
         SMALL.shard(tp)
     with pytest.raises(InvalidArgument, match="tp is 4"):
         CacheSpec(layers=1, heads=24, kv_heads=6, head_dim=8).shard(4)

@@ -138,7 +138,7 @@ def test_parents_that_go_round_in_circles_end_nothing() -> None:
 
 @pytest.mark.parametrize(("join_s", "block_tokens"), [(-1.0, 512), (float("nan"), 512), (60.0, 0)])
 def test_a_time_or_a_size_that_is_none_is_refused(join_s: float, block_tokens: int) -> None:
-    with pytest.raises(InvalidArgument, match="a time from 0 s on, and at least one token"):
+    with pytest.raises(InvalidArgument, match="use at least 0 s and one token"):
         list(prompts([], join_s=join_s, block_tokens=block_tokens))
 
 

@@ -32,7 +32,7 @@ def test_limit_takes_the_first_requests(trace: str) -> None:
 
 
 def test_a_missing_file_names_the_generated_form(tmp_path: Path) -> None:
-    message = r"cannot read the trace .*/TRACE: No such file or directory; generated:SEED:COUNT in its place"
+    message = r"cannot read the trace .*/TRACE: No such file or directory; use generated:SEED:COUNT"
     with pytest.raises(TraceError, match=message):
         read_requests(str(tmp_path / "TRACE"))
     with pytest.raises(TraceError, match=message):
