@@ -220,7 +220,7 @@ def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor, problem: str) ->
 
 
 def test_records_of_another_length_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="expected a tensor of .*, not of"):
+    with pytest.raises(InvalidArgument, match=r"expected a tensor of .*, not of"):
         codec.decode(torch.empty((2, 17), dtype=torch.uint8), Scheme("int8"), is_key=True, tokens=1, head_dim=16, dtype=torch.float32)
 
 
