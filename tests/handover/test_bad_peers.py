@@ -74,7 +74,7 @@ def asking(request_id: bytes, **changes: Any) -> RequestCache:
         ({"way": PUSH, "regions": [b"nonsense"]}, ProtocolError),
     ],
 )
-def test_an_ask_that_cannot_be_met_ends_the_request_on_both_sides(scene: Scene, changes: dict[str, Any], error: type[KVStoreError]) -> None:
+def test_invalid_request_fails_on_both_sides(scene: Scene, changes: dict[str, Any], error: type[KVStoreError]) -> None:
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
     assert isinstance(scene.say(asking(b"r", **changes)), error)
     with pytest.raises(error):
@@ -90,7 +90,7 @@ def test_who_asks_twice_is_refused(scene: Scene) -> None:
         sending.wait()
 
 
-def test_who_was_not_asked_can_neither_offer_nor_confirm_nor_stop(scene: Scene) -> None:
+def test_uninvolved_rank_cannot_offer_confirm_or_cancel(scene: Scene) -> None:
     with Executor(layout_of()) as other:
         [receiving] = scene.honest.receive(b"r", BLOCKS, TOKENS, other)
         [sending] = scene.honest.send(b"s", BLOCKS, TOKENS)
@@ -117,7 +117,7 @@ def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: PartR
     assert isinstance(scene.say(message), StaleHandle)
 
 
-def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene) -> None:
+def test_export_or_confirmation_to_a_pushed_receiver_is_rejected(scene: Scene) -> None:
     scene.bad.info = _of_engine(scene)
     receiving = scene.receive(b"r")
     assert isinstance(scene.say(ExportRegions(b"r", [], [])), ProtocolError)
@@ -135,7 +135,7 @@ def _of_engine(scene: Scene) -> Any:
 # --- asks that come before their request ---
 
 
-def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(scene: Scene) -> None:
+def test_early_invalid_request_is_cancelled_once_it_begins(scene: Scene) -> None:
     assert scene.say(asking(b"r", tokens=31)) is None
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
     with pytest.raises(InvalidArgument, match="requests 31"):
@@ -145,7 +145,7 @@ def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(sce
     assert stop.code == InvalidArgument.code
 
 
-def test_early_asks_are_forgotten_at_their_deadline_and_with_their_peer(scene: Scene) -> None:
+def test_early_requests_expire_with_deadline_or_peer(scene: Scene) -> None:
     [rank] = scene.honest.ranks
     assert scene.say(asking(b"late"), deadline_s=0.5) is None
     eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
@@ -176,7 +176,7 @@ def test_ranks_of_two_executors_do_not_get_one_request(scene: Scene) -> None:
         sending.wait()
 
 
-def test_a_part_to_be_read_that_comes_before_where_to_read_it_ends_the_request() -> None:
+def test_part_announced_before_its_regions_fails_the_request() -> None:
     with ExitStack() as stack:
         scene = Scene(stack, way="pull")
         scene.bad.info = _of_engine(scene)

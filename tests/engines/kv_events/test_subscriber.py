@@ -148,7 +148,7 @@ def test_malformed_replay_keeps_the_batch_that_showed_the_gap(publisher: Publish
     assert heard.story == ["lost", 0, "lost", 2, "lost", 4]
 
 
-def test_what_is_no_batch_is_refused_makes_all_void_and_ends_nothing(publisher: Publisher, heard: Heard) -> None:
+def test_malformed_batch_is_rejected_and_voids_known_blocks(publisher: Publisher, heard: Heard) -> None:
     publish(publisher, 0)
     heard.until(0)
     publisher.send((1).to_bytes(8, "big"), b"\xc1")

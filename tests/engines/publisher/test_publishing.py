@@ -59,7 +59,7 @@ def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publish
     assert publishing.batches == found["kvstore_publisher_batches"], "nothing happened: nothing is published"
 
 
-def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
+def test_readiness_and_liveness_follow_nodes_and_rounds(
     store: Cluster, publishing: EventPublisher, index: EngineBlockIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpServer("127.0.0.1:0")

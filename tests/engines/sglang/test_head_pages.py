@@ -47,7 +47,7 @@ def test_pack_makes_values_that_a_pool_of_their_heads_would_have(layout: str, co
     assert not copy.pages[:, [0, 2, 3, 4]].any()
 
 
-def test_places_of_values_with_heads_outermost_are_the_pool_itself() -> None:
+def test_places_with_heads_outermost_are_in_the_pool() -> None:
     host = HostPool("page_head", 8, seed=1)
     pool = head_pool(host, 4)
     assert pool.is_in_place
@@ -150,7 +150,7 @@ def test_by_heads_refuses_what_cannot_be_cut() -> None:
         by_heads(replace(whole, layout="page_unified"), replace(host.host_heads(), layout="page_unified"), 4, total_heads=unknown)
 
 
-def test_by_heads_without_the_model_s_heads_takes_each_rank_for_one_with_its_own() -> None:
+def test_by_heads_without_model_heads_gives_ranks_their_own() -> None:
     host = HostPool("page_head", 1)
     with pytest.raises(ConfigError):
         by_heads(host.described((0, 4)), host.host_heads(), 2, total_heads=None)

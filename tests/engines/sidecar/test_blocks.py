@@ -55,7 +55,7 @@ class Told:
         return self.master.match("t", KEYS, ["e"])[0]
 
 
-def test_blocks_get_the_keys_of_their_tokens_and_reach_the_master() -> None:
+def test_blocks_get_token_keys_and_reach_the_master() -> None:
     told = Told()
     told.report()
     assert told.run() == 0

@@ -139,7 +139,7 @@ def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: P
     assert shown(scheduler) == {}
 
 
-def test_an_engine_that_does_not_answer_gets_no_requests_until_it_does(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+def test_unreachable_engine_gets_no_requests(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
     with sidecar(engine, places.listen, "--advertise", "http://elsewhere") as (child, logs):
         child.facts("ready", deadline_s=DEADLINE_S)
         assert shown(scheduler)["e"].address == "http://elsewhere"

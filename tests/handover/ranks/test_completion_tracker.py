@@ -27,7 +27,7 @@ def over(
     return roll.over(request_id, rank, error, dp=dp, deadline_ns=LATE)
 
 
-def test_what_a_rank_never_finishes_fails_after_the_latest_deadline() -> None:
+def test_unfinished_rank_fails_the_request_after_its_deadline() -> None:
     roll = CompletionTracker(Parallel(tp=2))
     roll.begun(b"r", 0, deadline_ns=1)
     over(roll, 1)
@@ -37,7 +37,7 @@ def test_what_a_rank_never_finishes_fails_after_the_latest_deadline() -> None:
     assert "[0]" in str(error)
 
 
-def test_failures_are_remembered_for_those_who_report_late_and_no_longer() -> None:
+def test_failures_are_remembered_for_late_reports() -> None:
     roll = CompletionTracker(Parallel(tp=2))
     over(roll, 1, Cancelled("enough"))
     roll.expire(LATE + GRACE_NS - 1)
@@ -92,7 +92,7 @@ class Scene:
         return [one.take_finished() for one in self.executors]
 
 
-def test_a_request_is_finished_everywhere_once_it_is_over_everywhere() -> None:
+def test_request_is_finished_once_over_on_every_rank() -> None:
     scene = Scene(pp=3)
     assert [wire.opened for wire in scene.wires] == [[], [0], [0]]
     for one in scene.executors:
@@ -119,7 +119,7 @@ def test_a_failure_is_told_to_all_and_finished_where_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_what_has_failed_elsewhere_while_its_end_was_waited_for_is_finished_with_that_error(late: int) -> None:
+def test_request_that_failed_elsewhere_finishes_with_that_error(late: int) -> None:
     scene = Scene(tp=2)
     for one in scene.executors:
         one.begun(b"r", DEADLINE_NS)
@@ -167,7 +167,7 @@ def test_without_rank_0_everything_has_failed() -> None:
     assert [outcome.request_id for outcome in scene.finished()[1]] == [b"r"]
 
 
-def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
+def test_report_of_a_foreign_rank_is_rejected() -> None:
     scene, other = Scene(tp=2), Scene(pp=3)
     stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"")
     for info in (stranger, other.infos[2]):

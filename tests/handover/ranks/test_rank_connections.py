@@ -84,7 +84,7 @@ def test_while_a_name_is_looked_up_the_loop_serves_others(ends: tuple[End, End],
     assert answers.get(timeout=10) is None
 
 
-def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_resolved_after_give_up_or_close_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as reactor, ExitStack() as stack:
         one = End(reactor, 1, connect_timeout_s=0.05)
         stack.callback(one.close)
@@ -104,7 +104,7 @@ def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypat
         assert one.gone.empty()
 
 
-def test_a_peer_whose_own_connection_is_there_is_told_over_it_and_not_lost_when_ours_fails() -> None:
+def test_peers_connection_is_used_when_ours_fails() -> None:
     with running() as reactor, ExitStack() as stack:
         one, other = End(reactor, 1, connect_timeout_s=60), End(reactor, 2)
         stack.callback(other.close)
@@ -130,7 +130,7 @@ def test_another_run_at_the_same_address_is_stale(ends: tuple[End, End]) -> None
     assert other.heard.empty()
 
 
-def test_a_connection_that_breaks_is_told_of_at_both_ends_and_made_anew(ends: tuple[End, End]) -> None:
+def test_broken_connection_is_reported_at_both_ends(ends: tuple[End, End]) -> None:
     one, other = ends
     assert one.tell(other.info).get(timeout=10) is None
     other.is_silent = True
@@ -178,7 +178,7 @@ class Raw:
 CODES = {kind.code: kind for kind in (ProtocolError, StaleHandle, InvalidArgument)}
 
 
-def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tuple[End, End]) -> None:
+def test_unauthenticated_or_unknown_message_is_rejected(ends: tuple[End, End]) -> None:
     one, other = ends
     raw = Raw(other.info)
     assert isinstance(raw.ask(ReadsDone(b"r")), ProtocolError)

@@ -71,7 +71,7 @@ def test_nobody_has_more_slots_than_there_can_be(plan: PartPlan) -> None:
 
 
 @given(st.permutations(range(4)), st.integers(0, 500), st.booleans(), st.randoms(use_true_random=False))
-def test_whatever_the_order_every_layer_of_every_chunk_goes_to_each_once(
+def test_every_layer_of_every_chunk_is_sent_once_in_any_order(
     order: list[int], batch_bytes: int, is_gathered: bool, random: "st.DataObject"
 ) -> None:
     plan = GATHERED if is_gathered else DIRECT

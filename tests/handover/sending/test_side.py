@@ -20,7 +20,7 @@ def settings(**ways: Any) -> HandoverSettings:
     return HandoverSettings(deadline_s=20, min_layer_batch_bytes=Size(0), **ways)
 
 
-def test_once_a_receiver_is_found_gone_nothing_goes_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_receiver_ends_sending_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket may say at once that its peer is gone: then the request is over, and its blocks may be another's, while parts for the next
     receiver were still to be handed out."""
     with ExitStack() as stack:

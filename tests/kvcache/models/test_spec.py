@@ -58,11 +58,11 @@ def test_worked_figures_in_decimal_units() -> None:
 
 
 @pytest.mark.parametrize(("kv_heads", "gib"), [(8, 1), (32, 4)])
-def test_grouped_queries_take_a_gibibyte_where_each_heads_own_keys_take_four(kv_heads: int, gib: int) -> None:
+def test_grouped_queries_take_a_quarter_of_full_heads(kv_heads: int, gib: int) -> None:
     assert CacheSpec(layers=32, heads=32, kv_heads=kv_heads, head_dim=128).sequence_bytes(8192) == gib * GIB
 
 
-def test_two_gpus_with_8_gb_left_hold_about_50_000_tokens_of_llama_3_70b() -> None:
+def test_two_gpus_with_8_gb_hold_50_000_tokens_of_llama_3_70b() -> None:
     """160 KB a GPU. With KiB for KB, as they are, 48,828 tokens fit; 10 users of 5,000 tokens take a little more than there is."""
     rank = CacheSpec.named("llama3-70b").shard(2)
     assert rank.bytes_per_token == 160 * KIB
