@@ -36,15 +36,15 @@ class ReachabilityCheck:
         self._master = master
         self._log = log
         self._interval_s = interval_s
-        self._trouble: str | None = UNKNOWN
+        self._last_error: str | None = UNKNOWN
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-reachability", daemon=True)
         self._thread.start()
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether the last ping failed. False before the first."""
-        return self._trouble not in (UNKNOWN, None)
+        return self._last_error not in (UNKNOWN, None)
 
     def close(self) -> None:
         """Stop the thread after its current ping, at most DEADLINE_S. A second close is a no-op."""
@@ -65,17 +65,17 @@ class ReachabilityCheck:
 
     def _note(self, error: KVStoreError | None) -> None:
         """Log the outcome of a ping if it differs from the previous one. None: success."""
-        trouble = None if error is None else type(error).__name__
-        if trouble == self._trouble:
+        failure = None if error is None else type(error).__name__
+        if failure == self._last_error:
             return
-        earlier, self._trouble = self._trouble, trouble
+        earlier, self._last_error = self._last_error, failure
         if error is None and earlier == UNKNOWN:
             self._log.info("kvstore: the store at %s answers", self._master)
         elif error is None:
             self._log.warning("kvstore: the store at %s answers again", self._master)
         else:
             self._log.warning(
-                "kvstore: the store at %s %s: %s: %s. The engine goes on without it", self._master, _remedy(error), trouble, error
+                "kvstore: the store at %s %s: %s: %s. The engine goes on without it", self._master, _remedy(error), failure, error
             )
 
 

@@ -68,7 +68,7 @@ def unpack(data: bytes) -> RankInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Counterpart:
+class RemoteExecutor:
     """All ranks of another executor, in order. Created by `CacheTransceiver.connect`."""
 
     ranks: tuple[RankInfo, ...]
@@ -78,7 +78,7 @@ class Counterpart:
         return self.ranks[0].layout
 
 
-def executor(descriptions: Sequence[bytes]) -> Counterpart:
+def executor(descriptions: Sequence[bytes]) -> RemoteExecutor:
     """Return the executor of these descriptions, in any order.
 
     Raises ProtocolError: not descriptions of this version. Raises InvalidArgument: a rank is missing or duplicated, or
@@ -94,7 +94,7 @@ def executor(descriptions: Sequence[bytes]) -> Counterpart:
         raise InvalidArgument(
             f"ranks {[info.rank for info in ranks]} were described; the executor has ranks 0 to {layout.parallel.ranks - 1}"
         )
-    return Counterpart(tuple(ranks))
+    return RemoteExecutor(tuple(ranks))
 
 
 def is_same_host(info: RankInfo) -> bool:

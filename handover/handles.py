@@ -6,7 +6,7 @@ from typing import Final
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.transfer.memory.signal_safety import Latch
 
-PATIENCE_S: Final = 5.0
+END_GRACE_S: Final = 5.0
 """Time after deadline and fence within which a request must end; a longer one is a bug."""
 
 
@@ -24,7 +24,7 @@ class Handover:
         self.is_abandoned = False
         """Its waiting caller was interrupted: the transceiver ends it at the next check."""
         self.on_cancel: Callable[[], None]
-        self._limit_s = limit_s + PATIENCE_S
+        self._limit_s = limit_s + END_GRACE_S
         self._over = Latch(self._limit_s)
         self.sit_out = self._over.sit_out
         """Block until it is over, whatever is raised meanwhile: see Latch."""

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from kvstore.handover.description import Counterpart, RankInfo
+from kvstore.handover.description import RankInfo, RemoteExecutor
 from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
 from kvstore.handover.movements.staging import StagingPool
 from kvstore.handover.prefix import RankPrefixStore, fetch_prefix
-from kvstore.handover.ranks.completion_tracker import Executor
+from kvstore.handover.ranks.completion_tracker import CompletionCoordinator
 from kvstore.handover.ranks.rank_connections import Answer, RankConnections
 from kvstore.handover.receiving.prefix_fetches import PrefixFetches
 from kvstore.handover.receiving.side import ReceiveRequest, ReceiverSide
@@ -37,14 +37,14 @@ log = logging.getLogger("kvstore.handover")
 
 
 class RankRequests:
-    """Requests of a rank. Owns its connections, workers and staging. Not thread-safe, except `arriving`."""
+    """Requests of a rank. Owns its connections, workers and staging. Not thread-safe, except `starting`."""
 
     def __init__(self, setup: RankSetup, reactor: Reactor, instance: bytes) -> None:
         """Listen for other ranks. Raises ConfigError: the address cannot be used."""
         layout, rank, regions, engine, settings, store = setup
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
-        self.links = RankConnections(reactor, settings, instance, self, tls)
-        self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
+        self.connections = RankConnections(reactor, settings, instance, self, tls)
+        self.executor = CompletionCoordinator(layout.parallel, rank, reactor, self.connections, self.fail)
         self.resources = RankResources(
             layout=layout,
             rank=rank,
@@ -54,19 +54,19 @@ class RankRequests:
             reactor=reactor,
             worker=ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-handover"),
             staging=StagingPool(settings.staging_bytes),
-            links=self.links,
+            connections=self.connections,
             begun=self.executor.begun,
             over=self.executor.over,
         )
         self._store = store
         self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
         self.fetches = PrefixFetches(reactor, settings.fence_timeout_s, FETCH_SHARE)
-        self.arriving: set[Handover] = set()
+        self.starting: set[Handover] = set()
         """Handles of requests that have not begun, added by the caller's thread."""
         self._is_closing = False
         try:
             listen = parse_address(settings.listen)
-            self.address = self.links.server.listen_tcp(listen.host, listen.port)
+            self.address = self.connections.server.listen_tcp(listen.host, listen.port)
         except BaseException:
             self.release()
             raise
@@ -83,7 +83,7 @@ class RankRequests:
                 handle.finish(typed(error))
             raise
 
-    def send(self, handle: SendHandle, blocks: NDArray[Any], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
+    def send(self, handle: SendHandle, blocks: NDArray[Any], tokens: int, to: RemoteExecutor | None, deadline_ns: int) -> None:
         """Start to send a request. Raises InvalidArgument, Closed, Cancelled."""
         self._arrived(handle)
         if (error := self.executor.failure_of(handle.request_id)) is not None:
@@ -105,7 +105,7 @@ class RankRequests:
 
     def _arrived(self, handle: Handover) -> None:
         """Check that a request may begin. Raises InvalidArgument, Closed, Cancelled."""
-        self.arriving.discard(handle)
+        self.starting.discard(handle)
         if handle.is_abandoned:
             raise cancelled()
         if self._is_closing:
@@ -153,18 +153,18 @@ class RankRequests:
         """Return the handles of unfinished requests."""
         return [*self.sender.handles(), *self.receiver.handles(), *self.fetches.handles()]
 
-    def sweep(self) -> None:
+    def expire(self) -> None:
         """Expire what timed out, and end abandoned requests."""
         now_ns = self.resources.reactor.now_ns()
-        self.sender.sweep(now_ns)
-        self.executor.sweep(now_ns)
+        self.sender.expire(now_ns)
+        self.executor.expire(now_ns)
         self.end_abandoned()
 
     def end_abandoned(self) -> None:
         """End requests whose caller was interrupted."""
-        for handle in [*self.arriving]:
+        for handle in [*self.starting]:
             if handle.is_abandoned:
-                self.arriving.discard(handle)
+                self.starting.discard(handle)
                 handle.finish(cancelled())
         for handle in self.handles():
             if handle.is_abandoned:
@@ -183,7 +183,7 @@ class RankRequests:
         Raises DeadlineExceeded: a peer keeps reading the pool.
         """
         self.fetches.close()
-        self.links.close()
+        self.connections.close()
         self.resources.worker.shutdown(wait=True)
         self.resources.staging.close()
         self.resources.close()
@@ -215,7 +215,9 @@ class RankRequests:
         if not message.code:
             raise ProtocolError("a message of a failed request has no error code")
         error = from_code(message.code, message.text)
-        is_here = self.sender.fail(message.request_id, error, told_by=peer) or self.receiver.fail(message.request_id, error, told_by=peer)
+        is_here = self.sender.fail(message.request_id, error, reported_by=peer) or self.receiver.fail(
+            message.request_id, error, reported_by=peer
+        )
         if not is_here:
             self.executor.remember(message.request_id, error)
 

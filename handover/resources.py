@@ -51,7 +51,7 @@ class RankResources:
     reactor: Reactor
     worker: Executor
     staging: StagingPool
-    links: RankConnections
+    connections: RankConnections
     begun: Callable[[bytes, int], None]
     """(request id, deadline): reports to the executor."""
     over: Callable[[Handover, int], None]
@@ -109,7 +109,7 @@ class RankResources:
     def stop(self, peer: RankInfo, request_id: bytes, error: KVStoreError) -> None:
         """Notify a peer that a request failed here."""
         message = CancelRequest(request_id, error.code, f"rank {self.rank}: {error}"[:1000])
-        self.links.tell(peer, message, deadline_s=STOP_TIMEOUT_S, on_answer=lambda _: None)
+        self.connections.send_request(peer, message, deadline_s=STOP_TIMEOUT_S, on_answer=lambda _: None)
 
 
 def remapping_of(source: CacheLayout, destination: CacheLayout, *, source_dp: int, destination_dp: int) -> Remapping:

@@ -70,15 +70,15 @@ class HandoverSide(Generic[R]):
         """Return the handles of unfinished requests."""
         return [request.handle for request in self._requests.values()]
 
-    def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
+    def fail(self, request_id: bytes, error: KVStoreError, reported_by: RankInfo | None = None) -> bool:
         """Fail a request because of a remote failure or a cancellation. Returns False if it is unknown. Raises
-        StaleHandle: `told_by` does not take part in it."""
+        StaleHandle: `reported_by` does not take part in it."""
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if told_by is not None and told_by.instance not in {info.instance for info in request.asked.values()}:
+        if reported_by is not None and reported_by.instance not in {info.instance for info in request.asked.values()}:
             raise StaleHandle("only ranks that take part in a request may stop it")
-        self._fail(request, error, told_by=told_by)
+        self._fail(request, error, reported_by=reported_by)
         return True
 
     def lost(self, info: RankInfo, error: KVStoreError) -> None:
@@ -86,13 +86,13 @@ class HandoverSide(Generic[R]):
         for request in list(self._requests.values()):
             asked = request.asked.get(info.rank)
             if asked is not None and asked.instance == info.instance and request.machine.needs(info.rank):
-                self._fail(request, error, told_by=info)
+                self._fail(request, error, reported_by=info)
 
-    def _fail(self, request: R, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
+    def _fail(self, request: R, error: KVStoreError, *, reported_by: RankInfo | None = None) -> None:
         if not request.machine.fail(error):
             return
         for info in request.asked.values():
-            if told_by is None or info.instance != told_by.instance:
+            if reported_by is None or info.instance != reported_by.instance:
                 self._resources.stop(info, request.handle.request_id, error)
         self._settle(request)
 

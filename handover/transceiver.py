@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
+from kvstore.handover.description import INSTANCE_BYTES, RankInfo, RemoteExecutor, executor
 from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
 from kvstore.handover.prefix import RankPrefixStore
 from kvstore.handover.ranks.completion_tracker import RequestOutcome
@@ -35,8 +35,8 @@ MAX_DEADLINE_S: Final = 3600.0
 """Maximum that frames can carry."""
 CALL_S: Final = 30.0
 """Timeout of a call to the reactor's thread, which never blocks: a longer call is a bug."""
-SWEEP_S: Final = 0.25
-END_LOOK_S: Final = 0.005
+EXPIRE_INTERVAL_S: Final = 0.25
+END_POLL_S: Final = 0.005
 """Interval at which a closing transceiver checks whether every request is over."""
 
 
@@ -126,8 +126,8 @@ class CacheTransceiver:
             self._reactor.close()
             raise
         self._address = self.settings.advertise or self._requests.address
-        self._requests.links.description = self.describe()
-        self._reactor.every(SWEEP_S, self._sweep)
+        self._requests.connections.description = self.describe()
+        self._reactor.every(EXPIRE_INTERVAL_S, self._expire_due)
         self._thread = threading.Thread(target=self._serve, name="kvstore-transceiver", daemon=True)
         self._thread.start()
 
@@ -148,7 +148,7 @@ class CacheTransceiver:
         )
         return info.pack()
 
-    def connect(self, descriptions: Sequence[bytes]) -> Counterpart:
+    def connect(self, descriptions: Sequence[bytes]) -> RemoteExecutor:
         """Return another executor, by the descriptions of all its ranks. Does no I/O. Raises ProtocolError,
         InvalidArgument."""
         return executor(descriptions)
@@ -168,7 +168,7 @@ class CacheTransceiver:
     # --- requests ---
 
     def send(
-        self, request_id: bytes, blocks: ArrayLike, *, tokens: int, to: Counterpart | None = None, deadline_s: float | None = None
+        self, request_id: bytes, blocks: ArrayLike, *, tokens: int, to: RemoteExecutor | None = None, deadline_s: float | None = None
     ) -> SendHandle:
         """Send a request's cache. Every rank of the executor (of its attention-DP group) calls it.
 
@@ -201,7 +201,7 @@ class CacheTransceiver:
         blocks: ArrayLike,
         *,
         tokens: int,
-        source: Counterpart,
+        source: RemoteExecutor,
         first_token: int = 0,
         source_dp: int = 0,
         token_ids: Any = None,
@@ -240,7 +240,7 @@ class CacheTransceiver:
         over then."""
         self._check_process()
         try:
-            self._requests.arriving.add(handle)
+            self._requests.starting.add(handle)
             self._call(lambda: self._requests.begin(handle, begin))
         except BaseException:
             handle.is_abandoned = True
@@ -268,9 +268,9 @@ class CacheTransceiver:
         return self._requests.resources.staging.taken_bytes
 
     @property
-    def early_count(self) -> int:
+    def early_request_count(self) -> int:
         """Receivers' requests that wait for `send`."""
-        return self._requests.sender.early_count
+        return self._requests.sender.early_request_count
 
     # --- the end ---
 
@@ -311,12 +311,12 @@ class CacheTransceiver:
         """Stop the reactor once every request is over."""
         self._requests.end_all()
         if self._requests.handles():
-            self._reactor.call_later(END_LOOK_S, self._end)
+            self._reactor.call_later(END_POLL_S, self._end)
         else:
             self._reactor.stop()
 
-    def _sweep(self) -> None:
-        self._requests.sweep()
+    def _expire_due(self) -> None:
+        self._requests.expire()
         if self._is_closing:
             self._end()
 

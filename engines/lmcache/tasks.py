@@ -125,7 +125,7 @@ class Results(Generic[T]):
         self._results: dict[int, T] = {}
         self._is_open = True
 
-    def tell(self, task: int, result: T) -> None:
+    def complete(self, task: int, result: T) -> None:
         """Record a task's result and signal the descriptor. A no-op after `close`, because the descriptor's number
         may be reused."""
         with self._lock:
@@ -198,7 +198,7 @@ class Tasks(Generic[K]):
             def end() -> None:
                 new_sizes = [sizes[index] for index in new]
                 self._notify(lambda: self._on_stored([keys[index] for index in new], new_sizes), bool(new))
-                self.stores.tell(task, StoreResult(all(all(job.succeeded) for job in ended), sum(new_sizes)))
+                self.stores.complete(task, StoreResult(all(all(job.succeeded) for job in ended), sum(new_sizes)))
 
             if not batches:
                 end()
@@ -217,7 +217,7 @@ class Tasks(Generic[K]):
 
             def done(job: Job) -> None:
                 self._locked(hold, [name for name, is_found in zip(names, job.succeeded, strict=True) if is_found])
-                self.lookups.tell(task, job.succeeded)
+                self.lookups.complete(task, job.succeeded)
 
             self._jobs.lookup(names, hold=hold, on_done=done)
 
@@ -249,7 +249,7 @@ class Tasks(Generic[K]):
             def done(job: Job) -> None:
                 loaded = [result == size for result, size in zip(job.results, sizes, strict=True)]
                 self._notify(lambda: self._on_loaded([key for key, is_loaded in zip(keys, loaded, strict=True) if is_loaded]), any(loaded))
-                self.loads.tell(task, loaded)
+                self.loads.complete(task, loaded)
 
             self._jobs.load(self._names(keys), buffers, on_done=done)
 
@@ -285,7 +285,7 @@ class Tasks(Generic[K]):
             submit(task)
         except Exception:
             log.exception("a task has invalid arguments and counts as failed")
-            results.tell(task, failure)
+            results.complete(task, failure)
         return task
 
     def _names(self, keys: Sequence[K]) -> list[bytes]:

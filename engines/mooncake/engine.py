@@ -335,7 +335,7 @@ class TransferEngine:
             known = peers.known(name)
             spans = [known.span(address, memory.size_bytes) for memory, address in rows]
         except InvalidArgument:  # the peer may have registered the memory after the last handshake
-            known = peers.asked(name)
+            known = peers.refreshed(name)
             spans = [known.span(address, memory.size_bytes) for memory, address in rows]
         here = [view_of(memory.pointer, memory.size_bytes) for memory, _ in rows]
         pairs = zip(here, spans, strict=True) if opcode is Write else zip(spans, here, strict=True)
@@ -355,7 +355,7 @@ class TransferEngine:
     def send_probe(self, peer_server_name: Text) -> int:
         """Return 0 if the peer replies to a handshake, else -102."""
         try:
-            self._opened_peers().asked(peer_server_name)
+            self._opened_peers().refreshed(peer_server_name)
         except KVStoreError as error:
             failed(error)
             return NO_PEER
@@ -373,7 +373,7 @@ class TransferEngine:
     def get_first_buffer_address(self, segment_name: Text, /) -> int:
         """Return the address of the first memory that the peer registered; 0 without memory or without the peer."""
         try:
-            return self._opened_peers().asked(segment_name).first_address
+            return self._opened_peers().refreshed(segment_name).first_address
         except KVStoreError as error:
             failed(error)
             return 0

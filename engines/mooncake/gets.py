@@ -87,12 +87,12 @@ class Gets(StoreConnection):
         wanted: list[tuple[str, int, int, int]] = []
         places: list[Place] = []
         for number, pointer in enumerate(buffer_ptrs):
-            room_bytes = self._registered_bytes(pointer)
+            available_bytes = self._registered_bytes(pointer)
             row = _ranges(number, all_keys[number], all_dst_offsets[number], all_src_offsets[number], all_sizes[number])
             for place, key, target, source, size in row:
-                if size == 0 and room_bytes:
+                if size == 0 and available_bytes:
                     results[place[0]][place[1]][place[2]] = 0
-                elif target <= room_bytes - size:
+                elif target <= available_bytes - size:
                     wanted.append((key, source, pointer + target, size))
                     places.append(place)
         for code, (buffer, key_number, at) in zip(self._read_ranges(wanted), places, strict=True):

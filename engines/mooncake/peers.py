@@ -98,7 +98,7 @@ class HandshakeServer:
         self._thread.join(TIMEOUT_S)
 
 
-def ask(name: str) -> HandshakeReply:
+def handshake(name: str) -> HandshakeReply:
     """Return the reply of the engine named HOST:PORT. Raises Unreachable, ProtocolError."""
     host, _, port = name.rpartition(":")
     try:
@@ -152,11 +152,11 @@ class Peers:
         """Return the peer, from the cache or by a handshake. Raises Unreachable, ProtocolError."""
         with self._lock:
             found = self._known.get(name)
-        return found or self.asked(name)
+        return found or self.refreshed(name)
 
-    def asked(self, name: str) -> KnownPeer:
+    def refreshed(self, name: str) -> KnownPeer:
         """Return the peer by a new handshake, with its current memory. Raises as `known`."""
-        answer = ask(name)
+        answer = handshake(name)
         peer = self._engine.connect(answer.description)
         segments = sorted(answer.segments, key=lambda one: one.address)
         regions = [self._engine.import_region(peer, one.description) for one in segments]

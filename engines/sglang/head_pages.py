@@ -85,7 +85,7 @@ class HeadPool:
         """Pages that one staging buffer holds."""
         return max(1, STAGING_BYTES // (self.value_bytes * self.split.count))
 
-    def places(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
+    def page_memory(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
         """Return the memory of each value's regions, for `is_in_place` pools. Raises ValueError: the sizes are not
         those of `pages` pages."""
         return [
@@ -130,7 +130,7 @@ class HeadPool:
             start += size
 
 
-CUT_CLASS: Final = "MHATokenToKVPoolHost"
+HEAD_POOL_CLASS: Final = "MHATokenToKVPoolHost"
 """SGLang's base class of host pools with K and V by KV heads."""
 
 
@@ -158,7 +158,7 @@ class HostHeads:
 
 def host_heads(host_pool: object, page_tokens: int) -> HostHeads | None:
     """Return the dimensions of a SGLang pool; None if its class has no separate heads."""
-    if all(base.__name__ != CUT_CLASS for base in type(host_pool).__mro__):
+    if all(base.__name__ != HEAD_POOL_CLASS for base in type(host_pool).__mro__):
         return None
     return HostHeads(
         layout=str(host_pool.layout),  # type: ignore[attr-defined]

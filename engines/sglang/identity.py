@@ -97,7 +97,7 @@ def started(settings: SGLangSettings, log: logging.Logger) -> StartWeights:
     return StartWeights(target, draft, _nonce(), of_files)
 
 
-def described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, facts: EngineFacts) -> PlainHostPool:
+def describe_pool(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, facts: EngineFacts) -> PlainHostPool:
     """Describe a host pool, without weights. Raises ValueError: its pages cannot be read in place."""
     page_tokens = getattr(host_pool, "page_size", 1) or 1
     _, sizes = host_pool.get_page_buffer_meta(torch.arange(page_tokens))

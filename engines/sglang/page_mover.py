@@ -24,7 +24,7 @@ class PageMover:
         """Start to read pages into the regions at `pointers`. The memory of a missing page may be overwritten."""
         if isinstance(pool, HeadPool) and not pool.is_in_place:
             return partial(self._load_staged, pool, hashes, pool.regions(pointers, sizes, len(hashes)))
-        job = self._jobs.load(pool.keys(hashes), pool.places(pointers, sizes, len(hashes)), on_done=_ignore)
+        job = self._jobs.load(pool.keys(hashes), pool.page_memory(pointers, sizes, len(hashes)), on_done=_ignore)
         return lambda: whole_pages(pool, _are_loaded(pool, job))
 
     def store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
@@ -34,7 +34,7 @@ class PageMover:
             return lambda: [True] * len(hashes)
         if isinstance(pool, HeadPool) and not pool.is_in_place:
             return partial(self._store_staged, pool, hashes, before, pool.regions(pointers, sizes, len(hashes)))
-        job = self._store(pool, hashes, before, pool.places(pointers, sizes, len(hashes)))
+        job = self._store(pool, hashes, before, pool.page_memory(pointers, sizes, len(hashes)))
         return lambda: whole_pages(pool, _are_stored(job))
 
     def _store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], memory: Sequence[object]) -> Job:

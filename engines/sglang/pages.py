@@ -131,7 +131,7 @@ class PlainHostPool:
         prefix = self.namespace.id
         return [prefix + _name(each) for each in hashes]
 
-    def places(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
+    def page_memory(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
         """Return the memory of each page's regions, from SGLang's lists for all pages. Raises ValueError: the sizes
         are not those of `pages` pages."""
         if tuple(sizes) != self.regions * pages or len(pointers) != len(sizes):

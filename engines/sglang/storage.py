@@ -33,7 +33,7 @@ from kvstore.client.sync import Client
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.sglang import hooks
 from kvstore.engines.sglang.head_pages import by_heads, host_heads
-from kvstore.engines.sglang.identity import described, engine_facts, started
+from kvstore.engines.sglang.identity import describe_pool, engine_facts, started
 from kvstore.engines.sglang.metrics import PageCounters
 from kvstore.engines.sglang.page_mover import AnyPool, Finish, PageMover, whole_pages
 from kvstore.engines.sglang.pages import PlainHostPool, PoolPages, restorable_prefixes
@@ -93,9 +93,9 @@ class KVStoreHiCache(HiCacheStorage):
         """Add a pool. Raises ValueError: its pages cannot be read in place. Raises ConfigError: `share_tp` is not
         possible."""
         if host_pool_name not in self._pools:
-            whole = described(host_pool, host_pool_name, self._config, self._facts)
+            whole = describe_pool(host_pool, host_pool_name, self._config, self._facts)
             share_tp = self._settings.share_tp or self._config.tp_lcm_size or 0
-            pool = _cut(host_pool, host_pool_name, whole, share_tp) if share_tp else whole
+            pool = _split_heads(host_pool, host_pool_name, whole, share_tp) if share_tp else whole
             _ = pool.namespace  # raises InvalidArgument early
             self._pools[host_pool_name] = host_pool, pool
             self._named = None, {}
@@ -183,7 +183,7 @@ class KVStoreHiCache(HiCacheStorage):
         """Return whether each page was read in place. The memory of a page that was not may have been overwritten.
         All False if weights changed meanwhile."""
         before = hooks.WEIGHTS.current
-        results = self._carried_out(transfers, self._mover.load)
+        results = self._run_transfers(transfers, self._mover.load)
         if hooks.WEIGHTS.current is not before:
             results = {name: [False] * len(read) for name, read in results.items()}
         self._counters.loaded(results)
@@ -196,7 +196,7 @@ class KVStoreHiCache(HiCacheStorage):
         def store(pool: AnyPool, hashes: list[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
             return self._mover.store(pool, hashes, before, pointers, sizes)
 
-        results = self._carried_out(transfers, store)
+        results = self._run_transfers(transfers, store)
         self._counters.stored(results)
         return results
 
@@ -229,7 +229,7 @@ class KVStoreHiCache(HiCacheStorage):
         self._jobs.close()
         self._client.close()
 
-    def _carried_out(
+    def _run_transfers(
         self, transfers: list[PoolTransfer], begin: Callable[[AnyPool, list[str], Sequence[int], Sequence[int]], Finish]
     ) -> dict[str, list[bool]]:
         """Start all transfers, wait for them, and return each page's success."""
@@ -254,7 +254,7 @@ def _none(pages: int) -> list[bool]:
     return [False] * pages
 
 
-def _cut(host_pool: Any, name: PoolName, whole: PlainHostPool, share_tp: int) -> AnyPool:
+def _split_heads(host_pool: Any, name: PoolName, whole: PlainHostPool, share_tp: int) -> AnyPool:
     """Return `whole` split by KV heads, or unsplit if all ranks hold the same. Raises ConfigError: the primary pool
     cannot be split."""
     if whole.is_replicated:

@@ -26,11 +26,11 @@ class EngineBlocks:
         self._keys: dict[BlockHash, bytes] = {}
         self._version = 0
         """Version of the last change."""
-        self._heard = 0
+        self._acknowledged_version = 0
         """Version that the master acknowledged; 0: it has no blocks of this engine."""
         self._sent: EngineCacheChange | None = None
         """Change in flight."""
-        self._news: dict[bytes, bool] = {}
+        self._pending: dict[bytes, bool] = {}
         """Keys that were added (True) or removed since the last change."""
 
     def __len__(self) -> int:
@@ -43,11 +43,11 @@ class EngineBlocks:
                 case BlocksStored(medium=events.GPU):
                     for name, key in keys_of_stored(event, self._naming, self._keys.get):
                         self._keys[name] = key
-                        self._tell(key, is_there=True)
+                        self._record(key, is_there=True)
                 case BlocksRemoved(medium=events.GPU):
                     for name in event.hashes:
                         if name in self._keys:
-                            self._tell(self._keys.pop(name), is_there=False)
+                            self._record(self._keys.pop(name), is_there=False)
                 case AllBlocksCleared():
                     self.clear()
                 case _:  # of CPU memory or disk
@@ -56,37 +56,37 @@ class EngineBlocks:
     def clear(self) -> None:
         """Drop all blocks: the engine's contents are unknown."""
         self._keys.clear()
-        self._begin_again()
+        self._resend_all()
 
     def change(self) -> EngineCacheChange | None:
-        """Return the change to send: the same one until `heard`. None: the master is up to date."""
-        if self._sent is None and (self._news or not self._heard):
-            news = deque(self._news.items())
-            part = [news.popleft() for _ in range(min(len(news), MAX_CHANGED_BLOCKS))]
-            self._news = dict(news)
+        """Return the change to send: the same one until `acknowledged`. None: the master is up to date."""
+        if self._sent is None and (self._pending or not self._acknowledged_version):
+            pending = deque(self._pending.items())
+            part = [pending.popleft() for _ in range(min(len(pending), MAX_CHANGED_BLOCKS))]
+            self._pending = dict(pending)
             self._version += 1
             self._sent = EngineCacheChange(
                 tenant=self._tenant,
-                base_version=self._heard,
+                base_version=self._acknowledged_version,
                 version=self._version,
                 added=[key for key, is_there in part if is_there],
                 removed=[key for key, is_there in part if not is_there],
             )
         return self._sent
 
-    def heard(self, version: int) -> None:
+    def acknowledged(self, version: int) -> None:
         """The master acknowledged a report and has this version."""
         if self._sent is not None and version == self._sent.version:
-            self._heard, self._sent = version, None
-        elif version != self._heard or self._sent is not None:
-            self._begin_again()
+            self._acknowledged_version, self._sent = version, None
+        elif version != self._acknowledged_version or self._sent is not None:
+            self._resend_all()
 
-    def _begin_again(self) -> None:
+    def _resend_all(self) -> None:
         """Send all blocks again, to a master with an empty cache."""
-        self._heard, self._sent = 0, None
-        self._news = dict.fromkeys(self._keys.values(), True)
+        self._acknowledged_version, self._sent = 0, None
+        self._pending = dict.fromkeys(self._keys.values(), True)
 
-    def _tell(self, key: bytes, *, is_there: bool) -> None:
+    def _record(self, key: bytes, *, is_there: bool) -> None:
         """Record the latest state of a key, at the end of the queue: changes are sent in order."""
-        self._news.pop(key, None)
-        self._news[key] = is_there
+        self._pending.pop(key, None)
+        self._pending[key] = is_there

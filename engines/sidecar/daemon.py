@@ -40,26 +40,26 @@ HANGS_S: Final = 120.0
 most."""
 
 
-def add_sidecar_signals(server: HttpServer, telling: "InstanceReporting", tracing: "Tracing | None" = None) -> None:
+def add_sidecar_signals(server: HttpServer, reporting: "InstanceReporting", tracing: "Tracing | None" = None) -> None:
     """Add health, readiness, metrics and diagnostics. Ready while the scheduler knows the engine."""
 
     def alive() -> None:
-        silent_s = time.monotonic() - telling.told_s
+        silent_s = time.monotonic() - reporting.last_round_s
         if silent_s > HANGS_S:
             raise DeadlineExceeded(f"no report was tried for {silent_s:.0f} s: see the log, and restart the sidecar")
 
     def unready() -> Sequence[str]:
         return (
             []
-            if telling.is_in
-            else [f"the scheduler does not know engine {telling.name}: it sleeps, or its metrics or the master do not respond"]
+            if reporting.is_registered
+            else [f"the scheduler does not know engine {reporting.name}: it sleeps, or its metrics or the master do not respond"]
         )
 
     def read() -> Readings:
         return {
-            "kvstore_sidecar_reporting": int(telling.is_in),
-            "kvstore_sidecar_reports": telling.reports,
-            "kvstore_sidecar_failures": telling.failures,
+            "kvstore_sidecar_reporting": int(reporting.is_registered),
+            "kvstore_sidecar_reports": reporting.reports,
+            "kvstore_sidecar_failures": reporting.failures,
             "kvstore_sidecar_trace_spans": spans_told(tracing),
         }
 
@@ -121,15 +121,15 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        telling = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
+        reporting = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
         if http is not None:
             open_parts.callback(http.close)
-            add_sidecar_signals(http, telling, tracing)
+            add_sidecar_signals(http, reporting, tracing)
             http.start()
-        came = end_on_signals(telling.stop)
+        came = end_on_signals(reporting.stop)
         on_hangup(None)
         with stops(log, "sidecar", came):
-            telling.run()
+            reporting.run()
 
 
 if __name__ == "__main__":

@@ -68,17 +68,17 @@ class InstanceReporting:
         self._subscriber = subscriber
         self._on_first = on_first
         self._tracing = tracing
-        self.is_in = False
+        self.is_registered = False
         """Whether the scheduler knows the engine."""
         self.reports = self.failures = 0
         """`reports`: accepted by the master. `failures`: metrics that could not be read, and reports that were not
         accepted."""
-        self.told_s = time.monotonic()
+        self.last_round_s = time.monotonic()
         """Time of the last round, by time.monotonic."""
         self._load: EngineLoad | None = None
         """Last load that was read."""
         self._is_ending = False
-        self._complaint = ""
+        self._last_error = ""
 
     @property
     def name(self) -> str:
@@ -87,31 +87,31 @@ class InstanceReporting:
     def run(self) -> None:
         """Report until `stop`, then leave the scheduler."""
         while not self._is_ending:
-            self._listen(self._told())
+            self._take_events(self._report_traced())
         self._leave()
 
     def stop(self) -> None:
         """Make `run` return within one deadline. Takes no lock, so signal handlers may call it."""
         self._is_ending = True
 
-    def _told(self) -> float:
+    def _report_traced(self) -> float:
         """Report once, within a trace if it is sampled."""
         if self._tracing is None or not self._tracing.samples():
-            return self._tell()
+            return self._report_once()
         with self._tracing.begin_call("sidecar.report") as recorded:
             failures = self.failures
-            wait_s = self._tell()
+            wait_s = self._report_once()
             recorded.span.set_attribute("kvstore.failures", self.failures - failures)
         return wait_s
 
-    def _tell(self) -> float:
+    def _report_once(self) -> float:
         """Report once; return the seconds until the next report."""
-        self.told_s = time.monotonic()
+        self.last_round_s = time.monotonic()
         try:
             load = read_load(_fetch(self._settings.engine.rstrip("/") + "/metrics", self._settings.deadline_s))
         except KVStoreError as error:
             self.failures += 1
-            self._complain(error)
+            self._log_once(error)
             self._leave()
             return RETRY_INTERVAL_S
         if load.is_asleep:
@@ -119,23 +119,23 @@ class InstanceReporting:
             return RETRY_INTERVAL_S
         self._notice_restart(load)
         try:
-            heard = self._client.report(self._report(load))
+            acknowledged = self._client.report(self._report(load))
         except KVStoreError as error:
             self.failures += 1
-            self._complain(error)
+            self._log_once(error)
             return RETRY_INTERVAL_S
         self.reports += 1
         if self._blocks is not None:
-            self._blocks.heard(heard.engine_cache_version)
-        self._complaint = ""
-        if not self.is_in:
-            self.is_in = True
+            self._blocks.acknowledged(acknowledged.engine_cache_version)
+        self._last_error = ""
+        if not self.is_registered:
+            self.is_registered = True
             log.info("engine %s reports to the scheduler", self.name)
             self._on_first()
-        return heard.interval_s
+        return acknowledged.interval_s
 
     def _fall_asleep(self) -> None:
-        if self.is_in:
+        if self.is_registered:
             log.info("engine %s sleeps: it gets no requests until it wakes up", self.name)
         if self._blocks is not None:
             self._blocks.clear()
@@ -149,7 +149,7 @@ class InstanceReporting:
         try:
             self._subscriber.catch_up(self._apply, self._blocks.clear)
         except KVStoreError as error:
-            self._complain(error)
+            self._log_once(error)
 
     def _report(self, load: EngineLoad) -> InstanceReport:
         settings = self._settings
@@ -166,11 +166,11 @@ class InstanceReporting:
             engine_cache=None if self._blocks is None else self._blocks.change(),
         )
 
-    def _listen(self, seconds: float) -> None:
+    def _take_events(self, seconds: float) -> None:
         """Apply events for `seconds`, or until `stop`."""
         until_s = time.monotonic() + seconds
         while not self._is_ending and (left_s := until_s - time.monotonic()) > 0:
-            self.told_s = time.monotonic()
+            self.last_round_s = time.monotonic()
             wait_s = min(left_s, MAX_WAIT_S)
             if self._subscriber is None or self._blocks is None:
                 time.sleep(wait_s)
@@ -178,25 +178,25 @@ class InstanceReporting:
             try:
                 self._subscriber.take(wait_s, self._apply, self._blocks.clear)
             except KVStoreError as error:
-                self._complain(error)
+                self._log_once(error)
 
     def _apply(self, events: list[Event]) -> None:
         assert self._blocks is not None, "events are taken for blocks"
         self._blocks.apply(events)
 
     def _leave(self) -> None:
-        if not self.is_in:
+        if not self.is_registered:
             return
-        self.is_in = False
+        self.is_registered = False
         try:
             self._client.leave(self.name)
         except KVStoreError as error:  # the scheduler drops silent engines after a timeout
             log.warning("engine %s could not leave the scheduler: %s", self.name, error)
 
-    def _complain(self, error: KVStoreError) -> None:
+    def _log_once(self, error: KVStoreError) -> None:
         """Log an error unless it repeats the last one."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+        if str(error) != self._last_error:
+            self._last_error = str(error)
             log.warning("engine %s: %s", self.name, error)
 
 

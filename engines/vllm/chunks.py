@@ -40,7 +40,7 @@ class Chunks:
         self._shard = shard
         self._rows: NDArray[np.uint8] = np.asarray(memory).view(np.uint8)
         self._begun: dict[int, tuple[Job, tuple[bytes, ...], float]] = {}
-        self._troubles = {
+        self._failure_logs = {
             JobKind.LOAD: FailureLog("loading chunks", "they are computed"),
             JobKind.STORE: FailureLog("storing chunks", "they stay in the engine only"),
         }
@@ -85,7 +85,7 @@ class Chunks:
     def _moved(self, job: Job) -> ChunkResult:
         assert isinstance(job.request, int)
         _, hashes, begin_s = self._begun.pop(job.request)
-        self._troubles[job.kind].saw(job.error)
+        self._failure_logs[job.kind].record(job.error)
         row_bytes = self._rows.shape[1]
         is_load = job.kind is JobKind.LOAD
         done = [result == row_bytes for result in job.results] if is_load else job.succeeded

@@ -36,11 +36,11 @@ from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.vllm.counters import LOG, ConnectorCounters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
 from kvstore.engines.vllm.engine_weights import follow_weights
-from kvstore.engines.vllm.facts import check_engine, check_share_tp, group_pools, layer_groups, log_unshared, rank_group
+from kvstore.engines.vllm.facts import check_engine, check_share_tp, group_pools, layer_groups, log_unshareable_layers, rank_group
 from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.lookup import StoreLookup
 from kvstore.engines.vllm.metrics import KVStorePromMetrics, KVStoreStats
-from kvstore.engines.vllm.plan import SchedulerPlan, StepPlan, fail_whole
+from kvstore.engines.vllm.plan import SchedulerPlan, StepPlan, loads_all_or_nothing
 from kvstore.engines.vllm.settings import connect, from_extra_config
 from kvstore.engines.vllm.variants import Variants
 from kvstore.engines.vllm.waiting_requests import FoundTokens
@@ -56,7 +56,7 @@ class StepMetadata(KVConnectorMetadata):
     """Sent by the scheduler to the ranks in each step."""
 
     plan: StepPlan
-    is_store_away: bool = False
+    is_store_unreachable: bool = False
     """The scheduler's connector has logged that the store is unreachable."""
 
 
@@ -106,8 +106,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             saves=self._kv_transfer_config.is_kv_producer,
         )
         # With several groups or windows a prefix does not end at every block, so a decode engine could not wait for an exact one.
-        promises = self._kv_transfer_config.is_kv_producer and not fail_whole(self._groups)
-        self._disaggregation = Disaggregation(self._groups[0].block_tokens, wait_s=self._settings.prefill_wait_s, saves=promises)
+        announces_tokens = self._kv_transfer_config.is_kv_producer and not loads_all_or_nothing(self._groups)
+        self._disaggregation = Disaggregation(self._groups[0].block_tokens, wait_s=self._settings.prefill_wait_s, saves=announces_tokens)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -160,7 +160,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             is_answered = found.asked_tokens > 0 and self._lookup.is_reachable
         if self._disaggregation.waits(request, num_computed_tokens + found.found_tokens, now_s, is_answered=is_answered):
             assert self._lookup is not None, "it answered"
-            self._lookup.waiting.ask_again(request.request_id, self._disaggregation.next_lookup_s(request))
+            self._lookup.waiting.schedule_lookup(request.request_id, self._disaggregation.next_lookup_s(request))
             return None, False
         self._plan.found(request, num_computed_tokens)
         return found.found_tokens, found.found_tokens > 0
@@ -187,8 +187,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         prepared = set(scheduler_output.new_block_ids_to_zero or ())
         prepared.update(copy.dst_block_id for copy in scheduler_output.kv_cache_block_copies or ())
         plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled, prepared=prepared)
-        self._forget(self._plan.barred_blocks(state.get_block_ids, scheduled))
-        return StepMetadata(plan, is_store_away=self._reachability is not None and self._reachability.is_away)
+        self._forget(self._plan.tainted_blocks(state.get_block_ids, scheduled))
+        return StepMetadata(plan, is_store_unreachable=self._reachability is not None and self._reachability.is_unreachable)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._forget(self._plan.failed_blocks(connector_output.invalid_block_ids or ()))
@@ -241,9 +241,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
                 continue
             of_group = rank_group(self._vllm_config, self._kv_cache_config, place, pools, self._settings)
             self._rank_groups.append(of_group)
-        log_unshared(self._kv_cache_config, self._settings.share_tp, self._vllm_config.parallel_config.tensor_parallel_size)
+        log_unshareable_layers(self._kv_cache_config, self._settings.share_tp, self._vllm_config.parallel_config.tensor_parallel_size)
         client = connect(self._settings)
-        self._worker = Worker(client, self._rank_groups, self._settings, fails_whole=fail_whole(self._groups))
+        self._worker = Worker(client, self._rank_groups, self._settings, all_or_nothing=loads_all_or_nothing(self._groups))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self._worker is None:
@@ -256,7 +256,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         the last one."""
         if self._worker is not None:
             assert isinstance(kv_connector_metadata, StepMetadata)
-            self._worker.is_store_away = kv_connector_metadata.is_store_away
+            self._worker.is_store_unreachable = kv_connector_metadata.is_store_unreachable
             self._worker.save(kv_connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

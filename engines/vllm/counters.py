@@ -78,10 +78,10 @@ class FailureLog:
         self._consequence = consequence
         self._failures = 0
 
-    def saw(self, error: KVStoreError | None, *, is_store_away: bool = False) -> None:
-        """Record a call's outcome; None: success. `is_store_away`: the engine's log already reports the store as
+    def record(self, error: KVStoreError | None, *, is_store_unreachable: bool = False) -> None:
+        """Record a call's outcome; None: success. `is_store_unreachable`: the engine's log already reports the store as
         unreachable."""
-        if is_store_away and isinstance(error, NO_ANSWER):
+        if is_store_unreachable and isinstance(error, NO_ANSWER):
             return
         if error is not None:
             self._failures += 1

@@ -92,7 +92,7 @@ def _requeue_loaded(scheduler: Any) -> list[str]:
 UPDATES: Final = frozenset({"start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update", "reset_weights"})
 """vLLM's own worker methods that change weights."""
 RELOAD: Final = "reload_weights"
-KEEPING: Final = frozenset(
+READ_ONLY_METHODS: Final = frozenset(
     {"check_health", "compute_weight_checksums", "init_weight_transfer_engine", "list_loras", "profile", "shutdown_weight_transfer_engine"}
 )
 """Frequent worker methods that change no weights. For all others, samples of the weights show whether they did."""
@@ -100,7 +100,7 @@ KEEPING: Final = frozenset(
 
 def watch_engines() -> None:
     """Wrap the methods of EngineCore that are not wrapped yet. Logs a warning for a method that this vLLM lacks."""
-    for name, around in AROUND.items():
+    for name, around in WRAPPERS.items():
         method = getattr(EngineCore, name, None)
         if method is None:
             LOG.warning("kvstore: this vLLM has no EngineCore.%s: changes of weights are only seen at cache resets", name)
@@ -142,7 +142,7 @@ def _collective_rpc(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    if method in KEEPING or (connector.variants.keeps_asleep and engine.model_executor.is_sleeping):
+    if method in READ_ONLY_METHODS or (connector.variants.compares_on_wake and engine.model_executor.is_sleeping):
         return call()
     if method in UPDATES:
         drain(connector, engine)
@@ -201,7 +201,7 @@ def _release_kv_cache_memory(connector: StoreConnector, engine: Any, call: Calla
 def _wake_up(connector: StoreConnector, engine: Any, call: Callable[[], bool], tags: list[str] | None = None) -> bool:
     is_awake = call()
     if is_awake:
-        connector.variants.awake(_sample(engine) if connector.variants.keeps_asleep else None)
+        connector.variants.awake(_sample(engine) if connector.variants.compares_on_wake else None)
     return is_awake
 
 
@@ -223,7 +223,7 @@ def _remove_lora(connector: StoreConnector, engine: Any, call: Callable[[], bool
     return call()
 
 
-AROUND: Final[dict[str, Callable[..., Any]]] = {
+WRAPPERS: Final[dict[str, Callable[..., Any]]] = {
     "set_weight_version": _set_weight_version,
     "collective_rpc": _collective_rpc,
     "reset_prefix_cache": _reset_prefix_cache,

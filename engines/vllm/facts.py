@@ -37,7 +37,7 @@ from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup
 from kvstore.protocol.errors import ConfigError
 
-OF_THE_COPY = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+LOCAL_CONFIG_FIELDS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
 """Entries of a model's configuration that depend on its path or reader."""
 
 
@@ -147,7 +147,7 @@ def draft_models(vllm_config: VllmConfig) -> list[ModelConfig]:
 
 
 def _config(model: ModelConfig) -> str:
-    return _text({name: value for name, value in model.hf_config.to_dict().items() if name not in OF_THE_COPY})
+    return _text({name: value for name, value in model.hf_config.to_dict().items() if name not in LOCAL_CONFIG_FIELDS})
 
 
 def settings_values(vllm_config: VllmConfig) -> dict[str, str]:
@@ -231,7 +231,7 @@ def group_split(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: 
     return split
 
 
-def log_unshared(kv_cache_config: KVCacheConfig, share_tp: int, tp_size: int) -> None:
+def log_unshareable_layers(kv_cache_config: KVCacheConfig, share_tp: int, tp_size: int) -> None:
     """Log which layers' blocks engines of another TP cannot share although `share_tp` is set."""
     kinds = {
         type(spec).__name__

@@ -69,11 +69,11 @@ class StoreLookup:
         The number is a multiple of every group's block. A result younger than INTERVAL_S is reused. `now_s` is of
         time.monotonic.
         """
-        if questions := self.waiting.questions(request, computed_tokens, now_s):
+        if lookup_requests := self.waiting.lookup_requests(request, computed_tokens, now_s):
             begin_s = time.monotonic()
             hold = new_hold(HOLD_S)
-            self.waiting.answered(questions, self._ask(questions, hold), now_s)
-            self._release(self._holds.take(hold, [question.request_id for question in questions]))
+            self.waiting.record_results(lookup_requests, self._ask(lookup_requests, hold), now_s)
+            self._release(self._holds.take(hold, [lookup_request.request_id for lookup_request in lookup_requests]))
             self._counters.add(ConnectorCounters(lookups=1, lookup_s=time.monotonic() - begin_s))
         return self.waiting.found(request, computed_tokens)
 
@@ -115,21 +115,21 @@ class StoreLookup:
         for hold in holds:
             self._jobs.release(hold)
 
-    def _ask(self, questions: Sequence[LookupRequest], hold: Hold) -> list[list[Present]]:
-        """Send one lookup of all `questions`. Return, for each of them and each group, which blocks all ranks have.
+    def _ask(self, lookup_requests: Sequence[LookupRequest], hold: Hold) -> list[list[Present]]:
+        """Send one lookup of all `lookup_requests`. Return, for each of them and each group, which blocks all ranks have.
         `hold` protects the blocks."""
         keys = [
-            shard.of(question.variant).keys(hashes)
-            for question in questions
-            for hashes, of_group in zip(question.hashes, self._shards, strict=True)
+            shard.of(lookup_request.variant).keys(hashes)
+            for lookup_request in lookup_requests
+            for hashes, of_group in zip(lookup_request.hashes, self._shards, strict=True)
             for shard in of_group
         ]
         found = self._jobs.exists(list(chain.from_iterable(keys)), hold=hold, deadline_s=self._deadline_s)
         flags = np.array(found, np.bool_)
         answers: list[list[Present]] = []
-        for question in questions:
+        for lookup_request in lookup_requests:
             present: list[Present] = []
-            for hashes, of_group in zip(question.hashes, self._shards, strict=True):
+            for hashes, of_group in zip(lookup_request.hashes, self._shards, strict=True):
                 of_ranks, flags = np.split(flags, [len(of_group) * len(hashes)])
                 present.append(np.all(of_ranks.reshape(-1, len(hashes)), axis=0))
             answers.append(present)

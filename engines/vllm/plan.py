@@ -46,7 +46,7 @@ class LayerGroup:
         return can_resume(present, block_tokens=self.block_tokens, window_tokens=self.window_tokens)
 
 
-def fail_whole(groups: Sequence[LayerGroup]) -> bool:
+def loads_all_or_nothing(groups: Sequence[LayerGroup]) -> bool:
     """Return whether one missing block fails the whole load of a request.
 
     True for windows, because the blocks before the missing one are no usable prefix if only a window was loaded. True
@@ -118,7 +118,7 @@ class _Progress:
 
     saved: int = 0
     """Leading blocks that need no save: loaded, already planned for saving, or cached by the engine."""
-    noted: int = 0
+    recorded: int = 0
     """Leading blocks whose pool block is recorded."""
     places: dict[int, int] = field(default_factory=dict)
     """Pool block of each block index that is computed but not saved."""
@@ -133,10 +133,10 @@ class _Progress:
         return taken
 
     def restart(self, saved: int) -> None:
-        self.saved = self.noted = saved
+        self.saved = self.recorded = saved
         self.places.clear()
 
-    def take_over(self, left: dict[int, int]) -> None:
+    def adopt(self, left: dict[int, int]) -> None:
         """Adopt those unsaved blocks `left` by a finished request that this request shares, and remove them from
         `left`."""
         shared = [place for place, block in left.items() if place < len(self.hits) and self.hits[place] == block]
@@ -167,7 +167,7 @@ class _TrackedRequest:
     """Tokens before the first block that is being loaded."""
     has_failed: bool = False
     """A load of it failed; the store is not asked for it again."""
-    is_barred: bool = False
+    is_tainted: bool = False
     """It uses blocks that another request failed to load: what it computes is not saved."""
 
 
@@ -176,7 +176,7 @@ class _FinishedRequest:
     """Blocks of a finished request that are still to be saved."""
 
     transfer: BlockTransfer
-    loose: frozenset[int]
+    freed: frozenset[int]
     """Blocks of the transfer that the engine has already freed."""
 
 
@@ -209,11 +209,11 @@ class SchedulerPlan:
         self._saves = saves
         self._tracked: dict[str, _TrackedRequest] = {}
         self._to_load: list[BlockTransfer] = []
-        self._to_give: dict[str, list[int]] = {}
+        self._next_tables: dict[str, list[int]] = {}
         """First group's block tables that were allocated for the step to be planned next, by request."""
-        self._given: dict[str, list[int]] = {}
+        self._last_tables: dict[str, list[int]] = {}
         """The same for the step that was planned last."""
-        self._leaving: list[_FinishedRequest] = []
+        self._finished_requests: list[_FinishedRequest] = []
         self._held: set[str] = set()
         self._prepared: Collection[int] = ()
         """Argument of the `step` call in progress."""
@@ -222,7 +222,7 @@ class SchedulerPlan:
         """Return whether the store may be asked for the request's blocks."""
         return self._loads and not self._track(request).has_failed and self.variant(request) is not None
 
-    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
+    def missing_hashes(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
         """Return the block hashes to look up for each group, from the first block that the engine does not have.
 
         The block of the last token is left out, because the engine has to compute at least one token.
@@ -252,7 +252,7 @@ class SchedulerPlan:
         for tracked in self._tracked.values():
             if tracked.has_begun and not tracked.is_outdated and self._variant(tracked.request) != tracked.variant:
                 tracked.is_outdated = True
-                tracked.is_barred = tracked.is_barred or tracked.request.num_computed_tokens > 0
+                tracked.is_tainted = tracked.is_tainted or tracked.request.num_computed_tokens > 0
                 for progress in tracked.groups:
                     progress.places.clear()
 
@@ -276,7 +276,7 @@ class SchedulerPlan:
         tracked.is_outdated = variant is None
         start = tracked.first_tokens
         end = start + external_tokens
-        self._to_give[request.request_id] = list(tables[0])
+        self._next_tables[request.request_id] = list(tables[0])
         tracked.loading, tracked.loading_from, tracked.first_tokens = [], start, 0
         for place, (group, table, progress) in enumerate(zip(self._groups, tables, tracked.groups, strict=True)):
             first, last = max(start // group.block_tokens, group.first_needed(end)), end // group.block_tokens
@@ -291,7 +291,7 @@ class SchedulerPlan:
             unsaved = dict(progress.places)
             progress.restart(max(progress.saved, end // group.block_tokens))
             progress.hits = () if group.window_tokens else table[: start // group.block_tokens]
-            progress.take_over(unsaved)
+            progress.adopt(unsaved)
 
     def step(
         self,
@@ -314,24 +314,24 @@ class SchedulerPlan:
                 even if the request that they were allocated for was preempted before the step.
         """
         loads, self._to_load = self._to_load, []
-        self._given, self._to_give = self._to_give, {}
-        leaving, self._leaving = self._leaving, []
+        self._last_tables, self._next_tables = self._next_tables, {}
+        leaving, self._finished_requests = self._finished_requests, []
         self._prepared = prepared
-        saves = [kept for over in leaving if (kept := self._without_lost(over.transfer, over.loose))]
+        saves = [kept for over in leaving if (kept := self._copyable(over.transfer, over.freed))]
         finishing = list(dict.fromkeys(over.transfer.request_id for over in leaving))
         for request_id, tokens in scheduled.items():
             if (tracked := self._tracked.get(request_id)) is not None:
                 tracked.has_computed = True
-                if self._saves and not tracked.is_barred and not tracked.is_outdated:
+                if self._saves and not tracked.is_tainted and not tracked.is_outdated:
                     saves += self._step(tracked, block_tables, tokens, states.get(request_id, ()))
         return StepPlan(loads, saves, finishing, is_idle)
 
-    def barred_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
+    def tainted_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
         """Return all blocks of the `scheduled` requests that build on failed loads or on other weights.
 
         The engine hashes what these requests compute, so their hashes have to be dropped in each step.
         """
-        barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_barred]
+        barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_tainted]
         return {block for request_id in barred for table in block_tables(request_id) or () for block in table}
 
     def failed_blocks(self, block_ids: Iterable[int]) -> set[int]:
@@ -343,20 +343,20 @@ class SchedulerPlan:
         them may end first or take several steps. What other requests compute on top of them is not saved.
         """
         missing = set(block_ids)
-        hollow: set[int] = set()
+        invalid_blocks: set[int] = set()
         for tracked in self._tracked.values() if missing else ():
             first = next((place for place, block in enumerate(tracked.loading) if block in missing), None)
             if first is not None:
                 self._fail(tracked, tracked.loading_from + first * self._step_tokens)
-        for request_id, table in self._given.items() if missing else ():
+        for request_id, table in self._last_tables.items() if missing else ():
             first = next((place for place, block in enumerate(table) if block in missing), len(table))
-            hollow.update(table[first:])
+            invalid_blocks.update(table[first:])
             sharing = self._tracked.get(request_id) if first < len(table) else None
             if sharing is not None and table[first] not in sharing.loading:
-                sharing.is_barred = True
+                sharing.is_tainted = True
                 for progress in sharing.groups:
                     progress.places.clear()
-        return hollow
+        return invalid_blocks
 
     def failed_requests(self, request_ids: Iterable[str]) -> None:
         """The loads of these requests failed: the engine starts them again without loads."""
@@ -371,13 +371,13 @@ class SchedulerPlan:
         if tracked is None or not self._saves:
             return False
         for transfer in self._unsaved(tracked):
-            loose = frozenset(transfer.blocks).difference(tables[transfer.group])
-            self._leaving.append(_FinishedRequest(transfer, loose))
+            freed = frozenset(transfer.blocks).difference(tables[transfer.group])
+            self._finished_requests.append(_FinishedRequest(transfer, freed))
             self._held.add(request.request_id)
         for place, progress in enumerate(tracked.groups):
             for other in self._tracked.values() if progress.places else ():
-                if not other.is_barred and not other.is_outdated and other.variant == tracked.variant:
-                    other.groups[place].take_over(progress.places)
+                if not other.is_tainted and not other.is_outdated and other.variant == tracked.variant:
+                    other.groups[place].adopt(progress.places)
         return request.request_id in self._held
 
     def released(self, request_ids: Iterable[str]) -> None:
@@ -397,9 +397,9 @@ class SchedulerPlan:
             for progress in tracked.groups:
                 assert 0 <= progress.saved
                 assert all(progress.saved <= place for place in progress.places)
-        for transfer in (*self._to_load, *(over.transfer for over in self._leaving)):
+        for transfer in (*self._to_load, *(over.transfer for over in self._finished_requests)):
             assert 0 < len(transfer.blocks) == len(transfer.hashes)
-        assert {over.transfer.request_id for over in self._leaving} <= self._held
+        assert {over.transfer.request_id for over in self._finished_requests} <= self._held
         assert not self._held & self._tracked.keys()
 
     def _track(self, request: EngineRequest) -> _TrackedRequest:
@@ -419,16 +419,16 @@ class SchedulerPlan:
         saves = self._unsaved(tracked)
         computed = tracked.request.num_computed_tokens + tokens
         ends = [computed // group.block_tokens for group in self._groups]
-        is_noted = all(group.is_state or end <= of.noted for group, end, of in zip(self._groups, ends, tracked.groups, strict=True))
+        is_noted = all(group.is_state or end <= of.recorded for group, end, of in zip(self._groups, ends, tracked.groups, strict=True))
         has_windows = any(self._groups[transfer.group].window_tokens for transfer in saves)
         tables = block_tables(tracked.request.request_id) if has_windows or not is_noted else None
-        saves = [kept for save in saves if (kept := self._without_lost(save, self._let_go(save, tables)))]
+        saves = [kept for save in saves if (kept := self._copyable(save, self._freed_blocks(save, tables)))]
         for place, (group, end, progress) in enumerate(zip(self._groups, ends, tracked.groups, strict=True)):
             if tables is not None and not group.is_state:
-                start = max(progress.saved, progress.noted)
+                start = max(progress.saved, progress.recorded)
                 blocks = tables[place][start:end]
                 progress.places.update(zip(range(start, start + len(blocks)), blocks, strict=True))
-                progress.noted = start + len(blocks)
+                progress.recorded = start + len(blocks)
         for place, block, boundary in states:
             index, rest = divmod(boundary, self._groups[place].block_tokens)
             if not rest and index > tracked.groups[place].saved:
@@ -454,16 +454,16 @@ class SchedulerPlan:
             progress.saved = max(progress.saved, end)
         return transfers
 
-    def _let_go(self, transfer: BlockTransfer, tables: BlockTables | None) -> frozenset[int]:
+    def _freed_blocks(self, transfer: BlockTransfer, tables: BlockTables | None) -> frozenset[int]:
         """Return blocks of the transfer that the running request no longer has: its window or state moved on."""
         if tables is None or not self._groups[transfer.group].window_tokens:
             return frozenset()
         return frozenset(transfer.blocks).difference(tables[transfer.group])
 
-    def _without_lost(self, transfer: BlockTransfer, loose: frozenset[int]) -> BlockTransfer | None:
-        """Return `transfer` without the freed blocks (`loose`) whose contents may be overwritten before the copy;
+    def _copyable(self, transfer: BlockTransfer, freed: frozenset[int]) -> BlockTransfer | None:
+        """Return `transfer` without the freed blocks (`freed`) whose contents may be overwritten before the copy;
         None if no block is left."""
-        lost = {block for block in loose if block in self._prepared or not self._is_whole(block)}
+        lost = {block for block in freed if block in self._prepared or not self._is_whole(block)}
         if not lost:
             return transfer
         kept = [(block, name) for block, name in zip(transfer.blocks, transfer.hashes, strict=True) if block not in lost]

@@ -281,7 +281,7 @@ class ChunkStaging:
 
     def take(self) -> torch.Tensor | None:
         """Return a chunk, uint8 with undefined contents; None while all are in use. The caller returns it with
-        `give_back`.
+        `release`.
 
         Raises what torch raises without memory; a later call may succeed.
         """
@@ -298,7 +298,7 @@ class ChunkStaging:
                 self._left += 1
             raise
 
-    def give_back(self, chunk: torch.Tensor) -> None:
+    def release(self, chunk: torch.Tensor) -> None:
         with self._lock:
             self._free.append(chunk)
 

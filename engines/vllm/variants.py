@@ -83,7 +83,7 @@ class Adapters:
         if loaded is None:
             loaded = self._read(request, now_s)
         elif loaded.path != request.lora_path:
-            self._lose(loaded, f"an adapter of its id {request.lora_int_id} was loaded from {loaded.path}")
+            self._mark_unknown(loaded, f"an adapter of its id {request.lora_int_id} was loaded from {loaded.path}")
         elif now_s >= loaded.next_check_s:
             loaded = self._check(request, loaded, now_s)
         if loaded.fingerprint is None:
@@ -109,10 +109,10 @@ class Adapters:
             return loaded
         if not loaded.stamp:  # the engine has downloaded it from a hub since
             return self._read(request, now_s)
-        self._lose(loaded, "its files changed after the engine loaded it")
+        self._mark_unknown(loaded, "its files changed after the engine loaded it")
         return loaded
 
-    def _lose(self, loaded: _Loaded, why: str) -> None:
+    def _mark_unknown(self, loaded: _Loaded, why: str) -> None:
         if loaded.fingerprint is not None:
             loaded.fingerprint = None
             LOG.warning("kvstore: requests with the LoRA %s are neither loaded nor saved %s: %s", loaded.path, REMEDY, why)
@@ -211,7 +211,7 @@ class Variants:
     def poll(self, adapters: Iterable[LoraRequest], now_s: float) -> None:
         """Check in each step for the fingerprint, and for changed files of the weights and of the step's `adapters`."""
         if not self._is_known:
-            self._learn()
+            self._take_identity()
         elif self._checkpoint.has_changed() and not self._state.identity.version:
             LOG.warning("kvstore: the engine's checkpoint changed on disk: nothing is shared until weights are reloaded or named")
             self._change(lambda: self._state.become(self._state.identity.private(self._nonce())))
@@ -268,7 +268,7 @@ class Variants:
         self._asleep = None
 
     @property
-    def keeps_asleep(self) -> bool:
+    def compares_on_wake(self) -> bool:
         """Whether `awake` will compare samples of the weights from before and after the sleep."""
         return self._asleep is not None
 
@@ -288,7 +288,7 @@ class Variants:
         """The engine schedules requests again."""
         self._state.resume()
 
-    def _learn(self) -> None:
+    def _take_identity(self) -> None:
         """Take the checkpoint's identity once it is computed. A version that was named or made private meanwhile
         stays."""
         identity = self._checkpoint.identity()

@@ -53,7 +53,7 @@ class _WaitingLookup:
     """One waiting request with its last result."""
 
     request: EngineRequest
-    question: LookupRequest | None = None
+    lookup_request: LookupRequest | None = None
     """Last lookup with a result."""
     present: Sequence[Present] = ()
     due_s: float = 0.0
@@ -86,7 +86,7 @@ class WaitingRequests:
         waiting = self._waiting.pop(request_id, None)
         return waiting.found if waiting is not None else FoundTokens()
 
-    def questions(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[LookupRequest]:
+    def lookup_requests(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[LookupRequest]:
         """Return what to look up before `found` can be called for `request`; [] if its result can be reused or it needs
         none.
 
@@ -96,26 +96,26 @@ class WaitingRequests:
         waiting = self._waiting[request.request_id]
         if not self._plan.reads(request) or not self._is_due(waiting, computed_tokens, now_s):
             return []
-        first = self._question(waiting, computed_tokens)
+        first = self._lookup_request(waiting, computed_tokens)
         if not all(first.hashes):
             return []
-        questions, blocks = [first], first.blocks
+        lookup_requests, blocks = [first], first.blocks
         for other in self._waiting.values():
             if other is waiting or not self._plan.reads(other.request) or not self._is_due(other, None, now_s):
                 continue
-            question = self._question(other, None)
-            blocks += question.blocks
+            lookup_request = self._lookup_request(other, None)
+            blocks += lookup_request.blocks
             if blocks > self._batch_blocks:
                 break
-            if all(question.hashes):
-                questions.append(question)
-        return questions
+            if all(lookup_request.hashes):
+                lookup_requests.append(lookup_request)
+        return lookup_requests
 
-    def answered(self, questions: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
+    def record_results(self, lookup_requests: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
         """Record a lookup's result: `present[i]` has, for each group, which blocks of `questions[i]` the store has."""
-        for question, of_question in zip(questions, present, strict=True):
-            waiting = self._waiting[question.request_id]
-            waiting.question, waiting.present, waiting.due_s = question, of_question, now_s + self._interval_s
+        for lookup_request, of_question in zip(lookup_requests, present, strict=True):
+            waiting = self._waiting[lookup_request.request_id]
+            waiting.lookup_request, waiting.present, waiting.due_s = lookup_request, of_question, now_s + self._interval_s
 
     def found(self, request: EngineRequest, computed_tokens: int) -> FoundTokens:
         """Return how many tokens after `computed_tokens` the last result has; none if the request was not looked up."""
@@ -123,7 +123,7 @@ class WaitingRequests:
         waiting.found = self._found(waiting, computed_tokens)
         return waiting.found
 
-    def ask_again(self, request_id: str, due_s: float) -> None:
+    def schedule_lookup(self, request_id: str, due_s: float) -> None:
         """Look the request up again at `due_s` at the latest."""
         waiting = self._waiting[request_id]
         waiting.due_s = min(waiting.due_s, due_s)
@@ -131,19 +131,19 @@ class WaitingRequests:
     def _is_due(self, waiting: _WaitingLookup, computed_tokens: int | None, now_s: float) -> bool:
         """Return whether the result is too old, of another version, or starts after the blocks that the engine has
         now."""
-        question = waiting.question
-        if question is None or now_s >= waiting.due_s or question.version != self._version(waiting.request):
+        lookup_request = waiting.lookup_request
+        if lookup_request is None or now_s >= waiting.due_s or lookup_request.version != self._version(waiting.request):
             return True
-        return computed_tokens is not None and computed_tokens < question.start_tokens
+        return computed_tokens is not None and computed_tokens < lookup_request.start_tokens
 
     def _found(self, waiting: _WaitingLookup, computed_tokens: int) -> FoundTokens:
-        question = waiting.question
-        if question is None or not self._plan.reads(waiting.request) or question.version != self._version(waiting.request):
+        lookup_request = waiting.lookup_request
+        if lookup_request is None or not self._plan.reads(waiting.request) or lookup_request.version != self._version(waiting.request):
             return FoundTokens(computed_tokens)
-        starts = [question.start_tokens // group.block_tokens for group in self._groups]
+        starts = [lookup_request.start_tokens // group.block_tokens for group in self._groups]
         ends = [start + len(of_group) for start, of_group in zip(starts, waiting.present, strict=True)]
         limit = min(end * group.block_tokens for end, group in zip(ends, self._groups, strict=True))
-        if not question.start_tokens <= computed_tokens < limit:
+        if not lookup_request.start_tokens <= computed_tokens < limit:
             return FoundTokens(computed_tokens)
         present = []
         for group, start, of_group in zip(self._groups, starts, waiting.present, strict=True):
@@ -152,10 +152,10 @@ class WaitingRequests:
         end = longest(self._groups, present, limit_tokens=limit)
         return FoundTokens(computed_tokens, limit - computed_tokens, max(0, end - computed_tokens))
 
-    def _question(self, waiting: _WaitingLookup, computed_tokens: int | None) -> LookupRequest:
+    def _lookup_request(self, waiting: _WaitingLookup, computed_tokens: int | None) -> LookupRequest:
         """Return the lookup from `computed_tokens` (None: unknown) or the last lookup's start. From 0 if the engine
         evicted blocks since, because it may evict more."""
-        last = waiting.question
+        last = waiting.lookup_request
         if last is None:
             start = computed_tokens or 0
         else:
@@ -163,7 +163,7 @@ class WaitingRequests:
         request = waiting.request
         variant = self._plan.variant(request)
         assert variant is not None, "the plan reads it"
-        return LookupRequest(request.request_id, variant, self._version(request), start, self._plan.wanted(request, start))
+        return LookupRequest(request.request_id, variant, self._version(request), start, self._plan.missing_hashes(request, start))
 
     def _version(self, request: EngineRequest) -> tuple[int, bytes, Variant | None]:
         hashes = request.block_hashes

@@ -52,13 +52,13 @@ class RankGroup:
 class Worker:
     """Loads and saves blocks of one rank. The engine's thread calls it."""
 
-    def __init__(self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, fails_whole: bool = False) -> None:
+    def __init__(self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, all_or_nothing: bool = False) -> None:
         """Start the load threads.
 
         Args:
             client: owned.
             groups: None for a group of which this rank has no layers.
-            fails_whole: result of `plan.fail_whole`.
+            fails_whole: result of `plan.loads_all_or_nothing`.
 
         Raises:
             ConfigError: the system refuses threads; loads would never finish without them.
@@ -68,13 +68,13 @@ class Worker:
         self._jobs = Jobs(client, settings.jobs())
         self._groups = groups
         self._settings = settings
-        self._fails_whole = fails_whole
+        self._fails_whole = all_or_nothing
         block_bytes = max(group.block_bytes for group in groups if group is not None)
         self._load_staging = ChunkStaging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes))
         self._save_staging = ChunkStaging(block_bytes, int(settings.write_behind_bytes))
-        self._load_trouble = FailureLog("loading blocks", "they are computed")
-        self._copy_trouble, self._save_trouble = (FailureLog(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
-        self.is_store_away = False
+        self._load_failures = FailureLog("loading blocks", "they are computed")
+        self._copy_failures, self._save_failures = (FailureLog(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
+        self.is_store_unreachable = False
         """Set from the scheduler's `StepMetadata`; such failures are not logged again."""
         self._changed = threading.Condition()
         self._loading = self._saving = 0
@@ -183,21 +183,21 @@ class Worker:
         assert chunk is not None, "there are as many as threads"
         try:
             for part in _parts(transfer, self._load_staging.values(group.block_bytes)):
-                wanted = _of_values(keys, part, each)
-                there = self._get(wanted, rows(chunk, len(wanted), pools.value_bytes), pools.value_bytes, until_s) // each
-                pools.scatter(rows(chunk, there, group.block_bytes), transfer.blocks[part][:there])
-                loaded += there
-                if there * each < len(wanted):
+                value_keys = _of_values(keys, part, each)
+                complete = self._get(value_keys, rows(chunk, len(value_keys), pools.value_bytes), pools.value_bytes, until_s) // each
+                pools.scatter(rows(chunk, complete, group.block_bytes), transfer.blocks[part][:complete])
+                loaded += complete
+                if complete * each < len(value_keys):
                     break
         finally:
-            self._load_staging.give_back(chunk)
+            self._load_staging.release(chunk)
         return loaded
 
     def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
         """Load values; return how many leading ones are complete."""
         left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
         job = self._jobs.load_now(keys, buffers, deadline_s=left_s, budget_s=budget_s)
-        self._load_trouble.saw(job.error, is_store_away=self.is_store_away)
+        self._load_failures.record(job.error, is_store_unreachable=self.is_store_unreachable)
         whole = [result == value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
 
@@ -231,11 +231,11 @@ class Worker:
             if chunk is not None:
                 group.pools.gather(blocks, rows(chunk, len(blocks), group.block_bytes))
         except Exception as error:
-            self._copy_trouble.saw(typed(error))
+            self._copy_failures.record(typed(error))
             if chunk is not None:
-                self._save_staging.give_back(chunk)
+                self._save_staging.release(chunk)
             return None
-        self._copy_trouble.saw(None)
+        self._copy_failures.record(None)
         return chunk
 
     def _store(
@@ -250,8 +250,8 @@ class Worker:
         begin_s = time.monotonic()
 
         def stored(job: Job) -> None:
-            self._save_staging.give_back(chunk)
-            self._save_trouble.saw(job.error, is_store_away=self.is_store_away)
+            self._save_staging.release(chunk)
+            self._save_failures.record(job.error, is_store_unreachable=self.is_store_unreachable)
             new = sum(result is True for result in job.results)
             counters = ConnectorCounters(
                 saved_blocks=-(-new // each),

@@ -129,8 +129,8 @@ def _fewest_kinds_first(tensors: Sequence[Tensor]) -> list[Tensor]:
     ordered = sorted(kinds.values(), key=len)
     while ordered and len(chosen) + len(ordered[0]) <= MAX_SAMPLES:
         chosen += ordered.pop(0)
-    others, room = [tensor for kind in ordered for tensor in kind], MAX_SAMPLES - len(chosen)
-    return chosen + [others[place * len(others) // room] for place in range(room)]
+    others, remaining = [tensor for kind in ordered for tensor in kind], MAX_SAMPLES - len(chosen)
+    return chosen + [others[place * len(others) // remaining] for place in range(remaining)]
 
 
 def _spread(tensor: Tensor, count: int) -> list[Range]:

@@ -23,8 +23,8 @@ from kvstore.transfer.paths.transfers import Transfer
 log = logging.getLogger("kvstore.handover")
 OnEnd = Callable[[KVStoreError | None], None]
 """Called in the reactor's thread once this side moves no more bytes."""
-FIRST_LOOK_S: Final = 0.001
-LONGEST_LOOK_S: Final = 0.02
+MIN_POLL_S: Final = 0.001
+MAX_POLL_S: Final = 0.02
 """FIRST_LOOK_S to LONGEST_LOOK_S: polling interval for the last peer to leave a region, which is not notified."""
 
 
@@ -152,7 +152,7 @@ class MovementEnd:
         self._windows: Sequence[LayerWindow] = ()
         self._movements: set[Movement] = set()
         self._give_up_ns = 0
-        self._pause_s = FIRST_LOOK_S
+        self._pause_s = MIN_POLL_S
         self._is_ending = self._is_over = False
         self._timer: Timer | None = None
 
@@ -167,7 +167,7 @@ class MovementEnd:
             self._movements.discard(movement)
             on_end(error)
             if self._is_ending:
-                self._look()
+                self._check_fence()
 
         self._movements.add(movement)
         movement.begin(ended)
@@ -189,9 +189,9 @@ class MovementEnd:
                 for movement in list(self._movements):
                     movement.cancel()
         finally:  # an exception of a movement must not keep the request from ending
-            self._look_again()
+            self._poll_fence()
 
-    def _look(self) -> bool:
+    def _check_fence(self) -> bool:
         """Check the fence; return whether the request is over."""
         if not self._is_over:
             are_closed = [window.close() for window in self._windows]
@@ -201,10 +201,10 @@ class MovementEnd:
                 self._on_over(is_fenced)
         return self._is_over
 
-    def _look_again(self) -> None:
-        if not self._look():
-            self._reactor.call_later(self._pause_s, self._look_again)
-            self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
+    def _poll_fence(self) -> None:
+        if not self._check_fence():
+            self._reactor.call_later(self._pause_s, self._poll_fence)
+            self._pause_s = min(2 * self._pause_s, MAX_POLL_S)
 
 
 def cancelled() -> Cancelled:

@@ -65,7 +65,7 @@ class StagingPool:
                 self.kept_bytes -= kept
         return unused
 
-    def give_back(self, region: Region) -> None:
+    def release(self, region: Region) -> None:
         """Return a buffer, which no transfer uses any more."""
         with self._lock:
             self.taken_bytes -= region.size_bytes

@@ -1,7 +1,7 @@
 """Completion of requests over all ranks of an executor: which have begun, are over, or have failed.
 
 Rank 0 has the tracker: other ranks report to it, and it notifies them. A request that fails on one rank, or whose rank
-is unreachable, is over for all at once, with that error. `Executor` connects the sans-I/O `CompletionTracker` to the
+is unreachable, is over for all at once, with that error. `CompletionCoordinator` connects the sans-I/O `CompletionTracker` to the
 ranks. It also remembers failures of requests that have not begun here, so that they end as soon as they begin.
 """
 
@@ -27,7 +27,7 @@ REMEMBERED: Final = 4096
 """Remembered failures; the oldest are dropped first."""
 MAX_FINISHED: Final = 65_536
 """Outcomes that were not taken; the oldest are dropped first."""
-MAX_EARLY: Final = 4096
+MAX_EARLY_REQUESTS: Final = 4096
 """Reports that are kept until this rank joins."""
 REPORT_TIMEOUT_S: Final = 5.0
 
@@ -102,39 +102,39 @@ class CompletionTracker:
         return len(self._requests)
 
 
-class Executor:
+class CompletionCoordinator:
     """A rank's part in its executor's agreement on completed requests. The reactor's thread only.
 
     `fail(request_id, error)` is called when another rank failed a request.
     """
 
     def __init__(
-        self, parallel: Parallel, rank: int, reactor: Reactor, links: RankConnections, fail: Callable[[bytes, KVStoreError], None]
+        self, parallel: Parallel, rank: int, reactor: Reactor, connections: RankConnections, fail: Callable[[bytes, KVStoreError], None]
     ) -> None:
         self._rank = rank
         self._dp = parallel.group_of(rank)
         self._reactor = reactor
-        self._links = links
+        self._links = connections
         self._fail = fail
         self._parallel = parallel
         self._ranks: Sequence[RankInfo] = ()
-        self._roll = CompletionTracker(Parallel())
+        self._tracker = CompletionTracker(Parallel())
         self._begun: dict[bytes, int] = {}
         """Deadlines of requests that are not over here."""
         self._waiting: dict[bytes, int] = {}
         """Deadlines of requests that succeeded here and wait for other ranks."""
         self._failures: OrderedDict[bytes, KVStoreError] = OrderedDict()
-        self._early: list[tuple[RankInfo, RankReport, int]] = []
+        self._early_requests: list[tuple[RankInfo, RankReport, int]] = []
         """Reports of ranks that joined before this one."""
         self._finished: list[RequestOutcome] = []
 
     def join(self, ranks: Sequence[RankInfo]) -> None:
         """Set the ranks of the executor, including this one."""
         self._ranks = ranks
-        self._roll = CompletionTracker(self._parallel)
+        self._tracker = CompletionTracker(self._parallel)
         if self._rank:
             self._links.open(ranks[0])
-        early, self._early = self._early, []
+        early, self._early_requests = self._early_requests, []
         for peer, report, until_ns in early:
             with contextlib.suppress(ProtocolError):
                 self.received(peer, report, until_ns)
@@ -169,7 +169,7 @@ class Executor:
         text = "" if error is None else str(error)[:1000]
         report = RankReport(request_id, state, self._dp, 0 if error is None else error.code, text)
         left_s = max((deadline_ns - self._reactor.now_ns()) / 1e9, REPORT_TIMEOUT_S)
-        self._links.tell(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
+        self._links.send_request(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
 
     def take_finished(self) -> list[RequestOutcome]:
         """Return the outcomes since the last call. Any thread may call it. It makes no calls itself, so an exception
@@ -196,8 +196,8 @@ class Executor:
 
     def received(self, peer: RankInfo, message: RankReport | RequestEnded, until_ns: int) -> None:
         """Handle a report or an outcome. Raises ProtocolError: the peer is not a rank of this executor."""
-        if not self._ranks and isinstance(message, RankReport) and len(self._early) < MAX_EARLY:
-            self._early.append((peer, message, until_ns))
+        if not self._ranks and isinstance(message, RankReport) and len(self._early_requests) < MAX_EARLY_REQUESTS:
+            self._early_requests.append((peer, message, until_ns))
             return
         if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
             raise ProtocolError("this is not a rank of the executor that was joined")
@@ -210,8 +210,8 @@ class Executor:
     def _take(self, rank: int, dp: int, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:
         """Process a report, as the leader."""
         if state == BEGUN:
-            self._roll.begun(request_id, dp, deadline_ns=deadline_ns)
-        elif (outcome := self._roll.over(request_id, rank, error, dp=dp, deadline_ns=deadline_ns)) is not None:
+            self._tracker.begun(request_id, dp, deadline_ns=deadline_ns)
+        elif (outcome := self._tracker.over(request_id, rank, error, dp=dp, deadline_ns=deadline_ns)) is not None:
             self._announce(outcome, dp)
 
     def _announce(self, outcome: RequestOutcome, dp: int | None = None) -> None:
@@ -220,7 +220,7 @@ class Executor:
         verdict = RequestEnded(outcome.request_id, code, text)
         for info in self._ranks[1:]:
             if dp is None or info.dp == dp:
-                self._links.tell(info, verdict, deadline_s=REPORT_TIMEOUT_S, on_answer=lambda _: None)
+                self._links.send_request(info, verdict, deadline_s=REPORT_TIMEOUT_S, on_answer=lambda _: None)
 
     def _decided(self, outcome: RequestOutcome) -> None:
         if self._waiting.pop(outcome.request_id, None) is not None:
@@ -234,15 +234,15 @@ class Executor:
         if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
             return
         if self._is_leader:
-            for outcome in self._roll.lost(peer.rank):
+            for outcome in self._tracker.lost(peer.rank):
                 self._announce(outcome)
         elif not peer.rank:
             for request_id in [*self._begun, *self._waiting]:
                 self._decided(RequestOutcome(request_id, Unreachable("rank 0 of this executor is unreachable")))
 
-    def sweep(self, now_ns: int) -> None:
+    def expire(self, now_ns: int) -> None:
         """Expire requests that were not completed in time."""
-        for outcome in self._roll.expire(now_ns):
+        for outcome in self._tracker.expire(now_ns):
             self._announce(outcome)
         for request_id, deadline_ns in list(self._waiting.items()):
             if deadline_ns + 2 * GRACE_NS <= now_ns:

@@ -151,4 +151,4 @@ class PartReceiver:
     def release(self, *, is_fenced: bool) -> None:
         """End the transfer. Staging that a peer may still access is not reused."""
         if self._staging is not None and is_fenced:
-            self._resources.staging.give_back(self._staging)
+            self._resources.staging.release(self._staging)

@@ -38,17 +38,17 @@ class _FetchTask:
         self._fetch = fetch
         self._deadline_ns = deadline_ns
         self._on_end: OnEnd
-        self._turn: Future[None] | None = None
+        self._future: Future[None] | None = None
         self.tokens = 0
 
     def begin(self, on_end: OnEnd) -> None:
         self._on_end = on_end
-        self._turn = submit_once(self._thread, self._run)
-        if self._turn is None:  # no thread is available: a miss
+        self._future = submit_once(self._thread, self._run)
+        if self._future is None:  # no thread is available: a miss
             self._reactor.call_soon(lambda: on_end(None))
 
     def cancel(self) -> None:
-        if self._turn is not None and self._turn.cancel():
+        if self._future is not None and self._future.cancel():
             self._on_end(None)
 
     def _run(self) -> None:

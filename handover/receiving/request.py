@@ -18,7 +18,7 @@ class _Sender:
     plan: PartPlan
     missing: set[tuple[int, int]]
     """(layer, chunk) pairs that it has not offered."""
-    untaken: int
+    outstanding: int
     """Number of pairs that are not in the blocks."""
     under_way: dict[PartId, int] = field(default_factory=dict)
     """Slot of each part that was offered and is not in the blocks."""
@@ -36,7 +36,7 @@ class CacheReceiver:
             rank: _Sender(plan, {(layer, chunk) for layer in plan.layers for chunk in range(len(plan.chunks))}, plan.unit_count)
             for rank, plan in plans.items()
         }
-        self._unanswered = set(plans)
+        self._unacknowledged = set(plans)
         self._unconfirmed = {rank for rank in confirming if plans[rank].unit_count}
         self._has_begun = False
         self.error: KVStoreError | None = None
@@ -50,7 +50,7 @@ class CacheReceiver:
 
     def answered(self, rank: int) -> None:
         """The sender acknowledged this rank's request."""
-        self._unanswered.discard(rank)
+        self._unacknowledged.discard(rank)
 
     def offered(self, rank: int, part: PartId, slot: int, *, slots: int, size_bytes: int) -> None:
         """A sender offers a part. Raises ProtocolError: it does not owe the part, offers it again, or its slot is
@@ -70,19 +70,19 @@ class CacheReceiver:
         """The part is in the blocks."""
         sender = self._senders[rank]
         del sender.under_way[part]
-        sender.untaken -= len(part.layers)
+        sender.outstanding -= len(part.layers)
         self.received_bytes += size_bytes
 
     def confirmed(self, rank: int) -> None:
         """The sender confirmed the data that was read. Raises ProtocolError: not all of it was read."""
-        if rank not in self._unconfirmed or self._senders[rank].untaken:
+        if rank not in self._unconfirmed or self._senders[rank].outstanding:
             raise ProtocolError(f"rank {rank} confirms data that was not read")
         self._unconfirmed.discard(rank)
 
     def needs(self, rank: int) -> bool:
         """Return whether a sender still owes parts, an acknowledgement or a confirmation."""
         sender = self._senders.get(rank)
-        return sender is not None and (sender.untaken > 0 or rank in self._unanswered or rank in self._unconfirmed)
+        return sender is not None and (sender.outstanding > 0 or rank in self._unacknowledged or rank in self._unconfirmed)
 
     def fail(self, error: KVStoreError) -> bool:
         """Fail the request; return False if it was over."""

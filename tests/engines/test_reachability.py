@@ -97,7 +97,7 @@ def test_check_of_a_wrong_address_warns_within_5_s() -> None:
     with within(5), Client(address, settings=ClientSettings(connect_timeout_s=0.5)) as client, Lines() as lines:
         check = ReachabilityCheck(client, address, LOG)
         lines.wait(1, 60)
-        assert check.is_away
+        assert check.is_unreachable
         check.close()
     assert "cannot be reached" in lines.lines[0]
 

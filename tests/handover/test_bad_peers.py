@@ -35,7 +35,7 @@ class Scene:
     def say(self, message: Message, *, deadline_s: float = 10) -> KVStoreError | None:
         """With what it is answered."""
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
-        act = lambda: self.bad.links.tell(self.info, message, deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
+        act = lambda: self.bad.connections.send_request(self.info, message, deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
         self.bad.reactor.call(act, deadline_s=10)
         return answers.get(timeout=10)
 
@@ -128,7 +128,7 @@ def test_export_or_confirmation_to_a_pushed_receiver_is_rejected(scene: Scene) -
 def _of_engine(scene: Scene) -> Any:
     """The bad peer, with the honest engine's description: it does not move a byte."""
     info = dataclasses.replace(scene.bad.info, engine=scene.info.engine)
-    scene.bad.links.description = info.pack()
+    scene.bad.connections.description = info.pack()
     return info
 
 
@@ -148,15 +148,15 @@ def test_early_invalid_request_is_cancelled_once_it_begins(scene: Scene) -> None
 def test_early_requests_expire_with_deadline_or_peer(scene: Scene) -> None:
     [rank] = scene.honest.ranks
     assert scene.say(asking(b"late"), deadline_s=0.5) is None
-    eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
+    eventually(lambda: rank.transceiver.early_request_count == 0, "the ask is forgotten")
     assert scene.say(asking(b"gone")) is None
-    assert rank.transceiver.early_count == 1
-    scene.bad.reactor.call(scene.bad.links.close, deadline_s=10)
-    eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
+    assert rank.transceiver.early_request_count == 1
+    scene.bad.reactor.call(scene.bad.connections.close, deadline_s=10)
+    eventually(lambda: rank.transceiver.early_request_count == 0, "the ask is forgotten")
 
 
 def test_there_is_a_limit_to_early_asks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending_side, "MAX_EARLY", 1)
+    monkeypatch.setattr(sending_side, "MAX_EARLY_REQUESTS", 1)
     assert scene.say(asking(b"1")) is None
     assert isinstance(scene.say(asking(b"2")), Full)
 
@@ -166,9 +166,9 @@ def test_ranks_of_two_executors_do_not_get_one_request(scene: Scene) -> None:
     assert scene.say(asking(b"r")) is None
     with running() as reactor:
         other = End(reactor, 8)
-        other.links.description = dataclasses.replace(other.info, layout=layout_of(tp=2)).pack()
+        other.connections.description = dataclasses.replace(other.info, layout=layout_of(tp=2)).pack()
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
-        act = lambda: other.links.tell(scene.info, asking(b"r"), deadline_s=10, on_answer=answers.put)  # noqa: E731
+        act = lambda: other.connections.send_request(scene.info, asking(b"r"), deadline_s=10, on_answer=answers.put)  # noqa: E731
         reactor.call(act, deadline_s=10)
         assert isinstance(answers.get(timeout=10), InvalidArgument)
         other.close()

@@ -13,7 +13,7 @@ from kvstore.transfer.memory.signal_safety import Latch
 
 
 def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(handles, "END_GRACE_S", 0.0)
     handle = SendHandle(b"r", limit_s=0.01)
     assert not handle._over.wait(0.0)
     with within(0.01), pytest.raises(DeadlineExceeded, match="its blocks must stay"):

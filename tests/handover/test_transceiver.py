@@ -206,9 +206,9 @@ def test_error_while_beginning_ends_that_request_only(pair: tuple[Executor, Exec
         receiving.wait()
     assert receiving.is_fenced
     asking = pair[1].receive(b"to nobody", [1], 16, pair[0])
-    pair[0].until(lambda: first.early_count > 0)
-    giving = first.send(b"to nobody", [1], tokens=16, to=nobody)
-    for handover in (giving, *asking):
+    pair[0].until(lambda: first.early_request_count > 0)
+    part_sender = first.send(b"to nobody", [1], tokens=16, to=nobody)
+    for handover in (part_sender, *asking):
         with pytest.raises(KVStoreError, match="internal error: AttributeError"):
             handover.wait()
     hand_over(*pair, request_id=b"after the mistakes")

@@ -45,8 +45,8 @@ class Rank:
         self.host = HostPool(layout, each)
         first = tp[0] * HEADS // tp[1] // each * each
         self.heads = slice(first, first + each)
-        described = self.host.described(tp, model=model)
-        self.pool: AnyPool = by_heads(described, self.host.host_heads(), share_tp, total_heads=lambda: HEADS) if share_tp else described
+        pool = self.host.describe_pool(tp, model=model)
+        self.pool: AnyPool = by_heads(pool, self.host.host_heads(), share_tp, total_heads=lambda: HEADS) if share_tp else pool
         if whole is not None:
             self.host.pages[:] = whole.pages[..., self.heads, :]
 

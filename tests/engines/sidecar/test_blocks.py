@@ -49,7 +49,7 @@ class Told:
             )
             self.master.apply("e", message)
         if arrives and is_answered:
-            self.blocks.heard(self.master.version("e"))
+            self.blocks.acknowledged(self.master.version("e"))
 
     def run(self) -> int:
         return self.master.match("t", KEYS, ["e"])[0]

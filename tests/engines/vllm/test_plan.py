@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan, fail_whole
+from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan, loads_all_or_nothing
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
 
@@ -71,7 +71,7 @@ def test_found_blocks_load_after_the_engines_own(scheduler: FakeScheduler) -> No
 
 def test_engine_that_declines_found_blocks_loads_nothing(scheduler: FakeScheduler) -> None:
     request = FakeRequest("a", 17)
-    scheduler.plan.wanted(request, 4)
+    scheduler.plan.missing_hashes(request, 4)
     scheduler.plan.found(request, 4)
     scheduler.plan.allocated(request, [[1, 2, 3, 4, 5]], 0)
     request.num_computed_tokens = 4
@@ -138,7 +138,7 @@ def test_failure_of_a_reallocated_block_is_ignored(scheduler: FakeScheduler) -> 
     scheduler.step()
     scheduler.plan.allocated(request, scheduler.tables["a"], 0)  # the load is over
     scheduler.plan.failed_blocks([100])
-    assert scheduler.plan.wanted(request, 0) == [hashes(range(3))]
+    assert scheduler.plan.missing_hashes(request, 0) == [hashes(range(3))]
 
 
 def test_earliest_failed_block_over_all_ranks_counts(scheduler: FakeScheduler) -> None:
@@ -178,7 +178,7 @@ def test_blocks_computed_on_a_failed_load_are_never_saved(scheduler: FakeSchedul
     assert not scheduler.finish(request), "nor what it had not saved is taken over"
     scheduler.land(sharing)
     assert scheduler.step(sharing, tokens=4).saves == []
-    forgotten = scheduler.plan.barred_blocks(scheduler.tables.get, ["a", "b", "of no plan"])
+    forgotten = scheduler.plan.tainted_blocks(scheduler.tables.get, ["a", "b", "of no plan"])
     assert forgotten == set(scheduler.tables["b"][0]), "and the engine shares it with nobody"
     assert not scheduler.finish(sharing)
 
@@ -408,7 +408,7 @@ def test_a_request_that_failed_is_begun_anew(hybrid: FakeScheduler) -> None:
     request = hybrid.admitted(FakeRequest("a", 17), local=1, stored=3)
     hybrid.step()
     hybrid.plan.failed_requests(["a", "stranger"])
-    assert hybrid.plan.wanted(request, 0) == [[], [], []]
+    assert hybrid.plan.missing_hashes(request, 0) == [[], [], []]
     assert hybrid.admit(request, local=1) == []
     assert hybrid.step(request, tokens=13).loads == []
     hybrid.land(request)
@@ -417,8 +417,8 @@ def test_a_request_that_failed_is_begun_anew(hybrid: FakeScheduler) -> None:
 
 def test_groups_of_other_block_sizes_look_up_whole_blocks() -> None:
     scheduler = FakeScheduler(plan(LayerGroup(2 * BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, 4)), groups=2)
-    wanted = scheduler.plan.wanted(FakeRequest("a", 16), 0)
-    assert wanted == [hashes([1]), hashes([0, 1])]
+    missing_hashes = scheduler.plan.missing_hashes(FakeRequest("a", 16), 0)
+    assert missing_hashes == [hashes([1]), hashes([0, 1])]
 
 
 @pytest.fixture
@@ -445,7 +445,7 @@ def test_a_request_that_began_with_other_weights_saves_nothing(updated: FakeSche
     change(updated, weights, Variant("new"))
     updated.land(request)
     assert saved(updated.step(request, tokens=8)) == []
-    assert updated.plan.barred_blocks(updated.tables.get, ["a", "b"]) == set(updated.tables["a"][0])
+    assert updated.plan.tainted_blocks(updated.tables.get, ["a", "b"]) == set(updated.tables["a"][0])
     updated.land(request)
     assert updated.plan.variant(request) is None
     assert updated.admit(request) == []
@@ -458,7 +458,7 @@ def test_a_request_that_began_with_other_weights_saves_nothing(updated: FakeSche
 
 def test_waiting_request_is_computed_by_current_weights(updated: FakeScheduler, weights: Weights) -> None:
     request = FakeRequest("a", 17)
-    assert updated.plan.wanted(request, 0) == [hashes(range(4))]
+    assert updated.plan.missing_hashes(request, 0) == [hashes(range(4))]
     change(updated, weights, Variant("new"))
     assert updated.plan.variant(request) == Variant("new")
     updated.admit(request, stored=2)
@@ -476,7 +476,7 @@ def test_request_preempted_before_a_change_taints_no_blocks(updated: FakeSchedul
     assert saved(updated.step(request, tokens=16)) == []
     updated.land(request)
     assert saved(updated.step(request)) == []
-    assert updated.plan.barred_blocks(updated.tables.get, ["a"]) == set()
+    assert updated.plan.tainted_blocks(updated.tables.get, ["a"]) == set()
 
 
 def test_blocks_that_wait_to_be_copied_keep_their_variant(updated: FakeScheduler, weights: Weights) -> None:
@@ -505,13 +505,13 @@ def test_blocks_go_over_to_no_request_of_other_weights(updated: FakeScheduler, w
 def test_nothing_is_loaded_or_saved_with_unknown_weights(updated: FakeScheduler, weights: Weights) -> None:
     weights.variant = None
     waiting, begun = FakeRequest("a", 13), FakeRequest("b", 13)
-    assert updated.plan.wanted(waiting, 0) == [[]]
+    assert updated.plan.missing_hashes(waiting, 0) == [[]]
     assert updated.admit(begun) == []
     updated.step(begun, tokens=8)
     change(updated, weights, Variant("known"))
     updated.land(begun)
     assert saved(updated.step(begun, tokens=4)) == []
-    assert updated.plan.wanted(waiting, 0) == [hashes(range(3))]
+    assert updated.plan.missing_hashes(waiting, 0) == [hashes(range(3))]
     assert not updated.finish(begun)
 
 
@@ -559,6 +559,6 @@ def test_can_resume_where_all_needed_blocks_are_present(group: LayerGroup, ends:
 
 
 def test_only_full_attention_of_one_group_loads_partially() -> None:
-    assert not fail_whole([FULL])
-    assert fail_whole([FULL, FULL])
-    assert fail_whole([WINDOW])
+    assert not loads_all_or_nothing([FULL])
+    assert loads_all_or_nothing([FULL, FULL])
+    assert loads_all_or_nothing([WINDOW])

@@ -169,7 +169,7 @@ def test_chunks_are_bounded_and_reused() -> None:
     assert first is not None
     assert second is not None
     assert staging.take() is None
-    staging.give_back(first)
+    staging.release(first)
     again = staging.take()
     assert again is not None
     assert again.data_ptr() == first.data_ptr() != second.data_ptr()

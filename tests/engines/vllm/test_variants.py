@@ -286,11 +286,11 @@ def test_reload_tells_weights_whose_fingerprint_was_not_known() -> None:
 
 def test_sleep_of_level_1_keeps_weights_whose_samples_are_equal(engine: Engine) -> None:
     engine.variants.sleeping(1, "sample")
-    assert engine.variants.keeps_asleep
+    assert engine.variants.compares_on_wake
     engine.variants.reset()
     assert engine.weights == "files"
     engine.variants.awake("sample")
-    assert (engine.weights, engine.changes, engine.variants.keeps_asleep) == ("files", 0, False)
+    assert (engine.weights, engine.changes, engine.variants.compares_on_wake) == ("files", 0, False)
     engine.variants.reset()
     assert engine.changes == 1
 
@@ -309,7 +309,7 @@ def test_name_given_during_sleep_stays(engine: Engine) -> None:
 def test_weights_that_differ_after_sleep_are_unknown(engine: Engine, level: int, sample: str | None, awake: str | None) -> None:
     """Changed by a program that holds the model itself, or lost; None: it did not fall asleep, and was reset."""
     engine.variants.sleeping(level, sample)
-    assert engine.variants.keeps_asleep == (level == 1 and sample is not None)
+    assert engine.variants.compares_on_wake == (level == 1 and sample is not None)
     engine.variants.awake(awake)
     assert engine.is_private
 

@@ -278,7 +278,7 @@ class HybridRank:
         self.pools = [filled.repeat_interleave(size).view(BLOCKS, -1) for size in (512, 8)]
         self.client = PutClient(address)
         groups = [RankGroup(shard, LayerPools([pool], BLOCKS)) for shard, pool in zip(shards, self.pools, strict=True)]
-        self.worker = Worker(self.client, [*groups, None], VllmSettings(), fails_whole=True)
+        self.worker = Worker(self.client, [*groups, None], VllmSettings(), all_or_nothing=True)
 
     def loaded(self, *transfers: BlockTransfer) -> set[str]:
         """Requests whose load is over, all of them, and those that failed."""

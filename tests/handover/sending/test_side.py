@@ -38,8 +38,8 @@ def test_unreachable_receiver_ends_sending_to_the_others(monkeypatch: pytest.Mon
         given = source.transceiver.send(b"r", BLOCKS, tokens=TOKENS)
         for number, side in enumerate(sides, 1):  # one after the other: parts are handed out in the order of their asks
             side.receive(b"r", BLOCKS, tokens=TOKENS, source=side.connect([source.transceiver.describe()]))
-            eventually(lambda number=number: len(requests.sender._requests[b"r"].givings) == number, "the receiver's ask")  # type: ignore[misc]
-        gone = requests.links._sessions[sides[0]._instance]
+            eventually(lambda number=number: len(requests.sender._requests[b"r"].senders) == number, "the receiver's ask")  # type: ignore[misc]
+        gone = requests.connections._sessions[sides[0]._instance]
         ready, handed_out = SenderSide.layer_ready, list[object]()
 
         def ready_when_the_first_is_gone(self: SenderSide, request_id: bytes, layer: int | None) -> None:
