@@ -1,5 +1,7 @@
-"""Plug-ins through which inference engines use the store: a room an engine, over the client and the hand-over.
+"""Plug-ins through which inference engines use the store: one sub-package per engine, on top of the client and the
+hand-over.
 
-An engine's own package is imported only by the modules of its room that the engine itself asks for (a connector's base class, say). All
-that can be decided without it (keys, plans, what a step loads and saves) stands in modules that import no engine, with tests of their own.
+Only the modules that an engine loads itself, such as a connector's base class, import the engine's package. Logic that
+does not need the engine (keys, plans, loads and saves of a step) is in modules without that import, with their own
+tests.
 """

@@ -1,8 +1,9 @@
-"""Split of a block's KV heads into values that do not depend on tensor parallelism, so that engines of any TP read what others wrote.
+"""Split of a block's KV heads into values that are independent of tensor parallelism, so that engines of any TP share
+blocks.
 
-Value g of N holds the KV heads [g * H / N, (g + 1) * H / N) of all H. A tensor-parallel rank holds N / TP consecutive values. Where TP is
-above H, ranks in a row hold one head between them, and the first of them writes it (as `kvcache/layouts` has it). Pure: no engine, no
-tensor, no store.
+Value g of N holds the KV heads [g * H / N, (g + 1) * H / N) of all H. A tensor-parallel rank holds N / TP consecutive
+values. If TP is above H, several consecutive ranks hold the same head, and the first of them writes it (like
+`kvcache/layouts`). Pure functions, without engine, tensors or store.
 """
 
 from dataclasses import dataclass, replace
@@ -16,30 +17,35 @@ class HeadSplit:
     """Values of a block that one tensor-parallel rank holds."""
 
     total: int
-    """Values of a block, N."""
+    """Number of values of a block, N."""
     first: int
-    """Number of the rank's first value."""
+    """Index of the rank's first value."""
     count: int
-    """Values that the rank holds, in a row."""
+    """Number of consecutive values that the rank holds."""
     is_writer: bool = True
-    """False for a rank whose heads a rank before it holds, too."""
+    """False for a rank whose heads an earlier rank holds, too."""
 
     def label(self, template: Namespace) -> Namespace:
-        """Return the namespace that all values of a block are stored under: nodes evict those of a block together by it."""
+        """Return the namespace that all values of a block are stored under; nodes evict a block's values together by
+        it."""
         values = {"values": str(self.total)} if self.total > 1 else {}
         return replace(template, heads=None, extra={**template.extra, **values})
 
     def namespaces(self, template: Namespace) -> tuple[Namespace, ...]:
-        """Return the namespaces of the rank's values, in order: `template` with their heads. A value of all heads names none, as the
-        namespace of an engine without tensor parallelism. `template` holds nothing else that depends on TP."""
+        """Return the namespaces of the rank's values, in order: `template` with their heads.
+
+        If one value has all heads, its namespace has no `heads`, as without tensor parallelism. `template` must not
+        depend on TP.
+        """
         values = range(self.first, self.first + self.count)
         return tuple(replace(template, heads=(value, self.total) if self.total > 1 else None) for value in values)
 
 
 def head_split(share_tp: int, *, kv_heads: int, tp: tuple[int, int]) -> HeadSplit:
-    """Return the values of the rank `tp`, (rank, size), of a model with `kv_heads` KV heads, where a block has `share_tp` values.
+    """Return the values that tensor-parallel rank `tp`, (rank, size), holds of a block with `share_tp` values.
 
-    Raises ConfigError with the numbers that are possible: `share_tp` does not divide the heads, or the ranks do not divide `share_tp`.
+    Raises ConfigError, which lists the possible numbers: `share_tp` does not divide `kv_heads`, or the ranks do not
+    divide `share_tp`.
     """
     rank, size = tp
     shards = min(size, kv_heads)

@@ -1,4 +1,4 @@
-"""Log of whether an engine's store answers: one line within seconds of the start, a warning if it does not, and one at each change."""
+"""Log of whether an engine's store is reachable: a line within seconds of the start, and one at each change."""
 
 import logging
 import threading
@@ -7,9 +7,9 @@ from typing import Final, Protocol
 from kvstore.protocol.errors import Denied, KVStoreError, Misuse, Untrusted, typed
 
 DEADLINE_S: Final = 4.0
-"""For the answer to one ping: an engine says within 5 s of its start that there is none."""
+"""Deadline of a ping: an unreachable store is logged within 5 s of the engine's start."""
 INTERVAL_S: Final = 10.0
-"""From one ping to the next."""
+"""Pause between pings."""
 UNKNOWN: Final = ""
 """State before the first ping."""
 
@@ -21,33 +21,33 @@ class Pinged(Protocol):
 
 
 class ReachabilityCheck:
-    """Thread that pings an engine's store, at once and every `interval_s`, and logs the first state and each change. Close it before its
-    client."""
+    """Thread that pings an engine's store every `interval_s` and logs the first state and each change. Close it
+    before its client."""
 
     def __init__(self, client: Pinged, master: str, log: logging.Logger, *, interval_s: float = INTERVAL_S) -> None:
-        """Start it.
+        """Start the thread, which pings at once.
 
         Args:
             client: not owned.
-            master: address to be named in the log.
+            master: address for the log lines.
             log: a logger that the engine shows.
         """
         self._client = client
         self._master = master
         self._log = log
         self._interval_s = interval_s
-        self._trouble: str | None = UNKNOWN
+        self._last_error: str | None = UNKNOWN
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-reachability", daemon=True)
         self._thread.start()
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether the last ping failed. False before the first."""
-        return self._trouble not in (UNKNOWN, None)
+        return self._last_error not in (UNKNOWN, None)
 
     def close(self) -> None:
-        """End the thread, once its ping is over: within DEADLINE_S. A second close is a no-op."""
+        """Stop the thread after its current ping, at most DEADLINE_S. A second close is a no-op."""
         self._closed.set()
         self._thread.join()
 
@@ -59,23 +59,23 @@ class ReachabilityCheck:
             except Exception as raised:
                 error = typed(raised)
             if self._closed.is_set():
-                return  # the client may be closing: its error is no news
+                return  # the client may be closing: its error is expected
             self._note(error)
             self._closed.wait(self._interval_s)
 
     def _note(self, error: KVStoreError | None) -> None:
-        """Log how a ping ended, unless the one before ended alike; None is an answer."""
-        trouble = None if error is None else type(error).__name__
-        if trouble == self._trouble:
+        """Log the outcome of a ping if it differs from the previous one. None: success."""
+        failure = None if error is None else type(error).__name__
+        if failure == self._last_error:
             return
-        earlier, self._trouble = self._trouble, trouble
+        earlier, self._last_error = self._last_error, failure
         if error is None and earlier == UNKNOWN:
             self._log.info("kvstore: the store at %s answers", self._master)
         elif error is None:
             self._log.warning("kvstore: the store at %s answers again", self._master)
         else:
             self._log.warning(
-                "kvstore: the store at %s %s: %s: %s. The engine goes on without it", self._master, _remedy(error), trouble, error
+                "kvstore: the store at %s %s: %s: %s. The engine goes on without it", self._master, _remedy(error), failure, error
             )
 
 
@@ -85,5 +85,5 @@ def _remedy(error: KVStoreError) -> str:
     if isinstance(error, Denied):
         return "refuses this engine (set `tenant` and `token`)"
     if isinstance(error, Misuse):
-        return "cannot be asked (see the settings)"
+        return "cannot be used (check the settings)"
     return "cannot be reached (start it, or set `master`, and `tls_ca` if it needs TLS)"

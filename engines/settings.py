@@ -1,4 +1,5 @@
-"""What every plug-in is told of the store, and how it takes that from what its engine hands over: a mapping, out of JSON or a file."""
+"""Settings that all plug-ins share, and how a plug-in reads them from its engine's configuration (a mapping from
+JSON or a file)."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -16,39 +17,37 @@ S = TypeVar("S")
 
 FINGERPRINT_CHOICES: Final = ("sampled", "full", "off")
 FINGERPRINT_HELP: Final = (
-    "How the weights are identified in the name of blocks: `sampled` hashes headers, sizes and at most 4,096 samples of the checkpoint, "
-    "`full` all its bytes, `off` nothing: then blocks of other weights under the same model name are loaded."
+    "How weights are identified in a block's namespace: `sampled` hashes headers, sizes and at most 4,096 samples of the checkpoint, "
+    "`full` all its bytes, `off` nothing: blocks of other weights with the same model name are loaded then."
 )
 REVISION_HELP: Final = (
-    "Text that identifies the weights in place of their fingerprint; no file is read then. Change it whenever the weights change."
+    "Text that identifies the weights instead of their fingerprint; no file is read then. Change it whenever the weights change."
 )
 WRITE_BEHIND_BYTES: Final = Size(1 << 30)
-"""Blocks that may wait to be stored, in the engine's own memory; blocks that do not fit are not stored."""
+"""Copies of blocks that may wait to be stored, in the engine's memory. Blocks that do not fit are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings(TlsSettings):
-    """Where the store is, who asks, what its blocks are called beyond what the engine says, and how long the engine waits at the most."""
+    """Settings of every plug-in: address and credentials of the store, identity of the weights, and deadlines."""
 
     master: str = shared_settings.MASTER()
     tenant: str = shared_settings.TENANT()
     token: str = shared_settings.TOKEN()
     fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES, shared=True)
     revision: str = setting("", REVISION_HELP, shared=True)
-    salt: str = setting(
-        "", "Makes the keys of blocks unknown to whoever does not have it. Engines share blocks only with equal salts.", shared=True
-    )
+    salt: str = setting("", "Secret that is part of every block's key. Engines share blocks only with equal salts.", shared=True)
     lookup_deadline_s: float = shared_settings.LOOKUP_DEADLINE_S()
     load_deadline_s: float = setting(
         5.0,
-        "Time for the blocks of one request or call to arrive; then those that have not are computed.",
+        "Time for the blocks of one request or call to arrive; missing ones are computed after it.",
         minimum=0.001,
         maximum=3600,
         shared=True,
     )
 
     def client(self) -> ClientSettings:
-        """Settings of the engine's client, which reads neither KVSTORE_CLIENT_* nor [client]."""
+        """Return settings of the engine's client, which ignores KVSTORE_CLIENT_* and [client]."""
         return ClientSettings(master=self.master, tenant=self.tenant, token=self.token, is_loaded=True, **tls_values(self))
 
     def jobs(self) -> JobSettings:
@@ -64,11 +63,11 @@ def settings_from(
     engine_names: Collection[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> S:
-    """`kind` filled from `given`, else KVSTORE_<SECTION>_<NAME>, the TOML file and defaults; see `load_settings`.
+    """Fill `kind` from `given`, then KVSTORE_<SECTION>_<NAME>, the TOML file and defaults; see `load_settings`.
 
     Args:
-        source: name of the mapping in the engine's configuration, for errors. A `*` in it stands for an entry's name.
-        engine_names: entries of the mapping that are the engine's own.
+        source: name of the mapping in the engine's configuration, for errors. A `*` stands for an entry's name.
+        engine_names: entries of the mapping that belong to the engine.
 
     Raises:
         ConfigError: an unknown name, or a value outside its range.

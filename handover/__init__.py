@@ -1,1 +1,1 @@
-"""Engine-to-engine hand-over of KV cache: the prefill executor's blocks become the decode executor's, whatever their sharding."""
+"""Hand-over of KV cache between engines: copies blocks of a prefill executor to a decode executor with any sharding."""

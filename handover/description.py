@@ -1,6 +1,8 @@
-"""What a rank tells others of itself, as bytes that anyone may carry: where it is spoken to, what it holds, how bytes reach it.
+"""Description of a rank for other ranks: its control address, layout, and transfer engine, as bytes that any channel
+may carry.
 
-A description is a capability: whoever has it may ask this rank for the cache of any request whose id it knows. Who reads one trusts nobody.
+A description is a capability: its holder can request the cache of any request whose id it knows. Received descriptions
+are validated.
 """
 
 from collections.abc import Sequence
@@ -20,22 +22,22 @@ MAX_DESCRIPTION_BYTES: Final = 512 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """One rank of one executor, as it described itself."""
+    """Contents of one rank's description."""
 
     instance: bytes
-    """Random, of this run: another process at the same address has another."""
+    """Random per run: another process at the same address has another one."""
     rank: int
     control: Address
     layout: CacheLayout
     engine: bytes
-    """Of its transfer engine."""
+    """Description of its transfer engine."""
     host: str = ""
     is_shared: bool = False
-    """Its pool is shared memory, which processes of its host can map."""
+    """Its pool is shared memory, which local processes can map."""
 
     @property
     def dp(self) -> int:
-        """Its attention-DP group."""
+        """Attention-DP group of the rank."""
         return self.layout.parallel.group_of(self.rank)
 
     def pack(self) -> bytes:
@@ -45,7 +47,7 @@ class RankInfo:
 
 
 def unpack(data: bytes) -> RankInfo:
-    """Raises ProtocolError unless `data` is a description of this version."""
+    """Decode a description. Raises ProtocolError: malformed, or of another version."""
     if len(data) > MAX_DESCRIPTION_BYTES:
         raise ProtocolError(f"a rank's description of {len(data)} bytes is over the limit of {MAX_DESCRIPTION_BYTES}")
     reader = Reader(data)
@@ -61,13 +63,13 @@ def unpack(data: bytes) -> RankInfo:
         address = parse_address(control)
         layout.parallel.coordinates(rank)
     except InvalidArgument as error:
-        raise ProtocolError(f"a rank's description is wrong: {error}") from None
+        raise ProtocolError(f"a rank's description is invalid: {error}") from None
     return RankInfo(instance=instance, rank=rank, control=address, layout=layout, engine=engine, host=host, is_shared=is_shared)
 
 
 @dataclass(frozen=True, slots=True)
-class Counterpart:
-    """All ranks of another executor, in order. Made by `CacheTransceiver.connect`."""
+class RemoteExecutor:
+    """All ranks of another executor, in order. Created by `CacheTransceiver.connect`."""
 
     ranks: tuple[RankInfo, ...]
 
@@ -76,10 +78,11 @@ class Counterpart:
         return self.ranks[0].layout
 
 
-def executor(descriptions: Sequence[bytes]) -> Counterpart:
-    """The executor whose ranks described themselves so, in any order.
+def executor(descriptions: Sequence[bytes]) -> RemoteExecutor:
+    """Return the executor of these descriptions, in any order.
 
-    Raises ProtocolError (not descriptions of this version), InvalidArgument: a rank is missing or doubled, or they are of several layouts.
+    Raises ProtocolError: not descriptions of this version. Raises InvalidArgument: a rank is missing or duplicated, or
+    layouts differ.
     """
     ranks = sorted((unpack(description) for description in descriptions), key=lambda info: info.rank)
     if not ranks:
@@ -91,9 +94,9 @@ def executor(descriptions: Sequence[bytes]) -> Counterpart:
         raise InvalidArgument(
             f"ranks {[info.rank for info in ranks]} were described; the executor has ranks 0 to {layout.parallel.ranks - 1}"
         )
-    return Counterpart(tuple(ranks))
+    return RemoteExecutor(tuple(ranks))
 
 
 def is_same_host(info: RankInfo) -> bool:
-    """Whether that rank's process shares this one's kernel."""
+    """Return whether that rank's process shares this one's kernel."""
     return info.host == host_id()

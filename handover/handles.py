@@ -1,4 +1,4 @@
-"""What a caller holds of a request under way: to say that layers are ready, to wait, to cancel. It does nothing itself."""
+"""Handles of requests under way: a caller marks layers as ready, waits, or cancels through them."""
 
 from collections.abc import Callable
 from typing import Final
@@ -6,25 +6,25 @@ from typing import Final
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
-PATIENCE_S: Final = 5.0
-"""How long after its deadline and fence a request may take to say that it is over; one that takes longer is at fault."""
+END_GRACE_S: Final = 5.0
+"""Time after deadline and fence within which a request must end; a longer one is a bug."""
 
 
 class Handover:
     """One request on one rank. Thread-safe."""
 
     def __init__(self, request_id: bytes, *, limit_s: float) -> None:
-        """`limit_s`: from now on, after which it is over in any case."""
+        """Create the handle. `limit_s`: time within which the request ends in any case."""
         self.request_id = request_id
         self.error: KVStoreError | None = None
-        """Why it failed; None while it goes on and after success."""
+        """Reason of the failure; None while it is under way and after success."""
         self.is_fenced = False
-        """Nobody moves bytes of it, now and ever after. False until it is over, and after a failure in which that could not be had: blocks
-        must stay."""
+        """No transfer accesses the blocks any more. False until the request is over, and after a failure in which a
+        transfer did not end: the blocks must stay."""
         self.is_abandoned = False
-        """Whoever waited for it was interrupted: the transceiver ends it as soon as it sees this."""
+        """Its waiting caller was interrupted: the transceiver ends it at the next check."""
         self.on_cancel: Callable[[], None]
-        self._limit_s = limit_s + PATIENCE_S
+        self._limit_s = limit_s + END_GRACE_S
         self._over = UninterruptibleEvent(self._limit_s)
         self.wait_uninterruptibly = self._over.wait_uninterruptibly
         """Block until it is over, whatever is raised meanwhile: see UninterruptibleEvent."""
@@ -34,11 +34,14 @@ class Handover:
         return self._over.is_set
 
     def wait(self) -> None:
-        """Block until it is over on this rank. Raises its error: DeadlineExceeded, Cancelled, Unreachable (a rank is gone), InvalidArgument
-        (engines disagree), StaleHandle (a description of an earlier run), Full, ProtocolError, Closed, or what a rank of either executor
-        failed with.
+        """Block until the request is over on this rank. Raises its error:
 
-        What a signal handler raises meanwhile, Ctrl-C for one, cancels the request, and comes out once that is over too.
+        - DeadlineExceeded, Cancelled, Full, Closed, ProtocolError,
+        - Unreachable (a rank is unreachable), InvalidArgument (engines disagree), StaleHandle (a description of an
+          earlier run),
+        - or the error that a rank of either executor failed with.
+
+        An exception of a signal handler, such as Ctrl-C, cancels the request and is raised once that is over.
         """
         try:
             is_over = self._over.wait(self._limit_s)
@@ -55,40 +58,42 @@ class Handover:
             raise self.error
 
     def cancel(self) -> None:
-        """Have it end soon, with Cancelled unless it is over before. Returns at once; `wait` tells when its blocks may be used."""
+        """Cancel the request unless it is over. Returns at once; after `wait` the blocks may be used."""
         self.on_cancel()
 
     def finish(self, error: KVStoreError | None, *, is_fenced: bool = True) -> None:
-        """For the transceiver; a second time is a no-op."""
+        """Record the outcome. For the transceiver; repeated calls are no-ops."""
         if not self.is_over:
             self.error, self.is_fenced = error, is_fenced
             self._over.set()
 
 
 class SendHandle(Handover):
-    """A request whose cache this rank gives away. Its blocks may be freed once `wait` has returned or raised, if `is_fenced`."""
+    """Request that this rank sends. Its blocks may be freed once `wait` has returned or raised, if `is_fenced`."""
 
     def __init__(self, request_id: bytes, *, limit_s: float) -> None:
         super().__init__(request_id, limit_s=limit_s)
         self.on_ready: Callable[[int | None], None]
         self.sent_bytes = 0
-        """Acknowledged by receivers so far."""
+        """Bytes that receivers have acknowledged."""
         self.overlap_bytes = 0
-        """Of them, before the last layer of this rank was ready."""
+        """Part of them that was acknowledged before this rank's last layer was ready."""
 
     def layer_ready(self, layer: int) -> None:
-        """The layer (the model's number) is in the blocks: its bytes may go. Costs some microseconds; layers of other ranks are ignored."""
+        """Mark a layer (the model's number) as ready to send. Costs some microseconds; layers of other ranks are
+        ignored."""
         self.on_ready(layer)
 
     def all_ready(self) -> None:
-        """Every layer is."""
+        """Mark every layer as ready."""
         self.on_ready(None)
 
 
 class ReceiveHandle(Handover):
-    """A request whose cache this rank takes. After `wait` has returned or raised nobody writes its blocks any more, if `is_fenced`."""
+    """Request that this rank receives. Its blocks are not written any more once `wait` has returned or raised, if
+    `is_fenced`."""
 
     received_bytes = 0
-    """From senders so far."""
+    """Bytes that arrived from senders."""
     store_tokens = 0
-    """Tokens up to which the store had what was not here before, from `first_token` on; senders were asked for the rest."""
+    """Tokens up to which the store had the sequence, from `first_token` on; senders send the rest."""

@@ -1,4 +1,4 @@
-"""The beginning of a sequence out of a store, before senders are asked for the rest: blocks that are there are not sent a second time."""
+"""Prefixes from a store: blocks that the store has are fetched before senders are asked for the rest."""
 
 from typing import Any, Protocol
 
@@ -10,17 +10,18 @@ from kvstore.protocol.errors import KVStoreError
 
 
 class TensorStore(Protocol):
-    """What is needed of a store of blocks as tensors, for one rank; `kvstore.client.tensors.cache.TensorCache` is one."""
+    """Store of blocks as tensors, for one rank; `kvstore.client.tensors.cache.TensorCache` implements it."""
 
     def get_tensor(self, token_ids: Any, out: Any, *, blocks: Any, first_block: int, deadline_s: float) -> int:
-        """Fetch the rank's blocks from its `first_block` of the sequence on, without a gap, into those of `out` [blocks, ...] that `blocks`
-        names; how many."""
+        """Fetch the rank's blocks from its `first_block` on, without a gap, into the entries `blocks` of `out`
+        [blocks, ...]. Return how many."""
 
 
 class RankPrefixStore:
-    """A rank's view of a store: fetches straight into the rank's pool. As thread-safe as the store is, on different blocks.
+    """A rank's access to a store, which fetches directly into the rank's pool. As thread-safe as the store, for
+    distinct blocks.
 
-    `pool` is a tensor over the rank's pool, [pool blocks, layers, kv, heads, block_tokens, head_dim] of any strides, as the store takes it.
+    `pool` is a tensor over the rank's pool, [pool blocks, layers, kv, heads, block_tokens, head_dim] with any strides.
     """
 
     def __init__(self, store: TensorStore, pool: Any) -> None:
@@ -28,10 +29,10 @@ class RankPrefixStore:
         self._pool = pool
 
     def fetch(self, token_ids: Any, blocks: NDArray[np.int64], *, first_block: int = 0, deadline_s: float) -> int:
-        """Fetch what there is of the rank's blocks from `first_block` on; how many were got. `blocks` are these: indexes of the pool, in
-        the order of the sequence.
+        """Fetch the rank's blocks from `first_block` on; return how many. `blocks` are their pool indices, in order of
+        the sequence.
 
-        A store that fails has nothing: the senders have everything. The content of blocks not got is undefined.
+        Errors of the store count as a miss. Blocks that were not fetched have undefined contents.
         """
         try:
             return self._store.get_tensor(token_ids, self._pool, blocks=blocks, first_block=first_block, deadline_s=deadline_s)
@@ -49,17 +50,18 @@ def fetch_prefix(
     first_token: int,
     deadline_s: float,
 ) -> int:
-    """Fetch what the store has of a sequence from `first_token` on, for one rank; up to which token the rank now needs nothing from
-    senders, or 0 if the store had nothing.
+    """Fetch a sequence's blocks from `first_token` on, for one rank. Return the token up to which senders need to send
+    nothing; 0 on a miss.
 
-    `blocks` are the sequence's, of which every cp-th lies in the rank's pool. What lies before `first_token` is in use and is not written:
-    from a block that is here in part nothing is fetched, nor from those that follow it. A partial last block is not fetched.
+    `blocks` are the sequence's, of which every cp-th is in the rank's pool. Tokens before `first_token` are in use and
+    never written: a partially present block is not fetched, nor are the blocks after it. A partial last block is not
+    fetched.
     """
     cp, cp_rank, size = layout.parallel.cp, layout.parallel.coordinates(rank).cp, layout.spec.block_tokens
     own = blocks[: len(token_ids) // size][cp_rank::cp]
-    first = max(0, -((cp_rank - first_token // size) // cp))  # the first of its own that is not all here
+    first = max(0, -((cp_rank - first_token // size) // cp))  # its first block that is not fully present
     if first >= len(own) or (first * cp + cp_rank) * size < first_token:
         return 0
     count = store.fetch(token_ids, own[first:], first_block=first, deadline_s=deadline_s)
-    # The first block that the rank lacks: what lies before is here or other ranks'.
+    # The first block that the rank lacks: earlier ones are present or on other ranks.
     return min(((first + count) * cp + cp_rank) * size, len(token_ids)) if count else 0

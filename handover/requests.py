@@ -1,6 +1,6 @@
-"""All requests of one rank, on either side: begun by its caller, told of by other ranks, ended by whoever fails them first.
+"""All requests of one rank on both sides: begun by local callers, joined by other ranks, ended by the first failure.
 
-Everything here runs in the reactor's thread. What a side does with a request is sending/'s and receiving/'s.
+The reactor's thread makes all calls. sending/ and receiving/ carry out the transfers.
 """
 
 import logging
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from kvstore.handover.description import Counterpart, RankInfo
+from kvstore.handover.description import RankInfo, RemoteExecutor
 from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
 from kvstore.handover.movements.staging import StagingPool
 from kvstore.handover.prefix import RankPrefixStore, fetch_prefix
-from kvstore.handover.ranks.completion_tracker import Executor
+from kvstore.handover.ranks.completion_tracker import CompletionCoordinator
 from kvstore.handover.ranks.rank_connections import Answer, RankConnections
 from kvstore.handover.receiving.prefix_fetches import PrefixFetches
 from kvstore.handover.receiving.side import ReceiveRequest, ReceiverSide
@@ -29,22 +29,22 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.security.tls.certificates import Certificates
 
 FETCH_SHARE: Final = 0.25
-"""Share of a request's time for fetching its beginning from the store, the wait for its turn included; then senders are asked."""
+"""Share of a request's time for fetching its prefix from the store, including queueing; then senders are asked."""
 COPY_THREADS: Final = 1
-"""Threads that gather, scatter and start transfers."""
+"""Threads that gather, scatter and submit transfers."""
 
 log = logging.getLogger("kvstore.handover")
 
 
 class RankRequests:
-    """See the module. Not thread-safe, but for `arriving`. It owns the rank's links, workers and staging."""
+    """Requests of a rank. Owns its connections, workers and staging. Not thread-safe, except `starting`."""
 
     def __init__(self, setup: RankSetup, reactor: Reactor, instance: bytes) -> None:
-        """Listens; raises ConfigError where it cannot."""
+        """Listen for other ranks. Raises ConfigError: the address cannot be used."""
         layout, rank, regions, engine, settings, store = setup
         tls = Certificates.of_peer(settings, "a rank of a hand-over")
-        self.links = RankConnections(reactor, settings, instance, self, tls)
-        self.executor = Executor(layout.parallel, rank, reactor, self.links, self.fail)
+        self.connections = RankConnections(reactor, settings, instance, self, tls)
+        self.executor = CompletionCoordinator(layout.parallel, rank, reactor, self.connections, self.fail)
         self.resources = RankResources(
             layout=layout,
             rank=rank,
@@ -54,27 +54,28 @@ class RankRequests:
             reactor=reactor,
             worker=ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="kvstore-handover"),
             staging=StagingPool(settings.staging_bytes),
-            links=self.links,
+            connections=self.connections,
             begun=self.executor.begun,
             over=self.executor.over,
         )
         self._store = store
         self.sender, self.receiver = SenderSide(self.resources), ReceiverSide(self.resources)
         self.fetches = PrefixFetches(reactor, settings.fence_timeout_s, FETCH_SHARE)
-        self.arriving: set[Handover] = set()
-        """Handles whose request has not begun, put here by the thread that made them."""
+        self.starting: set[Handover] = set()
+        """Handles of requests that have not begun, added by the caller's thread."""
         self._is_closing = False
         try:
             listen = parse_address(settings.listen)
-            self.address = self.links.server.listen_tcp(listen.host, listen.port)
+            self.address = self.connections.server.listen_tcp(listen.host, listen.port)
         except BaseException:
             self.release()
             raise
 
-    # --- of this rank's callers ---
+    # --- calls of this rank's users ---
 
     def begin(self, handle: Handover, act: Callable[[], None]) -> None:
-        """Begin a request by `act`, which calls `send` or `receive`. Raises what it does; unless it has begun all the same it is over."""
+        """Begin a request by `act`, which calls `send` or `receive`. Raises what `act` raises; the handle is
+        finished then unless the request began."""
         try:
             act()
         except BaseException as error:
@@ -82,8 +83,8 @@ class RankRequests:
                 handle.finish(typed(error))
             raise
 
-    def send(self, handle: SendHandle, blocks: NDArray[Any], tokens: int, to: Counterpart | None, deadline_ns: int) -> None:
-        """A request is given away from now on. Raises InvalidArgument, Closed, Cancelled."""
+    def send(self, handle: SendHandle, blocks: NDArray[Any], tokens: int, to: RemoteExecutor | None, deadline_ns: int) -> None:
+        """Start to send a request. Raises InvalidArgument, Closed, Cancelled."""
         self._arrived(handle)
         if (error := self.executor.failure_of(handle.request_id)) is not None:
             self._end(handle, error, deadline_ns)
@@ -91,7 +92,7 @@ class RankRequests:
             self.sender.begin(handle, blocks, tokens, to, deadline_ns)
 
     def receive(self, handle: ReceiveHandle, wanted: ReceiveRequest, token_ids: Any) -> None:
-        """A request is taken from now on, from the store first if there are `token_ids`. Raises as `send`."""
+        """Start to receive a request, from the store first if `token_ids` are given. Raises as `send`."""
         self._arrived(handle)
         if (error := self.executor.failure_of(handle.request_id)) is not None:
             self._end(handle, error, wanted.deadline_ns)
@@ -103,14 +104,14 @@ class RankRequests:
             self._fetch(handle, wanted, self._store, token_ids)
 
     def _arrived(self, handle: Handover) -> None:
-        """Raises InvalidArgument, Closed, Cancelled: it does not begin."""
-        self.arriving.discard(handle)
+        """Check that a request may begin. Raises InvalidArgument, Closed, Cancelled."""
+        self.starting.discard(handle)
         if handle.is_abandoned:
             raise cancelled()
         if self._is_closing:
             raise Closed("the transceiver is closed")
         if any(handle.request_id in requests for requests in (self.sender, self.receiver, self.fetches)):
-            raise InvalidArgument(f"request {handle.request_id!r} is under way already: another attempt takes another id")
+            raise InvalidArgument(f"request {handle.request_id!r} is under way already: use a new id for another attempt")
 
     def _fetch(self, handle: ReceiveHandle, wanted: ReceiveRequest, store: RankPrefixStore, token_ids: Any) -> None:
         layout, rank, first_token = self.resources.layout, self.resources.rank, wanted.first_token
@@ -137,59 +138,60 @@ class RankRequests:
             self._end(handle, typed(error), wanted.deadline_ns)
 
     def _end(self, handle: Handover, error: KVStoreError, deadline_ns: int, *, is_fenced: bool = True) -> None:
-        """It is over before a side had it."""
+        """Finish a request that no side has."""
         handle.finish(error, is_fenced=is_fenced)
         self.executor.over(handle, deadline_ns)
 
     def fail(self, request_id: bytes, error: KVStoreError) -> None:
-        """The caller cancels it, or another rank of this executor has failed it. One that is not here is ignored."""
+        """Fail a request: its caller cancelled it, or another rank of this executor failed it. Unknown requests are
+        ignored."""
         is_here = self.sender.fail(request_id, error) or self.fetches.fail(request_id, error)
         if not is_here:
             self.receiver.fail(request_id, error)
 
     def handles(self) -> list[Handover]:
-        """Of the requests under way."""
+        """Return the handles of unfinished requests."""
         return [*self.sender.handles(), *self.receiver.handles(), *self.fetches.handles()]
 
-    def sweep(self) -> None:
-        """What nobody has decided in time, and what was abandoned."""
+    def expire(self) -> None:
+        """Expire what timed out, and end abandoned requests."""
         now_ns = self.resources.reactor.now_ns()
-        self.sender.sweep(now_ns)
-        self.executor.sweep(now_ns)
+        self.sender.expire(now_ns)
+        self.executor.expire(now_ns)
         self.end_abandoned()
 
     def end_abandoned(self) -> None:
         """End requests whose caller was interrupted."""
-        for handle in [*self.arriving]:
+        for handle in [*self.starting]:
             if handle.is_abandoned:
-                self.arriving.discard(handle)
+                self.starting.discard(handle)
                 handle.finish(cancelled())
         for handle in self.handles():
             if handle.is_abandoned:
                 self.fail(handle.request_id, cancelled())
 
     def end_all(self) -> None:
-        """Every request ends, with Closed, and none begins any more."""
+        """Fail every request with Closed and accept no more."""
         self._is_closing = True
         error = Closed("the transceiver is closed")
         for handle in self.handles():
             self.fail(handle.request_id, error)
 
     def release(self) -> None:
-        """Let go of links, threads and memory, when no request is left; waits for threads that still touch the pool.
+        """Close connections, threads and memory once no request is left. Waits for threads that still access the pool.
 
-        Raises DeadlineExceeded: a peer goes on reading the pool.
+        Raises DeadlineExceeded: a peer keeps reading the pool.
         """
         self.fetches.close()
-        self.links.close()
+        self.connections.close()
         self.resources.worker.shutdown(wait=True)
         self.resources.staging.close()
         self.resources.close()
 
-    # --- what comes from other ranks ---
+    # --- messages of other ranks ---
 
     def received(self, peer: RankInfo, message: Message, header: FrameHeader, answer: Answer) -> None:
-        """For Links."""
+        """Handle a message: see `MessageHandler`."""
         until_ns = self.resources.reactor.now_ns() + header.deadline_ms * 1_000_000
         if isinstance(message, PartReady):
             self.receiver.part(peer, message, answer)
@@ -211,14 +213,16 @@ class RankRequests:
 
     def _stopped(self, peer: RankInfo, message: CancelRequest) -> None:
         if not message.code:
-            raise ProtocolError("a request that has failed has an error")
+            raise ProtocolError("a message of a failed request has no error code")
         error = from_code(message.code, message.text)
-        is_here = self.sender.fail(message.request_id, error, told_by=peer) or self.receiver.fail(message.request_id, error, told_by=peer)
+        is_here = self.sender.fail(message.request_id, error, reported_by=peer) or self.receiver.fail(
+            message.request_id, error, reported_by=peer
+        )
         if not is_here:
             self.executor.remember(message.request_id, error)
 
     def lost(self, peer: RankInfo, error: KVStoreError) -> None:
-        """For Links."""
+        """Handle an unreachable rank: see `MessageHandler`."""
         self.sender.lost(peer, error)
         self.receiver.lost(peer, error)
         self.executor.lost(peer)

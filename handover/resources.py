@@ -1,4 +1,4 @@
-"""What both sides of a rank share: its memory, the ways out of it, and the small decisions that need nothing else."""
+"""Resources that both sides of a rank share: memory, transfer engine, staging, connections; and plans of parts."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -23,13 +23,13 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths.peer import Peer
 
 REASON_GRACE_S = 0.25
-"""Bytes that do not come, or cannot go, because the peer has ended the request: why it did is on its way, and says more than the engine."""
+"""Delay before a failed transfer fails its request: the peer's own error, which is more precise, may be on its way."""
 STOP_TIMEOUT_S = 1.0
-"""For the word that a request has failed; a peer that does not hear it finds out at its own deadline."""
+"""Deadline of a failure's notification. A peer that misses it fails at its own deadline."""
 
 
 class RankSetup(NamedTuple):
-    """A rank as its transceiver was made: see CacheTransceiver."""
+    """Arguments of a rank's transceiver: see CacheTransceiver."""
 
     layout: CacheLayout
     rank: int
@@ -41,7 +41,7 @@ class RankSetup(NamedTuple):
 
 @dataclass(slots=True)
 class RankResources:
-    """See the module. Everything but the engine, the staging and the worker belongs to the reactor's thread."""
+    """Shared resources of a rank. The reactor's thread only, except engine, staging and worker."""
 
     layout: CacheLayout
     rank: int
@@ -51,40 +51,40 @@ class RankResources:
     reactor: Reactor
     worker: Executor
     staging: StagingPool
-    links: RankConnections
+    connections: RankConnections
     begun: Callable[[bytes, int], None]
-    """(request id, deadline): tell the executor."""
+    """(request id, deadline): reports to the executor."""
     over: Callable[[Handover, int], None]
-    """(handle, deadline): tell the executor."""
+    """(handle, deadline): reports to the executor."""
 
     _pool: LayerWindow | None = None
     _peers: dict[bytes, Peer] = field(default_factory=dict)
-    """The engine's, of ranks that are connected, by their instance."""
+    """Peers of the transfer engine, by the instance of connected ranks."""
 
     def connect(self, info: RankInfo) -> Peer:
-        """A rank as the engine's peer, until it is lost, or `close`. Raises as `TransferEngine.connect`."""
+        """Connect the engine to a rank, until `lost` or `close`. Raises as `TransferEngine.connect`."""
         peer = self._peers[info.instance] = self.engine.connect(info.engine)
         return peer
 
     def lost(self, info: RankInfo) -> None:
-        """A rank is gone, and its requests have failed: the engine is to keep nothing of it. A pool that is mapped stays in memory for as
-        long, and the process that takes its place has another."""
+        """Disconnect the engine from an unreachable rank, whose requests have failed. Its mapped pool is unmapped; a
+        restarted process has another pool."""
         peer = self._peers.pop(info.instance, None)
         if peer is not None and peer not in self._peers.values():
             self.engine.disconnect(peer)
 
     def readable_pool(self) -> LayerWindow:
-        """Leave to read the pool, for as long as this rank lives: peers of this host map it once, which costs them 50 ms a GiB.
+        """Return read access to the pool, for the life of this rank: local peers map it once, which costs 50 ms a GiB.
 
-        What they read when it is not theirs any more is not confirmed.
+        Data that they read after a request has ended is not confirmed.
         """
         if self._pool is None:
             self._pool = LayerWindow(self.engine, self.regions, writable=False)
         return self._pool
 
     def close(self) -> None:
-        """The engine keeps nothing of other ranks, and nobody reads the pool any more. Raises DeadlineExceeded if somebody goes on; all
-        else of it is closed then."""
+        """Disconnect all ranks and end read access. Raises DeadlineExceeded if a peer keeps reading; everything else
+        is closed then."""
         for peer in self._peers.values():
             self.engine.disconnect(peer)
         self._peers.clear()
@@ -107,13 +107,13 @@ class RankResources:
         return max((deadline_ns - self.reactor.now_ns()) / 1e9, 0.001)
 
     def stop(self, peer: RankInfo, request_id: bytes, error: KVStoreError) -> None:
-        """Tell a peer that a request has failed here."""
+        """Notify a peer that a request failed here."""
         message = CancelRequest(request_id, error.code, f"rank {self.rank}: {error}"[:1000])
-        self.links.tell(peer, message, deadline_s=STOP_TIMEOUT_S, on_answer=lambda _: None)
+        self.connections.send_request(peer, message, deadline_s=STOP_TIMEOUT_S, on_answer=lambda _: None)
 
 
 def remapping_of(source: CacheLayout, destination: CacheLayout, *, source_dp: int, destination_dp: int) -> Remapping:
-    """Raises InvalidArgument: the engines disagree about the model, or one layout cannot be mapped to the other."""
+    """Return the conversion. Raises InvalidArgument: different models, or incompatible layouts."""
     ours, theirs = source.spec.model, destination.spec.model
     if ours and theirs and ours != theirs:
         raise InvalidArgument(f"the sender has the cache of {ours}, the receiver of {theirs}")
@@ -121,7 +121,7 @@ def remapping_of(source: CacheLayout, destination: CacheLayout, *, source_dp: in
 
 
 def plan_of(remapping: Remapping, source_rank: int, destination_rank: int, *, first_token: int, tokens: int, part_bytes: int) -> PartPlan:
-    """What one rank gives another: the same at both ends. Raises InvalidArgument."""
+    """Return the parts that one rank sends to another, equal at both ends. Raises InvalidArgument."""
     layers = remapping.pair(source_rank, destination_rank).layers
 
     def measure(chunk: Chunk) -> int:

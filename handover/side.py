@@ -1,6 +1,6 @@
-"""One side of a rank: its requests, by whom each fails, and their end. The giving and the taking side add what moves.
+"""Common base of the sending and the receiving side of a rank: requests, their failure and their end.
 
-Everything here runs in the reactor's thread.
+The reactor's thread makes all calls.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from kvstore.protocol.errors import KVStoreError, StaleHandle
 
 
 class RequestMachine(Protocol):
-    """CacheSender or CacheReceiver."""
+    """State machine of a request: CacheSender or CacheReceiver."""
 
     error: KVStoreError | None
 
@@ -29,7 +29,7 @@ class RequestMachine(Protocol):
 
 
 class PartMover(Protocol):
-    """PartSender or PartReceiver: the parts of one pair of ranks."""
+    """PartSender or PartReceiver: transfers the parts of one pair of ranks."""
 
     window: LayerWindow | None
 
@@ -38,7 +38,7 @@ class PartMover(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SideRequest:
-    """One request of a side. `asked`: the counterpart ranks that take part in it, by their number."""
+    """A request on one side. `asked`: the remote ranks that take part, by their number."""
 
     handle: Handover
     machine: RequestMachine
@@ -46,7 +46,7 @@ class SideRequest:
     deadline_ns: int
     asked: dict[int, RankInfo] = field(default_factory=dict)
     window: LayerWindow | None = None
-    """Leave to write the pool."""
+    """Write access to the pool, if remote ranks have it."""
 
     @property
     def movers(self) -> Collection[PartMover]:
@@ -57,7 +57,7 @@ R = TypeVar("R", bound=SideRequest)
 
 
 class HandoverSide(Generic[R]):
-    """See the module."""
+    """Requests of one side. Subclasses start and carry out transfers."""
 
     def __init__(self, resources: RankResources) -> None:
         self._resources = resources
@@ -67,36 +67,37 @@ class HandoverSide(Generic[R]):
         return request_id in self._requests
 
     def handles(self) -> list[Handover]:
-        """Of the requests that are not over."""
+        """Return the handles of unfinished requests."""
         return [request.handle for request in self._requests.values()]
 
-    def fail(self, request_id: bytes, error: KVStoreError, told_by: RankInfo | None = None) -> bool:
-        """It has failed elsewhere, or is cancelled. False if it is not here. Raises StaleHandle: `told_by` has nothing to do with it."""
+    def fail(self, request_id: bytes, error: KVStoreError, reported_by: RankInfo | None = None) -> bool:
+        """Fail a request because of a remote failure or a cancellation. Returns False if it is unknown. Raises
+        StaleHandle: `reported_by` does not take part in it."""
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if told_by is not None and told_by.instance not in {info.instance for info in request.asked.values()}:
+        if reported_by is not None and reported_by.instance not in {info.instance for info in request.asked.values()}:
             raise StaleHandle("only ranks that take part in a request may stop it")
-        self._fail(request, error, told_by=told_by)
+        self._fail(request, error, reported_by=reported_by)
         return True
 
     def lost(self, info: RankInfo, error: KVStoreError) -> None:
-        """A rank is gone."""
+        """Fail the requests that still need a rank which is unreachable."""
         for request in list(self._requests.values()):
             asked = request.asked.get(info.rank)
             if asked is not None and asked.instance == info.instance and request.machine.needs(info.rank):
-                self._fail(request, error, told_by=info)
+                self._fail(request, error, reported_by=info)
 
-    def _fail(self, request: R, error: KVStoreError, *, told_by: RankInfo | None = None) -> None:
+    def _fail(self, request: R, error: KVStoreError, *, reported_by: RankInfo | None = None) -> None:
         if not request.machine.fail(error):
             return
         for info in request.asked.values():
-            if told_by is None or info.instance != told_by.instance:
+            if reported_by is None or info.instance != reported_by.instance:
                 self._resources.stop(info, request.handle.request_id, error)
         self._settle(request)
 
     def _settle(self, request: R) -> None:
-        """Once it is over: end what moves and the leave of its peers, then say so."""
+        """End a finished request: its transfers and memory access first, then its handle."""
         if request.machine.state is RequestState.OVER:
             windows = [request.window, *(mover.window for mover in request.movers)]
             is_failed = request.machine.error is not None

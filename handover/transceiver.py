@@ -1,6 +1,7 @@
-"""One rank of an executor that hands KV cache over: `CacheTransceiver`, which engines call. The two sides do the work; this joins them.
+"""`CacheTransceiver`: one rank's endpoint for handing over KV cache, the interface for engines.
 
-One reactor thread holds all state. Worker threads gather, scatter and begin transfers; the transfer engine has threads of its own.
+One reactor thread holds all state. Worker threads gather, scatter and submit transfers; the transfer engine has its own
+threads.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.description import INSTANCE_BYTES, Counterpart, RankInfo, executor
+from kvstore.handover.description import INSTANCE_BYTES, RankInfo, RemoteExecutor, executor
 from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
 from kvstore.handover.prefix import RankPrefixStore
 from kvstore.handover.ranks.completion_tracker import RequestOutcome
@@ -31,22 +32,22 @@ from kvstore.transfer.memory.region import Region
 from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 MAX_DEADLINE_S: Final = 3600.0
-"""What frames carry at most."""
+"""Maximum that frames can carry."""
 CALL_S: Final = 30.0
-"""For a call to the reactor's thread, which never blocks: one that takes longer is at fault."""
-SWEEP_S: Final = 0.25
-END_LOOK_S: Final = 0.005
-"""How often a transceiver that is being closed looks whether every request is over."""
+"""Timeout of a call to the reactor's thread, which never blocks: a longer call is a bug."""
+EXPIRE_INTERVAL_S: Final = 0.25
+END_POLL_S: Final = 0.005
+"""Interval at which a closing transceiver checks whether every request is over."""
 
 
 def check_request_id(request_id: bytes) -> None:
-    """Raises InvalidArgument."""
+    """Raises InvalidArgument: not bytes, or of invalid length."""
     if not isinstance(request_id, bytes) or not 1 <= len(request_id) <= MAX_REQUEST_ID_BYTES:
         raise InvalidArgument(f"a request id is 1 to {MAX_REQUEST_ID_BYTES} bytes, not {request_id!r:.80}")
 
 
 def block_indexes(blocks: ArrayLike, layout: CacheLayout, *, tokens: int) -> NDArray[np.int64]:
-    """A copy. Raises InvalidArgument: too few for the tokens, or outside of the pool."""
+    """Return a copy of the block list. Raises InvalidArgument: too few blocks for the tokens, or outside the pool."""
     indexes = np.array(blocks, np.int64).reshape(-1)
     if tokens < 1 or len(indexes) * layout.spec.block_tokens < tokens:
         raise InvalidArgument(f"{len(indexes)} blocks of {layout.spec.block_tokens} tokens for a sequence of {tokens} tokens")
@@ -56,13 +57,13 @@ def block_indexes(blocks: ArrayLike, layout: CacheLayout, *, tokens: int) -> NDA
 
 
 def check_deadline(deadline_s: float) -> None:
-    """Raises InvalidArgument."""
+    """Raises InvalidArgument: out of range."""
     if not 0 < deadline_s <= MAX_DEADLINE_S:
         raise InvalidArgument(f"a deadline is more than 0 and at most {MAX_DEADLINE_S:g} s away, not {deadline_s!r}")
 
 
 def check_regions(layout: CacheLayout, rank: int, regions: Sequence[Region]) -> None:
-    """Raises InvalidArgument: there is no such rank, or its pool does not consist of these regions."""
+    """Raises InvalidArgument: no such rank, or its pool does not consist of these regions."""
     sizes = [layout.region_bytes(rank, number) for number in range(layout.region_count(rank))]
     given = [region.size_bytes for region in regions]
     if len(given) != len(sizes) or any(size < least for size, least in zip(given, sizes, strict=True)):
@@ -72,12 +73,14 @@ def check_regions(layout: CacheLayout, rank: int, regions: Sequence[Region]) -> 
 
 
 class CacheTransceiver:
-    """One rank's end of every hand-over. Thread-safe. A context manager that closes it. In a forked child calls raise Forked and `close`
-    does nothing.
+    """One rank's endpoint of every hand-over. Thread-safe. A context manager that closes it. In a forked child calls
+    raise Forked and `close` does nothing.
 
-    All ranks of an executor `describe` themselves; who wants their cache carries the descriptions over and `connect`s to all of them at
-    once. With more than one rank, each is also told its own executor's descriptions (`join`), so that ranks learn of one another's failures
-    and agree on what is over. A request id names one attempt: another attempt takes another one.
+    1. Every rank of an executor calls `describe`. An executor that wants its cache receives all descriptions and calls
+      `connect` with them.
+    2. With more than one rank, each also calls `join` with its own executor's descriptions. Ranks then share failures
+      and agree on which requests are complete.
+    3. A request id names one attempt; another attempt uses a new id.
     """
 
     def __init__(
@@ -90,20 +93,22 @@ class CacheTransceiver:
         *,
         store: RankPrefixStore | None = None,
     ) -> None:
-        """
+        """Start the transceiver.
+
         Args:
             layout: of the executor.
-            rank: this one's number in it.
-            regions: the rank's pool, one region for each that the layout has (`CacheLayout.region_bytes`), in order. Those from
-                `engine.allocate` can be read by ranks of the same host without a network. They stay the caller's, who keeps them until
-                `close` has returned.
-            engine: moves the bytes. It stays the caller's, and is one transceiver's at a time, which disconnects ranks that are gone,
-                and all that it has connected when it is closed.
+            rank: this rank's number in it.
+            regions: the rank's pool, one region for each of the layout's (`CacheLayout.region_bytes`), in order. Local
+                ranks can read regions from `engine.allocate` without a network. Owned by the caller, who keeps them
+                until `close` has returned.
+            engine: moves the bytes. Owned by the caller and used by one transceiver at a time, which disconnects
+                unreachable ranks, and everything that it connected when it is closed.
             settings: see HandoverSettings.
-            store: where the beginning of sequences may be found.
+            store: source of prefixes.
 
         Raises:
-            InvalidArgument: there is no such rank, or the regions are not those of the layout. ConfigError: it cannot listen.
+            InvalidArgument: no such rank, or the regions do not fit the layout.
+            ConfigError: it cannot listen.
         """
         self.layout, self.rank = layout, rank
         self.settings = settings or HandoverSettings()
@@ -121,16 +126,16 @@ class CacheTransceiver:
             self._reactor.close()
             raise
         self._address = self.settings.advertise or self._requests.address
-        self._requests.links.description = self.describe()
-        self._reactor.every(SWEEP_S, self._sweep)
+        self._requests.connections.description = self.describe()
+        self._reactor.every(EXPIRE_INTERVAL_S, self._expire_due)
         self._thread = threading.Thread(target=self._serve, name="kvstore-transceiver", daemon=True)
         self._thread.start()
 
-    # --- who is who ---
+    # --- executors ---
 
     def describe(self) -> bytes:
-        """How other ranks reach this one: opaque, to be carried by any means. Whoever has it may take the cache of a request whose id it
-        knows: pass it on as you would a password."""
+        """Return this rank's description, opaque bytes for other ranks. Keep it secret like a password: its holder
+        can take the cache of any request whose id it knows."""
         resources = self._requests.resources
         info = RankInfo(
             instance=self._instance,
@@ -143,12 +148,14 @@ class CacheTransceiver:
         )
         return info.pack()
 
-    def connect(self, descriptions: Sequence[bytes]) -> Counterpart:
-        """Another executor, by the descriptions of all its ranks. Does no I/O. Raises ProtocolError, InvalidArgument."""
+    def connect(self, descriptions: Sequence[bytes]) -> RemoteExecutor:
+        """Return another executor, by the descriptions of all its ranks. Does no I/O. Raises ProtocolError,
+        InvalidArgument."""
         return executor(descriptions)
 
     def join(self, descriptions: Sequence[bytes]) -> None:
-        """The ranks of this executor, this one among them. To be called on each before its first request, unless there is one rank only.
+        """Set the ranks of this executor, including this one. Call it on each rank before its first request, unless
+        there is only one rank.
 
         Raises:
             ProtocolError, InvalidArgument: as `connect`, or this rank or layout is not among them.
@@ -161,24 +168,24 @@ class CacheTransceiver:
     # --- requests ---
 
     def send(
-        self, request_id: bytes, blocks: ArrayLike, *, tokens: int, to: Counterpart | None = None, deadline_s: float | None = None
+        self, request_id: bytes, blocks: ArrayLike, *, tokens: int, to: RemoteExecutor | None = None, deadline_s: float | None = None
     ) -> SendHandle:
-        """Give away the cache of a request. Every rank of the executor (of its attention-DP group) calls it.
+        """Send a request's cache. Every rank of the executor (of its attention-DP group) calls it.
 
-        Layers go when they are said to be ready (`SendHandle.layer_ready`, `all_ready`). The blocks stay as they are
-        until `SendHandle.wait` has
-        returned or raised; freeing them on all ranks at once is what `finished` is for.
+        Layers are sent once they are marked ready (`SendHandle.layer_ready`, `all_ready`). The blocks must not change
+        until `SendHandle.wait` has returned or raised. Use `finished` to free them on all ranks at once.
 
         Args:
-            request_id: the serving system's, 1 to 255 bytes, of this attempt.
-            blocks: indexes in the pools of the sequence's blocks, in order; with context parallelism block b's is that in the pool of the
-                ranks b % cp.
-            tokens: of the sequence; what lies behind them in the last block is not sent.
-            to: who is to have it; None: the first that asks.
+            request_id: id of this attempt in the serving system, 1 to 255 bytes.
+            blocks: pool indices of the sequence's blocks, in order; with context parallelism block b's is in the pool
+                of the ranks b % cp.
+            tokens: tokens of the sequence; the rest of the last block is not sent.
+            to: the receiving executor; None: the first that requests it.
             deadline_s: from now on; None: that of the settings.
 
         Raises:
-            InvalidArgument: an argument is out of range, or the request is under way here already. Closed.
+            InvalidArgument: an argument is out of range, or the request is under way here already.
+            Closed: the transceiver is closed.
         """
         check_request_id(request_id)
         indexes, deadline_ns = block_indexes(blocks, self.layout, tokens=tokens), self._deadline_ns(deadline_s)
@@ -194,26 +201,28 @@ class CacheTransceiver:
         blocks: ArrayLike,
         *,
         tokens: int,
-        source: Counterpart,
+        source: RemoteExecutor,
         first_token: int = 0,
         source_dp: int = 0,
         token_ids: Any = None,
         deadline_s: float | None = None,
     ) -> ReceiveHandle:
-        """Take the cache of a request into `blocks`. Every rank of the executor (of its attention-DP group) calls it. The request need not
-        be at the source yet.
+        """Receive a request's cache into `blocks`. Every rank of the executor (of its attention-DP group) calls it. The
+        source may begin later.
 
         The blocks are written until `ReceiveHandle.wait` has returned or raised.
 
         Args:
             request_id, blocks, tokens, deadline_s: as `send`, of this executor's pools.
-            source: the executor that has it, and `source_dp` its attention-DP group.
-            first_token: what comes before is here already, and is not written; a multiple of the block size with quantised blocks.
-            token_ids: of the sequence; with them what follows `first_token` is fetched from the transceiver's store first, if that is where
-                a block begins, and asked of the source is only what the store does not have.
+            source: the executor that has the request; `source_dp`: its attention-DP group.
+            first_token: earlier tokens are present and are not written; a multiple of the block size with quantised
+                blocks.
+            token_ids: of the sequence. With them, tokens from `first_token` on are fetched from the transceiver's store
+                first, if a block begins there, and the source sends only the rest.
 
         Raises:
-            InvalidArgument: an argument is out of range, or the request is under way here already. Closed.
+            InvalidArgument: an argument is out of range, or the request is under way here already.
+            Closed: the transceiver is closed.
         """
         check_request_id(request_id)
         indexes, deadline_ns = block_indexes(blocks, self.layout, tokens=tokens), self._deadline_ns(deadline_s)
@@ -227,10 +236,11 @@ class CacheTransceiver:
         return handle
 
     def _begin(self, handle: Handover, begin: Callable[[], None]) -> None:
-        """Have a request begun. Raises what `begin` does, and what a signal handler raises meanwhile: then it is over."""
+        """Begin a request. Raises what `begin` raises, and what a signal handler raises meanwhile; the request is
+        over then."""
         self._check_process()
         try:
-            self._requests.arriving.add(handle)
+            self._requests.starting.add(handle)
             self._call(lambda: self._requests.begin(handle, begin))
         except BaseException:
             handle.is_abandoned = True
@@ -242,9 +252,11 @@ class CacheTransceiver:
             raise
 
     def finished(self) -> list[RequestOutcome]:
-        """Requests that are over on all ranks of the executor (of the attention-DP group) since the last call, each with its error or None.
+        """Return requests that completed on all ranks of the executor (of the attention-DP group) since the last call,
+        each with its error or None.
 
-        One that has failed on any rank is told once it is over on this one. Of a rank that has not joined others: those over here.
+        A request that failed on any rank is returned once it is over on this one. A rank that did not join others
+        returns its own.
         """
         if self._is_closed:
             raise Closed("the transceiver is closed")
@@ -252,23 +264,23 @@ class CacheTransceiver:
 
     @property
     def staging_bytes(self) -> int:
-        """Staging memory that requests use now."""
+        """Staging memory in use."""
         return self._requests.resources.staging.taken_bytes
 
     @property
-    def early_count(self) -> int:
-        """Asks of receiver ranks for requests that are not here yet."""
-        return self._requests.sender.early_count
+    def early_request_count(self) -> int:
+        """Receivers' requests that wait for `send`."""
+        return self._requests.sender.early_request_count
 
     # --- the end ---
 
     def close(self) -> None:
-        """End every request with Closed, and let go of connections, threads and memory. A second close is a no-op.
+        """Fail every request with Closed, and release connections, threads and memory. A second close is a no-op.
 
-        What a signal handler raises meanwhile comes out once it is closed. Raises DeadlineExceeded: a peer goes on reading the pool, whose
-        regions must stay.
+        Exceptions of signal handlers are raised after it is closed. Raises DeadlineExceeded: a peer keeps reading the
+        pool, whose regions must stay.
         """
-        if os.getpid() != self._process_id:  # the thread that would do it is the parent's
+        if os.getpid() != self._process_id:  # the reactor's thread is the parent's
             return
         try:
             self._is_closing = True
@@ -283,7 +295,7 @@ class CacheTransceiver:
             raise failure
 
     def _serve(self) -> None:
-        """The reactor's thread, from the first moment to the last: what it has closed, no signal handler has kept open."""
+        """Body of the reactor's thread. It also releases resources, so that no signal handler can interrupt that."""
         try:
             self._reactor.run()
             self._is_closed = True
@@ -296,15 +308,15 @@ class CacheTransceiver:
             self._closed.set()
 
     def _end(self) -> None:
-        """Stop once every request is over."""
+        """Stop the reactor once every request is over."""
         self._requests.end_all()
         if self._requests.handles():
-            self._reactor.call_later(END_LOOK_S, self._end)
+            self._reactor.call_later(END_POLL_S, self._end)
         else:
             self._reactor.stop()
 
-    def _sweep(self) -> None:
-        self._requests.sweep()
+    def _expire_due(self) -> None:
+        self._requests.expire()
         if self._is_closing:
             self._end()
 
@@ -322,7 +334,7 @@ class CacheTransceiver:
             raise Forked(f"this transceiver is that of process {self._process_id}, which process {os.getpid()} was forked from")
 
     def _deadline_ns(self, deadline_s: float | None) -> int:
-        """Raises InvalidArgument."""
+        """Return the deadline. Raises InvalidArgument."""
         left_s = self.settings.deadline_s if deadline_s is None else deadline_s
         check_deadline(left_s)
         return self._reactor.now_ns() + int(left_s * 1e9)
@@ -331,7 +343,8 @@ class CacheTransceiver:
         return (deadline_ns - self._reactor.now_ns()) / 1e9 + self.settings.fence_timeout_s
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Run it in the reactor's thread. Raises what it does, Closed and Forked; DeadlineExceeded: that thread hangs."""
+        """Run `function` in the reactor's thread. Raises what it raises, Closed and Forked; DeadlineExceeded: that
+        thread hangs."""
         self._check_process()
         answered, raised = UninterruptibleEvent(CALL_S), list[BaseException]()
 

@@ -1,2 +1,2 @@
-"""What a block is: the namespace that its values belong to and the chained hash of its prefix; and prompts as chains of blocks, read from
-traces or generated. No clock, no sockets."""
+"""Identity and shape of KV-cache blocks: namespaces, chained hashes, layouts, codecs, models, and traces of prompts.
+No clock, no sockets."""

@@ -1,6 +1,6 @@
-"""Says what a namespace is made of, and why two are not one. Pure.
+"""Explains a namespace's fields, and why two namespaces differ. Pure functions.
 
-A namespace comes as engines report it: with a digest in place of its salt, which is never shown.
+Namespaces come from engines' reports, which have a digest instead of the salt; it is never shown.
 """
 
 from typing import Final, NamedTuple
@@ -11,7 +11,7 @@ ALL: Final = "all"
 NONE: Final = "none"
 SET: Final = "set"
 HIDDEN: Final = frozenset({"salt"})
-"""Fields of which only whether they are set, and whether they differ, is said."""
+"""Fields of which only presence and inequality are shown."""
 _ADVICE: Final = {
     "model": "Engines of different models never share; give both the same name if it is one model.",
     "weights": "Start both from equal files, or give both the same `revision`.",
@@ -30,14 +30,14 @@ _EXTRA_ADVICE: Final = "Set it alike on both: it changes the blocks' bytes."
 
 
 class Field(NamedTuple):
-    """A field of a namespace's identity, and its value as text."""
+    """Field of a namespace's identity, with its value as text."""
 
     name: str
     text: str
 
 
 def fields(namespace: Namespace) -> list[Field]:
-    """Return all fields of the identity. Weights are the revision up to its @, `version` is the rest."""
+    """Return all fields of the identity. `weights` is the revision up to its @, `version` the rest."""
     base, _at, version = namespace.revision.partition("@")
     return [
         Field("model", namespace.model),
@@ -57,7 +57,8 @@ def fields(namespace: Namespace) -> list[Field]:
 
 
 def layout(namespace: Namespace) -> str:
-    """Return the blocks' element type and shape in a line: `bfloat16, 16 tokens a block, layers 0 to 15, rank 0 of 2`."""
+    """Return element type and shape of the blocks in one line, such as `bfloat16, 16 tokens a block, layers 0 to 15,
+    rank 0 of 2`."""
     parts = [namespace.dtype, f"{namespace.block_tokens} token{'' if namespace.block_tokens == 1 else 's'} a block"]
     if namespace.adapter:
         parts.append(f"adapter {namespace.adapter}")
@@ -69,7 +70,7 @@ def layout(namespace: Namespace) -> str:
 
 
 def differences(one: Namespace, other: Namespace, names: tuple[str, str]) -> list[str]:
-    """Return a sentence for each field in which two namespaces differ, with what to do; none for equal ones. `names` are theirs."""
+    """Return a sentence for each field that differs, with its remedy; none for equal namespaces. `names` are theirs."""
     mine, theirs = dict(fields(one)), dict(fields(other))
     found = []
     for name in dict.fromkeys((*mine, *theirs)):

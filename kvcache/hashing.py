@@ -1,15 +1,17 @@
-"""From token ids to block keys: a chain of hashes in which each key stands for its block and for everything before it.
+"""Block keys from token ids: a hash chain in which each key identifies its block and everything before it.
 
     key_0 = the namespace's id, never returned
     key_i = H(key_{i-1} || tokens_i || extra_i),  i = 1, 2, ...
 
-tokens_i is the block's `block_tokens` token ids as int32, little-endian. extra_i is nothing for a block without extra bytes, else
-their length as u32, little-endian, and the bytes: since the namespace fixes the length of tokens_i, whatever follows it is the
-extra, so neither an absent nor an empty one can be taken for tokens. H is xxh3_128 (16-byte keys, its canonical big-endian digest)
-or SHA-256 (32-byte keys). A last block that is not full has no key.
+- tokens_i: the block's `block_tokens` token ids as int32, little-endian.
+- extra_i: empty for a block without extra bytes, else their length as u32, little-endian, and the bytes. The namespace
+  fixes the length of tokens_i, so absent, empty and non-empty extras cannot collide with tokens.
+- H: xxh3_128 (16-byte keys, its canonical big-endian digest) or SHA-256 (32-byte keys).
 
-tests/kvcache/vectors.json fixes all of this: a change here is a change of format, and every stored block would be lost.
-This file does not know what a namespace is made of: that is namespace.py.
+A partial last block has no key.
+
+tests/kvcache/vectors.json fixes the format: a change here makes every stored block unreachable. namespace.py defines
+the id.
 """
 
 import struct
@@ -34,7 +36,7 @@ TokenIds: TypeAlias = "Sequence[int] | memoryview | npt.NDArray[np.integer[Any]]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 
 MAX_EXTRA_BYTES: Final = 65_536
-"""Extra bytes of one block. They stand for hashes of images and the like, not for the images."""
+"""Limit of one block's extra bytes: pass hashes of images, not images."""
 
 _EXTRA_LENGTH: Final = struct.Struct("<I")
 _INT32: Final = np.iinfo(np.int32)
@@ -45,19 +47,19 @@ def _sha256(data: bytes) -> bytes:
 
 
 HASHES: Final[dict[HashName, Callable[[bytes], bytes]]] = {"xxh3": xxh3_128_digest, "sha256": _sha256}
-"""H by name. xxh3 is not collision-proof against an adversary: where tenants do not trust one another, take sha256."""
+"""H by name. xxh3 does not resist attackers who construct collisions: use sha256 if tenants do not trust each other."""
 
 
 def chain_keys(
     root: bytes, hash: HashName, block_tokens: int, token_ids: TokenIds, extras: Mapping[int, bytes] | None = None
 ) -> list[bytes]:
-    """The keys of a sequence's full blocks in the namespace of id `root`, oldest first.
+    """Return the keys of a sequence's full blocks in the namespace with id `root`, in order.
 
-    `extras` maps a block's index (0 is the first) to its extra bytes; those of blocks that are not full are ignored.
+    `extras` maps a block's index, from 0, to its extra bytes; those of partial blocks are ignored.
 
     Raises:
-        InvalidArgument: the token ids are not integers of shape (tokens,) in [-2**31, 2**31), or an extra has no index or is not at most
-            MAX_EXTRA_BYTES bytes.
+        InvalidArgument: token ids are not integers of shape (tokens,) in [-2**31, 2**31), an index is invalid, or an
+            extra is longer than MAX_EXTRA_BYTES.
     """
     tokens = as_int32(token_ids)
     # All blocks become bytes in one C loop: with xxh3, a third less per block than slicing them one by one.
@@ -77,9 +79,10 @@ def chain_keys(
 
 
 def as_int32(token_ids: TokenIds) -> Int32Array:
-    """A contiguous little-endian int32 array of shape (tokens,), which may share the memory of `token_ids`.
+    """Return a contiguous little-endian int32 array of shape (tokens,), which may share the memory of `token_ids`.
 
-    For who makes keys of one sequence in several namespaces: an array costs `chain_keys` nothing. Raises InvalidArgument as that does.
+    Use it to compute keys of one sequence in several namespaces: `chain_keys` does not convert it again. Raises
+    InvalidArgument as `chain_keys`.
     """
     # Only a process that has imported torch can hold a tensor, so this file need not import it.
     torch_module = sys.modules.get("torch")
@@ -95,7 +98,7 @@ def as_int32(token_ids: TokenIds) -> Int32Array:
 def _tensor_as_array(tensor: "torch.Tensor") -> npt.NDArray[Any]:
     try:
         array_on_cpu: npt.NDArray[Any] = tensor.detach().cpu().numpy()
-    except TypeError as error:  # bfloat16, sparse and others that numpy has no name for
+    except TypeError as error:  # bfloat16, sparse and other types that numpy lacks
         raise InvalidArgument(f"token ids must be a dense tensor of integers, not {tensor.dtype}") from error
     return array_on_cpu
 
@@ -111,14 +114,14 @@ def _array_as_int32(tokens: npt.NDArray[Any]) -> Int32Array:
 
 
 def _sequence_as_int32(token_ids: Sequence[int]) -> Int32Array:
-    # array() refuses floats, which numpy would cut off without a word, and takes the time of np.array(token_ids, np.int32).
+    # array() rejects floats, which numpy would truncate silently, and is as fast as np.array(token_ids, np.int32).
     try:
         tokens = np.asarray(array("i", token_ids))
     except TypeError as error:
         raise InvalidArgument(f"token ids are integers of one dimension: {error}") from error
     except OverflowError as error:
         raise InvalidArgument("token ids are in [-2**31, 2**31)") from error
-    # Only a 0 or 1 can have been a bool: asking just those for their type costs nothing, asking all doubles the conversion.
+    # Only a 0 or 1 can be a bool: checking the type of just those is free, checking all doubles the conversion's time.
     if any(isinstance(token_ids[index], bool) for index in np.flatnonzero((tokens | 1) == 1).tolist()):
-        raise InvalidArgument("token ids are integers, not bool: a mask was given in their place")
+        raise InvalidArgument("token ids are integers, not bool: pass the ids, not a mask")
     return np.ascontiguousarray(tokens, "<i4")

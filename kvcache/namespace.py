@@ -1,7 +1,7 @@
-"""The namespace of a block: everything that changes its values, as one value with a canonical byte form and a 16-byte id.
+"""Namespace of a block: everything that changes its values, with a canonical byte form and a 16-byte id.
 
-Two engines share blocks exactly when their namespaces are equal in every field. How the id and token ids become block keys is
-in hashing.py.
+Two engines share blocks exactly if their namespaces are equal in every field. hashing.py computes block keys from the
+id and token ids.
 
 The canonical form, version 1. Integers are little-endian; a text is its length in bytes as u32 and its UTF-8 bytes, not
 normalised; a pair is u8 0 for None, else u8 1 and two u32. In this order:
@@ -20,8 +20,8 @@ normalised; a pair is u8 0 for None, else u8 1 and two u32. In this order:
     text    tenant
     text    salt
 
-The id is the first 16 bytes of the hash (xxh3_128 or SHA-256) of these bytes. tests/kvcache/vectors.json fixes both: a change here
-is a change of format, and needs another version number.
+The id is the first 16 bytes of the hash (xxh3_128 or SHA-256) of these bytes. tests/kvcache/vectors.json fixes both: a
+change here is a change of format and needs another version number.
 """
 
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ from kvstore.protocol.wire import Reader, Writer
 VERSION: Final = 1
 ID_BYTES: Final = 16
 MAX_TEXT_BYTES: Final = 1024
-"""UTF-8 bytes of one text."""
+"""Limit of a text in UTF-8."""
 MAX_EXTRA: Final = 16
-"""Entries of `extra`."""
+"""Limit of `extra`'s entries."""
 MAX_CANONICAL_BYTES: Final = 65_536
-"""A catalog record holds no more; with the limits above, no canonical form is longer than 40,129 bytes."""
+"""Limit of a catalog record. With the limits above, a canonical form has at most 40,129 bytes."""
 MAX_COUNT: Final = 65_536
-"""The most tokens in a block, layers in a model and ranks in a tensor-parallel group."""
+"""Maximum of tokens in a block, layers in a model and ranks in a tensor-parallel group."""
 
 _TEXT_FIELDS: Final = ("hash", "model", "revision", "adapter", "dtype", "position", "tenant", "salt")
 _REQUIRED: Final = frozenset({"hash", "model", "dtype"})
@@ -52,36 +52,37 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """What blocks must agree on to be interchangeable. Immutable and hashable.
+    """Fields that blocks must agree on to be interchangeable. Immutable and hashable.
 
     Raises:
-        InvalidArgument: a field is outside the range given here.
+        InvalidArgument: a field is outside its range.
     """
 
     model: str
-    """Not empty. Texts are at most MAX_TEXT_BYTES of UTF-8."""
+    """Not empty. All texts have at most MAX_TEXT_BYTES of UTF-8."""
     revision: str = ""
     adapter: str = ""
-    """The LoRA or other adapter on top of the model."""
+    """LoRA or other adapter on top of the model."""
     dtype: str
     """Element type or quantisation scheme, as `bfloat16` or `fp8_e4m3/per-head`. Not empty."""
     block_tokens: int
     """Tokens in a block, 1 to MAX_COUNT."""
     layers: Pair | None = None
-    """Layers [start, end) whose values the blocks hold; None for all."""
+    """Layers [start, end) in the blocks; None: all."""
     heads: Pair | None = None
-    """(rank, size): the share of the KV heads that tensor-parallel `rank` of `size` holds; None for all."""
+    """(rank, size): KV heads of tensor-parallel `rank` of `size`; None: all."""
     position: str = ""
-    """Position encoding, with its scaling."""
+    """Position encoding with its scaling."""
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Whatever else changes the values, such as multimodal settings: at most MAX_EXTRA entries. Copied, read-only."""
+    """Everything else that changes the values, such as multimodal settings: at most MAX_EXTRA entries. Copied,
+    read-only."""
     tenant: str = ""
     salt: str = field(default="", repr=False)
-    """Makes ids that cannot be guessed from the other fields; left out of the repr, which ends up in logs."""
+    """Makes ids unpredictable from the other fields. Not in the repr, which is logged."""
     hash: HashName = "xxh3"
-    """Hash of the id and of the block keys: `xxh3`, or `sha256` where tenants do not trust one another."""
+    """Hash of the id and the block keys: `xxh3`, or `sha256` if tenants do not trust each other."""
     id: bytes = field(init=False, repr=False, compare=False)
-    """ID_BYTES bytes, the root of the chain of keys."""
+    """ID_BYTES bytes, the root of the key chain."""
 
     def __post_init__(self) -> None:
         for name in _TEXT_FIELDS:
@@ -98,7 +99,7 @@ class Namespace:
         object.__setattr__(self, "id", HASHES[self.hash](self.canonical())[:ID_BYTES])
 
     def canonical(self) -> bytes:
-        """The canonical form: equal for equal namespaces, different for different ones."""
+        """Return the canonical form, equal exactly for equal namespaces."""
         writer = Writer().u8(VERSION).text(self.hash)
         writer.text(self.model).text(self.revision).text(self.adapter).text(self.dtype).u32(self.block_tokens)
         _write_pair(writer, self.layers)
@@ -110,10 +111,10 @@ class Namespace:
 
     @classmethod
     def from_canonical(cls, data: bytes | bytearray | memoryview) -> "Namespace":
-        """The namespace whose canonical form is `data`.
+        """Return the namespace with this canonical form.
 
         Raises:
-            InvalidArgument: `data` is no namespace's canonical form of this version.
+            InvalidArgument: `data` is not a canonical form of this version.
         """
         if len(data) > MAX_CANONICAL_BYTES:
             raise InvalidArgument(f"not the canonical form of a namespace: {len(data)} bytes, over the limit of {MAX_CANONICAL_BYTES}")
@@ -122,7 +123,7 @@ class Namespace:
         except ProtocolError as error:
             raise InvalidArgument(f"not the canonical form of a namespace: {error}") from error
         if namespace.canonical() != data:
-            raise InvalidArgument("not the canonical form of a namespace: its pairs or its extra are written in another way")
+            raise InvalidArgument("not the canonical form of a namespace: its pairs or its extra are encoded differently")
         return namespace
 
     @classmethod
@@ -130,7 +131,7 @@ class Namespace:
         version = reader.u8()
         if version != VERSION:
             raise InvalidArgument(f"a namespace of version {version}, this release reads {VERSION}: run the same release on both sides")
-        # Arguments are evaluated in the order they are written, which is that of the form.
+        # Python evaluates arguments in the order written, which is the order of the form.
         namespace = cls(
             hash=cast(HashName, reader.text()),
             model=reader.text(),
@@ -149,9 +150,10 @@ class Namespace:
         return namespace
 
     def block_keys(self, token_ids: TokenIds, extras: Mapping[int, bytes] | None = None) -> list[bytes]:
-        """One key for each full block of `token_ids`: 16 bytes each with xxh3, 32 with sha256. A partial last block has none.
+        """Return a key for each full block of `token_ids`: 16 bytes with xxh3, 32 with sha256. A partial last block has
+        none.
 
-        `extras` maps a block's index (0 is the first) to bytes that also change its values, such as the hash of an image.
+        `extras` maps a block's index, from 0, to bytes that also change its values, such as the hash of an image.
 
         Raises:
             InvalidArgument: see `chain_keys`.

@@ -1,13 +1,13 @@
-"""What an engine calls its blocks: keys from token ids, as engines' connectors make them, for whoever looks for blocks without an engine.
+"""Block keys from token ids, as engines' connectors compute them, for components that look up blocks without an engine.
 
-    kvstore   the keys of a Namespace (hashing.py)
-    vllm      the id of a Namespace, and vLLM's own hash of the block
+    kvstore   keys of a Namespace (hashing.py)
+    vllm      id of a Namespace, followed by vLLM's own block hash
 
-vLLM's hash is SHA-256 over the pickled triple (hash of the block before, its token ids as a tuple, what else the block depends on), and the
-first block follows the hash of a seed. Nothing is ever unpickled here. What else a block depends on is None for a text without an adapter
-and without a salt; others are not named here, so that nobody finds them.
+vLLM's hash is SHA-256 over a pickled triple: parent hash, token ids as a tuple, extra keys. The first block's parent is
+the hash of a seed. Nothing is unpickled here. The extra keys are None for text without an adapter and a salt; blocks
+with other extra keys are not named, so they are not found.
 
-Source: vLLM 0.32, `--prefix-caching-hash-algo sha256`, its default; tests/engines/live compares with the real one.
+Source: vLLM 0.32, `--prefix-caching-hash-algo sha256`, its default; tests/engines/live compares with it.
 """
 
 import pickle
@@ -23,26 +23,26 @@ KVSTORE: Final = "kvstore"
 VLLM: Final = "vllm"
 NAMINGS: Final = (KVSTORE, VLLM)
 VLLM_SEED: Final = "vllm-none-hash"
-"""What vLLM hashes for the block before the first one, unless PYTHONHASHSEED is set."""
+"""vLLM's parent of the first block is the hash of this text, unless PYTHONHASHSEED is set."""
 
 
 class Naming(Protocol):
-    """Immutable, so that threads may share it."""
+    """Computes block keys. Immutable, so threads may share it."""
 
     @property
     def block_tokens(self) -> int: ...
 
     def block_keys(self, token_ids: TokenIds) -> list[bytes]:
-        """One for each full block. Raises InvalidArgument: these are no token ids."""
+        """Return one key for each full block. Raises InvalidArgument: invalid token ids."""
         ...
 
     def following(self, parent: bytes | None, token_ids: Sequence[int]) -> bytes:
-        """The key of the block of these `block_tokens` tokens after that of key `parent`, None: at the beginning."""
+        """Return the key of a block of `block_tokens` tokens whose parent has key `parent`; None: the first block."""
         ...
 
 
 class NamespaceNaming:
-    """As kvstore's own library names them."""
+    """Keys of kvstore's own library."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -60,10 +60,11 @@ class NamespaceNaming:
 
 
 class VllmNaming:
-    """As kvstore's connector in vLLM names them."""
+    """Keys of kvstore's connector in vLLM."""
 
     def __init__(self, namespace_id: bytes, block_tokens: int, *, seed: str = VLLM_SEED) -> None:
-        """`namespace_id`: of the rank; the connector logs it when it starts. Raises InvalidArgument unless it has ID_BYTES bytes."""
+        """Create it for the namespace of a rank, which the connector logs at start. Raises InvalidArgument unless
+        the id has ID_BYTES bytes."""
         if len(namespace_id) != ID_BYTES:
             raise InvalidArgument(f"a namespace's id has {ID_BYTES} bytes, not {len(namespace_id)}")
         self._id = namespace_id
@@ -88,7 +89,7 @@ class VllmNaming:
 
 
 def make_naming(kind: str, *, model: str, dtype: str, block_tokens: int, namespace_id: str) -> Naming:
-    """That of the settings. Raises ConfigError for an unknown kind and an id that is none."""
+    """Return the naming that the settings select. Raises ConfigError: an unknown kind, or an invalid id."""
     match kind:
         case "kvstore":
             return NamespaceNaming(Namespace(model=model, dtype=dtype, block_tokens=block_tokens))

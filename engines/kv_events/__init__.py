@@ -1,1 +1,1 @@
-"""KV events of engines: their messages, a subscriber to them, and keys of the blocks that they name."""
+"""KV events of engines: messages, a subscriber, and keys of the blocks in them."""

@@ -1,16 +1,13 @@
-"""KV events of engines, and keys of the blocks that they name.
+"""KV events of vLLM and SGLang, and keys of the blocks in them. Pure functions.
 
-KV events of vLLM and SGLang, in their forms of today and of 2025: which blocks an engine stored and removed, and in which medium.
+**Messages.** An event reports which blocks an engine stored or removed, and in which medium. A batch is MessagePack:
+[time, [event, ...], data-parallel rank]. An event is a map with `type` and named members or, in the form of 2025, a
+list of the type and the members in order. Unused members, unknown kinds of events and unknown media are ignored.
 
-A batch is MessagePack: [time, [event, ...], data-parallel rank]. An event is a map with `type` and named members, or, in the older form, a
-list of the type and the members in order. Members that are not needed here, kinds of events and media that are not known are passed over.
+**Keys.** An engine names blocks by hashes of its own, of 64 bits or longer. Each block's key is computed from its
+parent's key and its tokens, so the hashes need not match.
 
 Source: vLLM 0.32, distributed/kv_events.py; SGLang 0.5.23, srt/disaggregation/kv_events.py.
-
-Keys of the blocks that an engine's event names. Pure.
-
-An engine names its blocks by hashes of its own. Each gets the key that follows its parent's key, by its tokens: so both 64-bit hashes and
-whole ones will do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +20,9 @@ from kvstore.kvcache.naming import Naming
 from kvstore.protocol.errors import ProtocolError
 
 BlockHash: TypeAlias = int | bytes
-"""An engine's own name of a block: all of its hash, or 64 bits of it."""
+"""An engine's name of a block: its whole hash, or 64 bits of it."""
 GPU: Final = "gpu"
-"""The engine's own memory, of whatever device."""
+"""The engine's own memory, on any device."""
 CPU: Final = "cpu"
 DISK: Final = "disk"
 MEDIA: Final = {None: GPU, "GPU": GPU, "DEVICE": GPU} | {
@@ -36,7 +33,7 @@ MEDIA: Final = {None: GPU, "GPU": GPU, "DEVICE": GPU} | {
     )
     for name in names
 }
-"""Names in events: of vLLM, of SGLang's `StorageMedium`, and of those that offload for either."""
+"""Medium by its name in events: of vLLM, of SGLang's `StorageMedium`, and of offloading layers."""
 STORED: Final = (
     "block_hashes",
     "parent_block_hash",
@@ -49,20 +46,21 @@ STORED: Final = (
     "group_idx",
 )
 REMOVED: Final = ("block_hashes", "medium", "group_idx")
-"""Members in the order of the older form."""
+"""Members of BlockRemoved, like STORED in the order of the list form."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """These blocks are in the medium now, each following the one before, the first of them `parent` (None: it begins a prompt)."""
+    """Blocks that are now in the medium. Each follows the previous one; the first follows `parent` (None: it starts
+    a prompt)."""
 
     hashes: list[BlockHash]
     parent: BlockHash | None
     token_ids: list[int]
-    """Empty where blocks were copied to a lower medium: their names say which they are."""
+    """Empty for blocks that were copied to a lower medium: their names identify them."""
     block_tokens: int
     is_plain: bool
-    """They depend on nothing but their tokens and their adapter: on no image and no salt."""
+    """The blocks depend only on tokens and adapter, not on images or a salt."""
     adapter: str = ""
     """Name of the LoRA adapter; empty: none."""
     medium: str = GPU
@@ -70,7 +68,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """These have left the medium."""
+    """Blocks that left the medium."""
 
     hashes: list[BlockHash]
     medium: str = GPU
@@ -78,14 +76,14 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Nothing is there any more."""
+    """The engine has no blocks any more."""
 
 
 Event: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 
 def read_batch(payload: bytes) -> list[Event]:
-    """The events of a batch that concern the engine's first group of layers. Raises ProtocolError."""
+    """Return the events of a batch for the engine's first group of layers. Raises ProtocolError."""
     try:
         batch = msgspec.msgpack.decode(payload)
         return list(_events(batch[1]))
@@ -114,7 +112,8 @@ def _named(members: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _medium(members: dict[str, Any]) -> str:
-    """ "": it is passed over. A model with several groups of layers has a block of each; the first group stands for all."""
+    """Return the medium; "" if the event is ignored. With several groups of layers only the first group's blocks
+    count."""
     return "" if members.get("group_idx") else MEDIA.get(members.get("medium"), "")
 
 
@@ -141,9 +140,11 @@ KeyOf: TypeAlias = Callable[[BlockHash], bytes | None]
 
 
 def keys_of_stored(stored: BlocksStored, naming: Naming, key_of: KeyOf, *, adapter: str = "") -> Iterator[tuple[BlockHash, bytes]]:
-    """Name and key of each block of the event that has one; `key_of` gives those named before.
+    """Yield name and key of each block of the event that has a key. `key_of` returns keys of blocks that were named
+    before.
 
-    Blocks of another adapter or another size have no key, nor have those that depend on more than tokens, or follow an unknown block.
+    Blocks of another adapter or block size have no key, nor do blocks that depend on more than tokens or follow an
+    unknown block.
     """
     if not stored.token_ids:
         yield from ((name, key) for name in stored.hashes if (key := key_of(name)) is not None)

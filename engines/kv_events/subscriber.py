@@ -1,11 +1,13 @@
-"""Subscriber to an engine's KV events over ZeroMQ: each batch once and in order, or a call that says that some are lost.
+"""Subscriber to an engine's KV events over ZeroMQ: every batch once and in order, or a callback that some were lost.
 
-The publisher numbers its batches from 0 and sends each as topic, number (8 bytes, big-endian) and batch. It replays the batches that it
-still keeps: the request is the first number wanted, the response each batch from there on, and the number -1 at the end. vLLM 0.32
-and SGLang 0.5.23 replay with a topic frame, releases of 2025 without one; both are read.
+**Protocol.** The publisher numbers its batches from 0 and sends each as topic, number (8 bytes, big-endian) and batch.
+It replays batches that it still keeps: the request has the first number, the response has each batch from there on, and
+number -1 at the end. vLLM 0.32 and SGLang 0.5.23 replay with a topic frame, releases of 2025 without one; both are
+accepted.
 
-Every replay begins with the last batch taken. A publisher that returns another one under its number, or none, was restarted or has
-forgotten it: all that was known of the engine is void, and the publisher is asked for all that it keeps.
+**Recovery.** Every replay begins with the last batch that was applied. If the publisher returns another batch under its
+number, or none, it was restarted or has dropped that batch: all known blocks are void, and everything that the
+publisher keeps is replayed.
 
 Source: vLLM 0.32, distributed/kv_events.py; SGLang 0.5.23, srt/disaggregation/kv_events.py.
 """
@@ -21,9 +23,9 @@ from kvstore.engines.kv_events.events import Event, read_batch
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError
 
 END: Final = (1 << 64) - 1
-"""The number that ends a replay, -1."""
+"""Number that ends a replay, -1."""
 MAX_WAITING_BATCHES: Final = 100_000
-"""Received by the library and not taken: beyond, batches are lost and have to be replayed."""
+"""Limit of ZeroMQ's receive queue. Batches beyond it are lost and have to be replayed."""
 Apply: TypeAlias = Callable[[list[Event]], None]
 Lost: TypeAlias = Callable[[], None]
 
@@ -34,28 +36,28 @@ class _EventBatch(NamedTuple):
 
 
 class Subscriber:
-    """One engine's events. Of one thread; close it."""
+    """Subscription to one engine's events. Not thread-safe; close it."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, *, replay_timeout_s: float) -> None:
-        """Connects in the background, and again whenever the connection is lost.
+        """Connect in the background, and reconnect after a lost connection.
 
         Args:
-            endpoint: as ZeroMQ has it, `tcp://HOST:PORT`.
-            replay_endpoint: likewise; empty: the publisher replays nothing.
-            replay_timeout_s: for all of a replay.
+            endpoint: ZeroMQ address, `tcp://HOST:PORT`.
+            replay_endpoint: likewise; empty: the publisher has no replay.
+            replay_timeout_s: for a whole replay.
 
         Raises:
-            InvalidArgument: ZeroMQ cannot connect to such an endpoint.
+            InvalidArgument: an endpoint is malformed.
         """
         self._context = zmq.Context()
         self._replay_endpoint = replay_endpoint
         self._replay_timeout_s = replay_timeout_s
         self._last: _EventBatch | None = None
-        """The last batch taken; None: nothing has come yet, or nothing since all became void."""
+        """Last batch that was applied; None: none since the start or since all blocks became void."""
         self._replayed: dict[int, int] = {}
-        """Hash of each batch taken from a replay, by number: it may arrive once more, as it was published."""
+        """Hash of each replayed batch, by number: it may arrive again from the publication."""
         self._failure: KVStoreError | None = None
-        """The last one of a replayed batch."""
+        """Last error of a replayed batch."""
         self._socket = self._context.socket(zmq.SUB)
         self._socket.set_hwm(MAX_WAITING_BATCHES)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -67,10 +69,11 @@ class Subscriber:
             raise
 
     def take(self, timeout_s: float, apply: Apply, lost: Lost) -> None:
-        """Wait up to `timeout_s` for batches, then hand on all that have arrived: `apply` a batch, `lost` where what was known is void.
+        """Wait up to `timeout_s` for batches, then apply all that have arrived. Calls `lost` when known blocks become
+        void.
 
-        Raises ProtocolError for a malformed message or batch, and whatever `apply` raises. If the message had a number, what was known is
-        void (`lost` was called) and the subscription goes on with the next one.
+        Raises ProtocolError for a malformed message or batch, and what `apply` raises. If the message had a number,
+        `lost` was called and the subscription continues with the next batch.
         """
         if not self._socket.poll(round(timeout_s * 1000)):
             return
@@ -87,9 +90,10 @@ class Subscriber:
                 raise failure
 
     def catch_up(self, apply: Apply, lost: Lost) -> None:
-        """Apply what was published since the last batch taken; `lost` if the publisher does not have that one any more, or was restarted.
+        """Apply everything published since the last batch; call `lost` if the publisher dropped that one or was
+        restarted.
 
-        Without a replay endpoint neither can be told, so that all is void. Raises as `take` does.
+        Without a replay endpoint neither can be detected, so `lost` is always called. Raises as `take`.
         """
         failure = self._fill_gap(END, apply, lost)
         if failure is not None:
@@ -100,9 +104,9 @@ class Subscriber:
         self._context.term()
 
     def _fill_gap(self, before: int, apply: Apply, lost: Lost) -> KVStoreError | None:
-        """Apply the batches between the last one taken and number `before`, or call `lost`.
+        """Apply the batches between the last one and number `before`, or call `lost`. Return the error, if any.
 
-        Returns what failed. After a replay that did not end the next one is of all batches: what was known is void.
+        After an incomplete replay all blocks are void, and the next replay has all batches.
         """
         self._failure = None
         try:
@@ -117,8 +121,8 @@ class Subscriber:
         return self._failure
 
     def _resume(self, before: int, apply: Apply, lost: Lost) -> bool:
-        """Whether the publisher still has the last batch taken; if so, what follows it has been applied."""
-        assert self._last is not None, "there is something to go on from"
+        """Apply the batches after the last one; return False if the publisher does not have that one."""
+        assert self._last is not None, "a batch was applied"
         if self._last.number >= before:
             return False
         with closing(self._replay(self._last.number, before)) as replay:
@@ -128,14 +132,14 @@ class Subscriber:
         return True
 
     def _start_over(self, before: int, apply: Apply, lost: Lost) -> None:
-        """Void, then all batches that the publisher keeps."""
+        """Call `lost`, then apply all batches that the publisher keeps."""
         lost()
         self._last = None
         with closing(self._replay(0, before)) as replay:
             self._apply_all(replay, apply, lost)
 
     def _apply_all(self, replay: Iterable[_EventBatch], apply: Apply, lost: Lost) -> None:
-        """Batches after a hole, or after one that cannot be applied, are as good as those after the start: what was before is void."""
+        """Apply a replay. Known blocks are void after a gap in it, or after a batch that cannot be applied."""
         for number, payload in replay:
             if self._last is not None and number != self._last.number + 1:
                 lost()
@@ -154,7 +158,8 @@ class Subscriber:
             raise
 
     def _replay(self, first: int, before: int) -> Generator[_EventBatch]:
-        """The batches [first, before) that the publisher still keeps, in order. Raises DeadlineExceeded without an end in time."""
+        """Yield the batches [first, before) that the publisher keeps, in order. Raises DeadlineExceeded: no end mark
+        in time."""
         if not self._replay_endpoint or first >= before:
             return
         until_s = time.monotonic() + self._replay_timeout_s
@@ -177,11 +182,11 @@ def _connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
-        raise InvalidArgument(f"{endpoint!r} is no address of a publisher ({error}): give tcp://HOST:PORT") from None
+        raise InvalidArgument(f"{endpoint!r} is no ZeroMQ address ({error}): give tcp://HOST:PORT") from None
 
 
 def _numbered(parts: list[bytes]) -> _EventBatch:
-    """Of [topic, number, batch] or [number, batch]. Raises ProtocolError."""
+    """Parse [topic, number, batch] or [number, batch]. Raises ProtocolError."""
     if len(parts) not in (2, 3) or len(parts[-2]) != 8:
-        raise ProtocolError(f"{len(parts)} parts where a number of 8 bytes and a batch belong, with or without a topic before them")
+        raise ProtocolError(f"a message has {len(parts)} parts: expected [topic,] number of 8 bytes, batch")
     return _EventBatch(int.from_bytes(parts[-2], "big"), parts[-1])

@@ -6,7 +6,7 @@
       remote_storage_plugin.kvstore.class_name: KVStoreConnectorAdapter
       remote_storage_plugin.kvstore.master: 127.0.0.1:7440
 
-The other entries are the settings of LMCacheSettings. This module imports LMCache, and is imported by it only.
+Other entries are settings of LMCacheSettings. This module imports LMCache; only LMCache imports it.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ log = logging.getLogger("kvstore.engines.lmcache")
 PLUG_IN: Final = "kvstore"
 SCHEME: Final = "plugin://"
 PING_KEY: Final = b"lmcache:ping"
-"""Of no block: that it is a miss is an answer."""
+"""Key of no block: a miss proves that the store responds."""
 
 
 class KVStoreConnectorAdapter(ConnectorAdapter):
-    """Makes the connector for plug-ins named `kvstore` or `kvstore.NAME`."""
+    """Factory of the connector for plug-ins named `kvstore` or `kvstore.NAME`."""
 
     def can_parse(self, url: str) -> bool:
         return url.startswith(SCHEME) and extract_plugin_type(url.removeprefix(SCHEME)) == PLUG_IN
@@ -51,17 +51,19 @@ class KVStoreConnectorAdapter(ConnectorAdapter):
 
 
 class KVStoreConnector(RemoteConnector):
-    """Chunks of an engine's LMCache as blocks of the store. Coroutines are called in LMCache's loop, the others in any thread.
+    """Chunks of an engine's LMCache as blocks of the store. LMCache's event loop calls the coroutines, any thread the
+    other methods.
 
-    No method raises, whatever becomes of the store: chunks are misses then, and what could not be stored is logged. Memory is used by a
-    job until that is over, whoever gives up waiting for it, and kept for as long.
+    Errors of the store are never raised: chunks become misses, and failed stores are logged. A job holds references to
+    its memory until it ends, even if its caller was cancelled.
     """
 
     def __init__(self, context: ConnectorContext) -> None:
-        """Reads the checkpoint's fingerprint, where LMCache's name of the model leads to it; the store may start later.
+        """Compute the checkpoint's fingerprint if LMCache's model name is its path or hub name. The store may start
+        later.
 
         Raises:
-            ConfigError: settings that make no sense, or weights that cannot be read.
+            ConfigError: invalid settings, or unreadable weights.
         """
         config = context.config
         super().__init__(config, context.metadata)
@@ -77,7 +79,7 @@ class KVStoreConnector(RemoteConnector):
         self._check = ReachabilityCheck(client, settings.master, log)
         self._remove_deadline_s = settings.load_deadline_s
 
-    # --- is it there? ---
+    # --- existence ---
 
     async def exists(self, key: CacheEngineKey) -> bool:
         return await self.batched_async_contains("", [key]) == 1
@@ -89,14 +91,14 @@ class KVStoreConnector(RemoteConnector):
         return True
 
     def batched_contains(self, keys: list[CacheEngineKey]) -> int:
-        """How many are there, from the first on without a gap."""
+        """Return how many leading chunks exist without a gap."""
         return self._jobs.match_prefix(self._keys(keys))
 
     async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
-        """As `batched_contains`. Nothing is pinned: what is evicted before it is read is a miss then."""
+        """As `batched_contains`. Does not pin: a chunk that is evicted before it is read is a miss."""
         return (await self._ended(partial(self._jobs.lookup_prefix, self._keys(keys)))).leading
 
-    # --- in ---
+    # --- puts ---
 
     async def put(self, key: CacheEngineKey, memory_obj: MemoryObj) -> None:
         await self.batched_put([key], [memory_obj])
@@ -115,7 +117,7 @@ class KVStoreConnector(RemoteConnector):
             if job.error is not None:
                 log.warning("%d of %d chunks were not stored: %s", job.succeeded.count(False), len(indices), job.error)
 
-    # --- out ---
+    # --- gets ---
 
     async def get(self, key: CacheEngineKey) -> MemoryObj | None:
         return (await self.batched_get([key]))[0]
@@ -124,7 +126,7 @@ class KVStoreConnector(RemoteConnector):
         return True
 
     async def batched_get(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
-        """Memory for each, with a reference that is the caller's; None for a miss, and where LMCache has no memory."""
+        """Return memory for each key, whose reference the caller owns; None for a miss, or if LMCache has no memory."""
         named = self._keys(keys)
         objects = [self._allocator.allocate(self.meta_shapes, self.meta_dtypes, self.meta_fmt) for _ in keys]
         wanted = [index for index, each in enumerate(objects) if each is not None]
@@ -148,7 +150,7 @@ class KVStoreConnector(RemoteConnector):
         return found
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
-        """Those before the first that is missing."""
+        """Return the chunks before the first miss."""
         found = await self.batched_get(keys)
         first_miss = found.index(None) if None in found else len(found)
         for each in found[first_miss:]:
@@ -156,10 +158,11 @@ class KVStoreConnector(RemoteConnector):
                 each.ref_count_down()
         return [each for each in found[:first_miss] if each is not None]
 
-    # --- the rest ---
+    # --- other calls ---
 
     def remove_sync(self, key: CacheEngineKey) -> bool:
-        """Was it there, and is gone? What another engine put within the last milliseconds may stay."""
+        """Remove a chunk; return whether it existed and is removed. A chunk that another engine put milliseconds ago
+        may stay."""
         names = self._keys([key])
         if not any(self._jobs.exists(names)):
             return False
@@ -171,19 +174,19 @@ class KVStoreConnector(RemoteConnector):
             return False
 
     async def list(self) -> Sequence[str]:
-        """The store's keys do not say which chunk they are of: none are listed."""
+        """Return nothing: chunk names cannot be recovered from the store's keys."""
         return []
 
     def support_ping(self) -> bool:
         return True
 
     async def ping(self) -> int:
-        """0 if the store answers."""
+        """Return 0 if the store responds, else the error's code."""
         job = await self._ended(partial(self._jobs.lookup, [PING_KEY]))
         return 0 if job.error is None else job.error.code
 
     async def close(self) -> None:
-        """What is under way is given up, without keeping LMCache's loop from what it has to do meanwhile."""
+        """Cancel jobs under way and disconnect, without blocking LMCache's loop."""
         await self._loop.run_in_executor(None, self._check.close)
         await self._loop.run_in_executor(None, self._jobs.close)
         self._client.close()
@@ -205,7 +208,8 @@ class KVStoreConnector(RemoteConnector):
         return header
 
     def _chunk(self, memory_obj: MemoryObj, header: bytearray, size: int) -> MemoryObj | None:
-        """What was read into memory for a full chunk: that memory, or other memory where the chunk is of another shape or form."""
+        """Return the chunk that was read into memory of a full chunk: the same memory, or a copy if its shape or
+        format differs. None: invalid header."""
         try:
             if not self.save_chunk_meta:
                 return self.reshape_partial_chunk(memory_obj, size)
@@ -223,11 +227,12 @@ class KVStoreConnector(RemoteConnector):
                 place[:] = bytes_there[: found.length]
             return other
         except Exception:
-            log.exception("a chunk is not what its header says")
+            log.exception("a chunk does not match its header")
             return None
 
     async def _ended(self, submit: Callable[..., object], memory: Sequence[MemoryObj] = ()) -> Job:
-        """A job, once it is over. Its memory is kept for as long, even if whoever waits here is cancelled."""
+        """Submit a job and wait for it. Its memory stays referenced until the job ends, even if this coroutine is
+        cancelled."""
         ended: asyncio.Future[Job] = self._loop.create_future()
 
         def end(job: Job) -> None:

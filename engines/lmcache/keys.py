@@ -1,8 +1,9 @@
-"""Keys of LMCache's chunks in the store, from the fields of LMCache's own keys; knows neither LMCache nor the store.
+"""Store keys of LMCache's chunks, built from the fields of LMCache's own keys. Imports neither LMCache nor the client.
 
-A key is the id of a kvcache Namespace, which covers the model, its dtype and the salts, and LMCache's hash of the chunk, which covers its
-tokens and all before it, behind what else tells chunks of one namespace apart: the rank, the object group, the layer. Servers share chunks
-exactly when their keys are equal: the same model name, parallel setup, hash function and chunk size in LMCache, the same settings here.
+A key is the id of a kvcache Namespace, then the rank, object group or layer, then LMCache's chunk hash. The namespace
+covers the model, its dtype and the salts; the hash covers the tokens up to the chunk's end. Servers share chunks
+exactly if their keys are equal: same model name, parallel setup, hash function and chunk size in LMCache, and same
+settings here.
 """
 
 import json
@@ -16,9 +17,9 @@ from kvstore.kvcache.namespace import Namespace
 
 MAX_KEY_BYTES: Final = 255
 MAX_NAMESPACES: Final = 4096
-"""That are remembered, of those that LMCache's salts make."""
+"""Cached namespaces: LMCache's salts may create many."""
 _LONG: Final = b"long:"
-"""Before the digest of a name that is too long; others begin with a hexadecimal number or a bracket."""
+"""Prefix of the digest of a long name; other names begin with a hexadecimal digit or a bracket."""
 
 
 class ObjectKey(Protocol):
@@ -37,7 +38,7 @@ class ObjectKey(Protocol):
 
 
 class EngineKey(Protocol):
-    """LMCache's key of a chunk in a remote backend. That of one layer of a chunk has `layer_id` too."""
+    """LMCache's key of a chunk in a remote backend. A key of a single layer also has `layer_id`."""
 
     @property
     def model_name(self) -> str: ...
@@ -52,26 +53,27 @@ class EngineKey(Protocol):
 
 
 class ChunkKeys:
-    """The keys of one plug-in. Thread-safe."""
+    """Builds the keys of one plug-in. Thread-safe."""
 
     def __init__(self, settings: LMCacheSettings) -> None:
         self._settings = settings
         self._namespaces = lru_cache(MAX_NAMESPACES)(self._namespace)
 
     def of_object(self, key: ObjectKey) -> tuple[Namespace, bytes]:
-        """Namespace and key of an object of an L2 adapter. Raises InvalidArgument for a model or a salt that no namespace can have."""
+        """Return namespace and key of an L2 adapter's object. Raises InvalidArgument: the model or the salt is
+        invalid in a namespace."""
         namespace = self._namespaces(key.model_name, self._settings.dtype, key.cache_salt, "l2")
         return namespace, _key(namespace, b"%x:%x:" % (key.kv_rank, key.object_group_id) + key.chunk_hash)
 
     def of_chunk(self, key: EngineKey, dtype: str, form: str) -> tuple[Namespace, bytes]:
-        """Namespace and key of a chunk of a remote backend, of LMCache's `dtype`; `form` is how it is written. Raises as `of_object`."""
+        """Return namespace and key of a remote backend's chunk. `form` is its serialization. Raises as `of_object`."""
         namespace = self._namespaces(key.model_name, dtype, "", f"remote, {form}")
         chunk_hash = key.chunk_hash.hex() if isinstance(key.chunk_hash, bytes) else key.chunk_hash
         parts = [key.world_size, key.worker_id, getattr(key, "layer_id", None), chunk_hash, key.tags]
         return namespace, _key(namespace, json.dumps(parts, default=str, separators=(",", ":")).encode())
 
     def _namespace(self, model: str, dtype: str, salt: str, plug_in: str) -> Namespace:
-        """What one plug-in writes is not what another would read: a remote backend's chunks may be compressed, or have a header."""
+        """Return the namespace. Plug-ins do not share: a remote backend's chunks may be compressed or have a header."""
         settings = self._settings
         return Namespace(
             model=model,
@@ -85,7 +87,7 @@ class ChunkKeys:
 
 
 def by_namespace(named: Iterable[tuple[Namespace, bytes]]) -> dict[Namespace, list[int]]:
-    """The indices of keys of each namespace: a call to the store puts those of one."""
+    """Return the indices of the keys of each namespace, because a put has one namespace."""
     found: dict[Namespace, list[int]] = {}
     for index, (namespace, _) in enumerate(named):
         found.setdefault(namespace, []).append(index)

@@ -3,7 +3,7 @@
     {"type": "plugin", "module_path": "kvstore.engines.lmcache.l2", "class_name": "KVStoreL2Adapter",
      "adapter_params": {"master": "127.0.0.1:7440", "dtype": "bfloat16"}}
 
-`adapter_params` are the settings of LMCacheSettings. This module imports LMCache, and is imported by it only.
+`adapter_params` are settings of LMCacheSettings. This module imports LMCache; only LMCache imports it.
 """
 
 import dataclasses
@@ -25,21 +25,23 @@ from kvstore.engines.reachability import ReachabilityCheck
 
 
 class KVStoreL2Adapter(L2AdapterInterface):
-    """Objects of LMCache as blocks of the store, shared by all servers that have the same settings. Thread-safe.
+    """LMCache's objects as blocks of the store, shared by all servers with the same settings. Thread-safe.
 
-    No method raises, whatever becomes of the store: a task fails instead, and LMCache takes that for a miss. A lookup holds the objects
-    that it found for HOLD_S (tasks.py), or until they are unlocked. An object that could not be held, and is evicted before it is loaded,
-    is a miss of the load. The store evicts by itself; `get_usage` is what this adapter has stored and not deleted.
+    Errors of the store are never raised: a task fails, which LMCache treats as a miss. A lookup holds the objects that
+    it found for HOLD_S (tasks.py), or until they are unlocked. An object that could not be held and is evicted before
+    its load is a miss. The store evicts on its own policy; `get_usage` counts what this adapter stored and did not
+    delete.
     """
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
-        """Asks nobody: the store may come later. Raises ConfigError for settings that make no sense, as LMCache starts."""
+        """Create the client, which connects later. Raises ConfigError: invalid settings; LMCache does not start
+        then."""
         super().__init__()
         self._settings = settings = from_parameters(params)
         if not settings.revision:
             log.warning(
-                "kvstore: an LMCache server sees no weights: chunks are known by the model's name, and those of other weights under it are "
-                "loaded. Set `revision` in adapter_params, anew with each change of the weights"
+                "kvstore: an LMCache server does not see weights: chunks are identified by the model name, and those of other weights are "
+                "loaded. Set `revision` in adapter_params, and change it with the weights"
             )
         client = Client(settings=settings.client())
         self._client = client
@@ -89,14 +91,15 @@ class KVStoreL2Adapter(L2AdapterInterface):
             self._notify_keys_deleted(list(removed), list(removed.values()))
 
     def close(self) -> None:
-        """What is under way is finished or given up, and LMCache's memory is not touched any more."""
+        """Finish or cancel jobs and disconnect. LMCache's memory is not used afterwards."""
         self._check.close()
         self._jobs.close()
         self._tasks.close()
         self._client.close()
 
     def report_status(self) -> dict[str, Any]:
-        """`is_healthy`: the store could be reached when it was last asked. Counters of tasks, by kind, in keys."""
+        """Return state and counters. `is_healthy`: the last calls reached the store. Counters of tasks, by kind,
+        count keys."""
         stats = self._jobs.stats()
         return {
             "is_healthy": stats.reads.state is CircuitState.CLOSED and stats.writes.state is CircuitState.CLOSED,

@@ -1,15 +1,14 @@
-"""Tasks of an L2 adapter, and the locks that its lookups take.
+"""Tasks of an LMCache L2 adapter, and the locks that its lookups take.
 
-Locks of an L2 adapter: which holds of the store stand for LMCache's locks, and when one of them may be released.
+**Tasks** are numbered and run as jobs of the store. A result is fetched by number after an event descriptor signalled
+it. A task whose store is unreachable, whose deadline passed or whose arguments are invalid ends as failed: not found,
+not loaded, not stored. Every task ends, and its descriptor signals every end. No method raises.
 
-LMCache locks the objects that a lookup found, and unlocks each of them once it was loaded or is not wanted any more, in any order and with
-those of other lookups. One lookup has one hold, which is released with the last of its objects.
+**Locks.** LMCache locks the objects that a lookup found, and unlocks each after its load or when it is no longer
+needed, in any order and mixed with those of other lookups. One lookup has one hold, which is released with its last
+object.
 
-Tasks of an L2 adapter: numbered, carried out by jobs of the store, their results fetched by number once an event descriptor has told of
-one. It knows the shape of LMCache's keys and memory objects, not LMCache.
-
-Nothing here raises. A task whose store cannot be reached, whose deadline is over or whose arguments make no sense ends as one that failed:
-nothing found, nothing loaded, not stored. Each task ends, and each end is told by its descriptor.
+The module uses LMCache's keys and memory objects through protocols and does not import LMCache.
 """
 
 import logging
@@ -32,25 +31,26 @@ from kvstore.engines.lmcache.keys import ChunkKeys, ObjectKey, by_namespace
 
 @dataclass(slots=True, eq=False)
 class _Lookup:
-    """What one lookup found."""
+    """Objects that one lookup found and holds."""
 
     hold: Hold
     until_ns: int
     names: set[bytes]
-    """Not unlocked yet."""
+    """Keys that are not unlocked yet."""
 
 
 class Locks:
-    """Thread-safe. Locks whose hold is over are forgotten, so that a caller that never unlocks costs no memory for long."""
+    """Maps LMCache's locks to holds of the store. Thread-safe. Locks with an expired hold are dropped, so a caller
+    that never unlocks does not leak memory."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lookups: deque[_Lookup] = deque()
-        """By age; those released are still among them."""
+        """By age, including released ones."""
         self._of_name: dict[bytes, deque[_Lookup]] = {}
 
     def add(self, hold: Hold, names: Sequence[bytes], now_ns: int) -> None:
-        """A lookup found these blocks and holds them."""
+        """Record that a lookup found and holds these blocks."""
         lookup = _Lookup(hold, now_ns + hold.duration_ms * 1_000_000, set(names))
         with self._lock:
             while self._lookups and (self._lookups[0].until_ns <= now_ns or not self._lookups[0].names):
@@ -60,7 +60,7 @@ class Locks:
                 self._of_name.setdefault(name, deque()).append(lookup)
 
     def unlock(self, names: Sequence[bytes]) -> list[Hold]:
-        """One lock of each block is over, the oldest. Returns the holds that have none left: the caller releases them."""
+        """Remove the oldest lock of each block. Return the holds without locks, which the caller releases."""
         over = []
         with self._lock:
             for name in names:
@@ -81,7 +81,7 @@ class Locks:
         return lookup
 
     def _forget(self, lookup: _Lookup) -> None:
-        """Its hold has ended by itself."""
+        """Drop a lookup whose hold expired."""
         for name in lookup.names:
             of_name = self._of_name[name]
             of_name.remove(lookup)
@@ -93,31 +93,31 @@ class Locks:
 log = logging.getLogger("kvstore.engines.lmcache")
 
 HOLD_S: Final = 30.0
-"""How long a lookup keeps what it found from eviction, unless LMCache unlocks it sooner, as it does after the load: longer than a load may
-take and wait for its turn. Nodes allow `max_lease_s` at most."""
+"""Duration of a lookup's hold unless LMCache unlocks earlier, as it does after the load. Longer than a load with its
+queueing. Nodes cap it at `max_lease_s`."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=ObjectKey)
 
 
 class MemoryObject(Protocol):
-    """LMCache's memory of one object, LMCache's until the task is over."""
+    """LMCache's memory of one object. LMCache may free it after the task ended."""
 
     @property
     def byte_array(self) -> Any: ...
 
 
 class StoreResult(NamedTuple):
-    """How a store ended."""
+    """Outcome of a store task."""
 
     is_whole: bool
-    """The store has all of its objects."""
+    """The store has all objects of the task."""
     new_bytes: int
-    """Of those that it did not have before."""
+    """Bytes of the objects that were not in the store before."""
 
 
 class Results(Generic[T]):
-    """Of one kind of task, until they are fetched. Thread-safe."""
+    """Results of one kind of task, until they are fetched. Thread-safe."""
 
     def __init__(self) -> None:
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -125,15 +125,16 @@ class Results(Generic[T]):
         self._results: dict[int, T] = {}
         self._is_open = True
 
-    def tell(self, task: int, result: T) -> None:
-        """A task is over. Told to nobody once it is closed: its descriptor's number may be somebody else's by then."""
+    def complete(self, task: int, result: T) -> None:
+        """Record a task's result and signal the descriptor. A no-op after `close`, because the descriptor's number
+        may be reused."""
         with self._lock:
             if self._is_open:
                 self._results[task] = result
                 os.eventfd_write(self.event_fd, 1)
 
     def take(self, task: int) -> T | None:
-        """Once; None for a task that is not over."""
+        """Remove and return a result; None if the task has not ended."""
         with self._lock:
             return self._results.pop(task, None)
 
@@ -150,7 +151,7 @@ class Results(Generic[T]):
 
 
 class Tasks(Generic[K]):
-    """The tasks of one adapter. Thread-safe; `jobs` and `client` are the caller's."""
+    """Tasks of one adapter. Thread-safe; the caller owns `jobs` and `client`."""
 
     def __init__(
         self,
@@ -161,7 +162,8 @@ class Tasks(Generic[K]):
         on_stored: Callable[[list[K], list[int]], object],
         on_loaded: Callable[[list[K]], object],
     ) -> None:
-        """`on_stored(keys, sizes)` hears of what is new in the store, `on_loaded` of what was read, before the task's descriptor does."""
+        """Create it without tasks. `on_stored(keys, sizes)` receives new objects, `on_loaded` loaded ones, both
+        before the task's descriptor is signalled."""
         self.stores: Results[StoreResult] = Results()
         self.lookups: Results[list[bool]] = Results()
         self.loads: Results[list[bool]] = Results()
@@ -174,7 +176,7 @@ class Tasks(Generic[K]):
         self._numbers = count(1)
 
     def store(self, keys: Sequence[K], objects: Sequence[MemoryObject]) -> int:
-        """Put the objects; the number of the task."""
+        """Start to put the objects; return the task's number."""
 
         def submit(task: int) -> None:
             named = [self._keys.of_object(key) for key in keys]
@@ -196,7 +198,7 @@ class Tasks(Generic[K]):
             def end() -> None:
                 new_sizes = [sizes[index] for index in new]
                 self._notify(lambda: self._on_stored([keys[index] for index in new], new_sizes), bool(new))
-                self.stores.tell(task, StoreResult(all(all(job.succeeded) for job in ended), sum(new_sizes)))
+                self.stores.complete(task, StoreResult(all(all(job.succeeded) for job in ended), sum(new_sizes)))
 
             if not batches:
                 end()
@@ -207,7 +209,7 @@ class Tasks(Generic[K]):
         return self._begin(self.stores, StoreResult(False, 0), submit)
 
     def look_up(self, keys: Sequence[K]) -> int:
-        """Find out which objects the store has, and have these stay until `unlock`; the number of the task."""
+        """Start to look up and hold objects until `unlock`; return the task's number."""
         nothing = [False] * len(keys)
 
         def submit(task: int) -> None:
@@ -215,7 +217,7 @@ class Tasks(Generic[K]):
 
             def done(job: Job) -> None:
                 self._locked(hold, [name for name, is_found in zip(names, job.succeeded, strict=True) if is_found])
-                self.lookups.tell(task, job.succeeded)
+                self.lookups.complete(task, job.succeeded)
 
             self._jobs.lookup(names, hold=hold, on_done=done)
 
@@ -228,7 +230,7 @@ class Tasks(Generic[K]):
             self._jobs.release(hold)
 
     def unlock(self, keys: Sequence[K]) -> None:
-        """These objects were loaded, or are not wanted any more: once for each lookup that found them."""
+        """Release one lock of each object: call it once for each lookup that found the object."""
         try:
             for hold in self._locks.unlock(self._names(keys)):
                 self._jobs.release(hold)
@@ -236,7 +238,8 @@ class Tasks(Generic[K]):
             log.exception("objects could not be unlocked")
 
     def load(self, keys: Sequence[K], objects: Sequence[MemoryObject]) -> int:
-        """Fill the objects; the number of the task. One of another size than the store's is a miss, as one that it has not."""
+        """Start to fill the objects; return the task's number. An object whose size differs from the stored one is a
+        miss."""
         nothing = [False] * len(keys)
 
         def submit(task: int) -> None:
@@ -246,20 +249,23 @@ class Tasks(Generic[K]):
             def done(job: Job) -> None:
                 loaded = [result == size for result, size in zip(job.results, sizes, strict=True)]
                 self._notify(lambda: self._on_loaded([key for key, is_loaded in zip(keys, loaded, strict=True) if is_loaded]), any(loaded))
-                self.loads.tell(task, loaded)
+                self.loads.complete(task, loaded)
 
             self._jobs.load(self._names(keys), buffers, on_done=done)
 
         return self._begin(self.loads, nothing, submit)
 
     def remove(self, keys: Sequence[K], *, deadline_s: float) -> dict[K, int]:
-        """Delete objects, and wait for it: those that were there and are gone, with their sizes in bytes. None where the store cannot be
-        reached. Objects that are locked stay, and so may what another server put within the last milliseconds."""
+        """Delete objects and wait; return those that were removed, with their sizes in bytes.
+
+        Returns nothing if the store is unreachable. Locked objects stay, and objects that another server put
+        milliseconds ago may.
+        """
         try:
             names = self._names(keys)
             if not any(self._jobs.exists(names)):
                 return {}
-            self._client.flush(deadline_s=deadline_s)  # what the cluster has not heard of yet it cannot remove
+            self._client.flush(deadline_s=deadline_s)  # uncommitted blocks cannot be removed
             sizes = [max((each.size_bytes for each in found), default=0) for found in self._client.locate(names, deadline_s=deadline_s)]
             removed = self._client.remove(names, deadline_s=deadline_s)
             stay = self._jobs.exists(names) if removed < sum(map(bool, sizes)) else [False] * len(names)
@@ -269,7 +275,7 @@ class Tasks(Generic[K]):
             return {}
 
     def close(self) -> None:
-        """Take no more results. Once the jobs are closed: nothing is told any more then."""
+        """Drop results and close the descriptors. Close the jobs first."""
         for results in (self.stores, self.lookups, self.loads):
             results.close()
 
@@ -278,15 +284,15 @@ class Tasks(Generic[K]):
         try:
             submit(task)
         except Exception:
-            log.exception("a task that makes no sense is taken for one that failed")
-            results.tell(task, failure)
+            log.exception("a task has invalid arguments and counts as failed")
+            results.complete(task, failure)
         return task
 
     def _names(self, keys: Sequence[K]) -> list[bytes]:
         return [self._keys.of_object(key)[1] for key in keys]
 
     def _notify(self, notify: Callable[[], object], is_due: bool) -> None:
-        """Listeners are LMCache's: what they raise must not keep a task from ending."""
+        """Call LMCache's listener; its exceptions must not keep the task from ending."""
         if is_due:
             try:
                 notify()

@@ -1,9 +1,7 @@
-"""Arguments of Mooncake's calls: their conversion, and the configuration of a put.
+"""Argument types of Mooncake's calls: conversions that accept and reject the same objects as Mooncake's binding.
 
-They are converted as Mooncake's binding does it, so that a call accepts and refuses the same objects.
-
-The annotation of a parameter names its conversion. Numbers of any integer type become `int`, sequences become lists, and every other
-object raises TypeError before the call begins.
+A parameter's annotation names its conversion. Numbers of any integer type become `int`, sequences become lists, and
+other objects raise TypeError before the call begins. The module also has the configuration of a put.
 """
 
 import functools
@@ -22,7 +20,7 @@ Class = TypeVar("Class", bound=type)
 
 
 def text(value: Any) -> str:
-    """Return a string. Bytes that are no UTF-8 keep their value through `encoded`."""
+    """Return a string. Bytes that are not UTF-8 are restored by `encoded`."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -36,12 +34,12 @@ def text(value: Any) -> str:
 
 
 def encoded(value: str) -> bytes:
-    """Return the bytes that the caller gave as text or bytes."""
+    """Return the bytes that the caller passed as text or bytes."""
     return value.encode(errors="surrogateescape")
 
 
 def integer(value: Any) -> int:
-    """Return a number of 32 bits."""
+    """Return a signed number of 32 bits."""
     return _integer(value, -SIGNED_LIMIT, SIGNED_LIMIT)
 
 
@@ -51,7 +49,8 @@ def unsigned(value: Any) -> int:
 
 
 def boolean(value: Any) -> bool:
-    """Return a flag: of None and of whatever has a truth value of its own, as numbers have. Strings and lists have none."""
+    """Return the truth value of None and of objects that define `__bool__`, such as numbers. Strings and lists do
+    not."""
     if value is None or hasattr(type(value), "__bool__"):
         return bool(value)
     raise _unfit(value, "a bool")
@@ -64,7 +63,7 @@ def buffer(value: Any) -> Any:
 
 
 def part(value: Any) -> memoryview:
-    """Return one part of a value, whose elements are bytes. Raises RuntimeError where they are not, as the original does."""
+    """Return one part of a value, a 1-D view of bytes. Raises RuntimeError for other elements, as Mooncake does."""
     view = memoryview(value)
     if view.ndim != 1 or view.itemsize != 1:
         raise RuntimeError("parts must be 1-D bytes-like")
@@ -77,7 +76,7 @@ def optional(convert: Convert) -> Convert:
 
 
 def instance_of(kind: type) -> Convert:
-    """Return the conversion of an object of this class: it is passed as it is."""
+    """Return the conversion that passes objects of this class unchanged."""
 
     def convert(value: Any) -> Any:
         if not isinstance(value, kind):
@@ -88,19 +87,19 @@ def instance_of(kind: type) -> Convert:
 
 
 def list_of(item: Convert) -> Convert:
-    """Return the conversion of a sequence whose items are converted each."""
+    """Return the conversion of a sequence, item by item."""
     return lambda value: [item(one) for one in sequence(value)]
 
 
 def sequence(value: Any) -> Any:
-    """Return a sequence as it is. Strings, bytes, dictionaries, sets and iterators are none."""
+    """Return a sequence unchanged. Rejects strings, bytes, dictionaries, sets and iterators."""
     if isinstance(value, str | bytes | Mapping) or not hasattr(type(value), "__getitem__"):
         raise _unfit(value, "a list")
     return value
 
 
 def unsigned_list(value: Any) -> list[int]:
-    """Return addresses or sizes. A list of plain integers, as engines pass it, is returned as it is."""
+    """Return addresses or sizes. A list of plain integers, which engines pass, is returned unchanged."""
     if type(value) is list and value and all(type(one) is int for one in value) and min(value) >= 0 and max(value) < UNSIGNED_LIMIT:
         return value
     return [unsigned(one) for one in sequence(value)]
@@ -122,8 +121,8 @@ PlainList = Annotated[Sequence[Any], instance_of(list)]
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, or method, with its arguments converted as their annotations say. The call raises TypeError for one that
-    cannot be converted."""
+    """Return the function with arguments converted by their annotations. A call raises TypeError for an argument
+    that cannot be converted."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     conversions = {item.name: _conversion(hints.get(item.name)) for item in parameters}
@@ -183,7 +182,7 @@ def _unfit(value: Any, wanted: str) -> TypeError:
 
 
 class SoftPinAction(Enum):
-    """Effect of a put on the soft pin of its object. None here: the eviction policy learns which objects are read again."""
+    """Effect of a put on the object's soft pin. Ignored: the eviction policy learns which objects are read again."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -191,7 +190,7 @@ class SoftPinAction(Enum):
 
 
 class ObjectDataType(IntEnum):
-    """Kind of an object, for Mooncake's statistics."""
+    """Kind of an object in Mooncake's statistics. Ignored."""
 
     UNKNOWN = 0
     KVCACHE = 1
@@ -223,8 +222,10 @@ _CONVERSIONS: Final[dict[str, Convert]] = {
 
 @dataclass(slots=True, eq=False)
 class ReplicateConfig:
-    """Wishes of a put. `with_hard_pin` keeps the object from eviction. All others are checked and change nothing: the store itself decides
-    where a value lies and how many copies it has. A field that does not fit its type raises TypeError, as in the original.
+    """Options of a put. `with_hard_pin` keeps the object from eviction.
+
+    All other options are validated and ignored: the store decides placement and number of copies. A field of another
+    type raises TypeError, as in Mooncake.
     """
 
     replica_num: int = 1
@@ -246,13 +247,14 @@ class ReplicateConfig:
 
 
 def is_sound(config: ReplicateConfig, count: int) -> bool:
-    """Return whether Mooncake takes the configuration for `count` objects: a replica at least, a time only with the soft pin that it is of,
-    and as many groups as objects."""
+    """Return whether Mooncake accepts the configuration for `count` objects: at least one replica, a TTL only with
+    an enabled soft pin, and as many groups as objects."""
     if not config.replica_num or (config.soft_pin_ttl_ms is not None and config.soft_pin_action is not SoftPinAction.ENABLE):
         return False
     return config.group_ids is None or len(config.group_ids) == count
 
 
 def has_segments(config: ReplicateConfig) -> bool:
-    """Return whether the preferred segments are as many as the replicas: calls that publish tensors refuse others."""
+    """Return whether there are as many preferred segments as replicas, or none: calls that publish tensors require
+    it."""
     return not config.preferred_segments or len(config.preferred_segments) == config.replica_num

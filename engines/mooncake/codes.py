@@ -1,4 +1,4 @@
-"""Mooncake's result codes, and which of them an error of ours is. Calls of its API raise nothing for what happens in the store."""
+"""Mooncake's result codes, and the code of each error of the store. Mooncake's calls do not raise these errors."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ from kvstore.protocol.errors import (
 OK: Final = 0
 INTERNAL_ERROR: Final = -1
 NO_AVAILABLE_HANDLE: Final = -200
-"""No room: engines slow down, and put later."""
+"""No free space: engines slow down and retry."""
 WRITE_FAIL: Final = -500
 INVALID_PARAMS: Final = -600
 INVALID_REPLICA: Final = -702
@@ -45,17 +45,17 @@ _CODES: Final[tuple[tuple[type[KVStoreError], int], ...]] = (
 
 
 def code_of(error: KVStoreError) -> int:
-    """The code that Mooncake has for it."""
+    """Return Mooncake's code of an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL_ERROR)
 
 
 def stored(result: bool | KVStoreError) -> int:
-    """Of one key of a put: what is there already is a success."""
+    """Return the code of one key's put: an existing object is a success."""
     return code_of(result) if isinstance(result, KVStoreError) else OK
 
 
 def read(result: int | KVStoreError | None) -> int:
-    """Of one key of a get: the number of bytes."""
+    """Return the number of bytes of one key's get, or a code."""
     if result is None:
         return OBJECT_NOT_FOUND
     return code_of(result) if isinstance(result, KVStoreError) else result

@@ -1,7 +1,7 @@
-"""`mooncake.engine` over kvstore's transfer engine: memory of other processes is read and written by its address.
+"""`mooncake.engine` over kvstore's transfer engine: reads and writes memory of other processes by address.
 
-Peers are kvstore's, too: the protocols of Mooncake's transports are not spoken. Calls return Mooncake's codes and raise TypeError for
-arguments of other types.
+Peers must be kvstore's, too: Mooncake's wire protocols are not implemented. Calls return Mooncake's codes and raise
+TypeError for arguments of other types.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ MIN_DEADLINE_S: Final = 5.0
 TIMEOUT: Final = "MC_TRANSFER_TIMEOUT"
 PENDING, COMPLETED = 0, 1
 BYTES_PER_S: Final = 1 << 30
-"""A transfer has its deadline and the time that its bytes take at this rate."""
+"""A transfer's deadline grows by its bytes at this rate."""
 
 __all__ = [
     "SUPPORT_CUDA",
@@ -77,7 +77,7 @@ Notify = Annotated[TransferNotify | None, optional(instance_of(TransferNotify))]
 
 @arguments_converted
 class TransferEngine:
-    """One engine of this process under a name, and its registered memory. `initialize` first. Threads may share it."""
+    """Transfer engine with a name, and its registered memory. Call `initialize` first. Threads may share it."""
 
     def __init__(self) -> None:
         given = os.environ.get(TIMEOUT, "")
@@ -87,15 +87,16 @@ class TransferEngine:
         self._server: HandshakeServer | None = None
         self._peers: Peers | None = None
         self._regions: dict[int, Region] = {}
-        """By address, in the order of registration."""
+        """By address, in order of registration."""
         self._batches: dict[int, Transfer] = {}
         self._numbers = itertools.count(1)
 
     def initialize(self, local_hostname: Text, metadata_server: Text, protocol: Text, device_name: Text, /) -> int:
-        """Open the engine under the name `local_hostname`, HOST or HOST:PORT. Peers find it by HOST and `get_rpc_port`: PORT if it is free.
+        """Open the engine under the name `local_hostname`, HOST or HOST:PORT. Peers reach it at HOST and
+        `get_rpc_port`, which is PORT if that is free.
 
-        A metadata server, protocol and device are not used: names are addresses, and settings (`KVSTORE_TRANSFER_*`) choose transports.
-        Returns 0, or -1: the address is not one of this host, or the engine is open already.
+        Metadata server, protocol and device are ignored: names are addresses, and `KVSTORE_TRANSFER_*` selects
+        transports. Returns 0, or -1: the address is not one of this host, or the engine is already open.
         """
         host, port = _host_and_port(local_hostname)
         with self._lock:
@@ -112,15 +113,15 @@ class TransferEngine:
         return OK
 
     def initialize_ext(self, local_hostname: Text, metadata_server: Text, protocol: Text, device_name: Text, metadata_type: Text, /) -> int:
-        """As `initialize`."""
+        """Same as `initialize`."""
         return self.initialize(local_hostname, metadata_server, protocol, device_name)
 
     def get_rpc_port(self) -> int:
-        """0 before `initialize`."""
+        """Return the port; 0 before `initialize`."""
         return 0 if self._server is None else self._server.port
 
     def get_engine(self) -> Self:
-        """The engine itself: stores and process groups that are given it do without it."""
+        """Return this object; stores and process groups accept it and do not use it."""
         return self
 
     def _close(self) -> None:
@@ -137,7 +138,7 @@ class TransferEngine:
     # --- memory ---
 
     def register_memory(self, buffer_addr: Number, capacity: Number, location: Text = "*") -> int:
-        """Show memory to peers, which may read and write it until `unregister_memory`. -7: a part of it is registered already."""
+        """Let peers read and write memory until `unregister_memory`. Returns -7 if it overlaps registered memory."""
         try:
             memory = Memory(buffer_addr, capacity).view()
             with self._lock:
@@ -151,7 +152,7 @@ class TransferEngine:
         return OK
 
     def unregister_memory(self, buffer_addr: Number, /) -> int:
-        """-3: the address is not that of registered memory."""
+        """Returns -3 if the address is not that of registered memory."""
         with self._lock:
             region = self._regions.pop(buffer_addr, None)
         if region is None:
@@ -163,19 +164,19 @@ class TransferEngine:
         return OK
 
     def batch_register_memory(self, buffer_addresses: Numbers, capacities: Numbers, location: Text = "*") -> int:
-        """Return the first code that is no success."""
+        """Return the first error code, or 0."""
         if len(buffer_addresses) != len(capacities):
             return FAILED
         codes = [self.register_memory(address, size) for address, size in zip(buffer_addresses, capacities, strict=True)]
         return next((code for code in codes if code), OK)
 
     def batch_unregister_memory(self, buffer_addresses: Numbers, /) -> int:
-        """Return the first code that is no success."""
+        """Return the first error code, or 0."""
         codes = [self.unregister_memory(address) for address in buffer_addresses]
         return next((code for code in codes if code), OK)
 
     def allocate_managed_buffer(self, length: Number, /) -> int:
-        """Return the address of fresh, registered memory; 0 if there is none."""
+        """Return the address of new, registered memory; 0 if there is none."""
         try:
             region = self._opened().allocate(length)
         except KVStoreError as error:
@@ -204,7 +205,7 @@ class TransferEngine:
     def transfer_sync_write(
         self, target_hostname: Text, buffer: Number, peer_buffer_address: Number, length: Number, transport_hint: Text = ""
     ) -> int:
-        """Return 0, or -1: the peer is not reachable, or the memory not registered there."""
+        """Return 0, or -1: the peer is unreachable, or the memory is not registered there."""
         return self._finished(target_hostname, [buffer], [peer_buffer_address], [length], Write)
 
     def transfer_sync_read(
@@ -222,7 +223,7 @@ class TransferEngine:
         notify: Notify = None,
         transport_hint: Text = "",
     ) -> int:
-        """The peer receives `notify` once the bytes are there."""
+        """Transfer and wait. The peer receives `notify` after the bytes."""
         return self._finished(target_hostname, [buffer], [peer_buffer_address], [length], opcode, notify)
 
     def batch_transfer_sync_write(
@@ -250,7 +251,7 @@ class TransferEngine:
     def batch_transfer_async_write(
         self, target_hostname: Text, buffers: Numbers, peer_buffer_addresses: Numbers, lengths: Numbers, transport_hint: Text = ""
     ) -> int:
-        """Return the number of a batch under way, for `get_batch_transfer_status`; 0: it did not begin."""
+        """Start a batch; return its number for `get_batch_transfer_status`, 0 if it did not start."""
         return self._begun(target_hostname, buffers, peer_buffer_addresses, lengths, Write)
 
     def batch_transfer_async_read(
@@ -272,11 +273,11 @@ class TransferEngine:
     def transfer_submit_write(
         self, target_hostname: Text, buffer: Number, peer_buffer_address: Number, length: Number, transport_hint: Text = ""
     ) -> int:
-        """Return the number of a transfer under way, for `transfer_check_status`; 0: it did not begin."""
+        """Start a transfer; return its number for `transfer_check_status`, 0 if it did not start."""
         return self._begun(target_hostname, [buffer], [peer_buffer_address], [length], Write)
 
     def transfer_check_status(self, batch_id: Number, /) -> int:
-        """Return 1: it is over, 0: under way, -1: it failed, or is unknown. A number counts once."""
+        """Return 1: complete, 0: pending, -1: failed or unknown. A finished number is forgotten."""
         with self._lock:
             transfer = self._batches.get(batch_id)
             if transfer is not None and not transfer.is_over:
@@ -325,16 +326,16 @@ class TransferEngine:
     def _submitted(
         self, name: str, buffers: Sequence[int], remote: Sequence[int], lengths: Sequence[int], opcode: TransferOpcode
     ) -> tuple[Transfer, KnownPeer]:
-        """Raises InvalidArgument, Unreachable and other errors of the transfer engine."""
+        """Start a transfer. Raises InvalidArgument, Unreachable and other errors of the transfer engine."""
         if not len(buffers) == len(remote) == len(lengths):
-            raise InvalidArgument(f"{len(buffers)} buffers, {len(remote)} addresses and {len(lengths)} lengths are not as many")
+            raise InvalidArgument(f"{len(buffers)} buffers, {len(remote)} addresses, {len(lengths)} lengths: pass equally many")
         rows = list(zip([Memory(*row) for row in zip(buffers, lengths, strict=True)], remote, strict=True))
         peers = self._opened_peers()
         try:
             known = peers.known(name)
             spans = [known.span(address, memory.size_bytes) for memory, address in rows]
-        except InvalidArgument:  # of memory that the peer has registered since it was asked
-            known = peers.asked(name)
+        except InvalidArgument:  # the peer may have registered the memory after the last handshake
+            known = peers.refreshed(name)
             spans = [known.span(address, memory.size_bytes) for memory, address in rows]
         here = [view_of(memory.pointer, memory.size_bytes) for memory, _ in rows]
         pairs = zip(here, spans, strict=True) if opcode is Write else zip(spans, here, strict=True)
@@ -344,7 +345,7 @@ class TransferEngine:
     # --- peers ---
 
     def get_notifies(self) -> list[TransferNotify]:
-        """Return the notifications that have come since the last call."""
+        """Return the notifications received since the last call."""
         try:
             return [TransferNotify(*json.loads(message)) for _, message in self._opened().notifications()]
         except KVStoreError as error:
@@ -352,27 +353,27 @@ class TransferEngine:
             return []
 
     def send_probe(self, peer_server_name: Text) -> int:
-        """Return 0 if the peer answers a handshake, else -102."""
+        """Return 0 if the peer replies to a handshake, else -102."""
         try:
-            self._opened_peers().asked(peer_server_name)
+            self._opened_peers().refreshed(peer_server_name)
         except KVStoreError as error:
             failed(error)
             return NO_PEER
         return OK
 
     def get_local_topology(self, device_name: Text = "") -> str:
-        """Return JSON of the memory of this host: by its location the preferred rails and the others."""
+        """Return JSON of this host's memory locations, each with its preferred and all available rails."""
         matrix = self._engine.topology.matrix if self._engine is not None else {}
         return json.dumps({place: [list(rails.preferred), list(rails.available)] for place, rails in matrix.items()})
 
     def warmup_efa_segment(self, segment_name: Text) -> int:
-        """0: nothing is to be warmed up."""
+        """Return 0: nothing needs to be warmed up."""
         return OK
 
     def get_first_buffer_address(self, segment_name: Text, /) -> int:
-        """Return the address of the peer's memory that was registered first; 0 without any, or without the peer."""
+        """Return the address of the first memory that the peer registered; 0 without memory or without the peer."""
         try:
-            return self._opened_peers().asked(segment_name).first_address
+            return self._opened_peers().refreshed(segment_name).first_address
         except KVStoreError as error:
             failed(error)
             return 0
@@ -385,9 +386,9 @@ class TransferEngine:
         return HandshakeReply(engine.describe(), segments).packed()
 
     def _opened(self) -> Engine:
-        """Raises Closed."""
+        """Return the transfer engine. Raises Closed."""
         if self._engine is None:
-            raise Closed("this transfer engine has not been initialized")
+            raise Closed("this transfer engine is not initialized: call initialize")
         return self._engine
 
     def _opened_peers(self) -> Peers:
@@ -404,7 +405,7 @@ setattr(TransferEngine, "TransferOpcode", TransferOpcode)  # noqa: B010 a name t
 
 
 def _waited(transfer: Transfer) -> bool:
-    """Whether it is over without an error."""
+    """Wait for the transfer; return whether it succeeded."""
     try:
         transfer.wait()
     except KVStoreError as error:
@@ -421,7 +422,7 @@ def _host_and_port(name: str) -> tuple[str, int]:
 
 
 def _server(host: str, port: int, answer: Callable[[], bytes]) -> HandshakeServer:
-    """At the port, or at any if another socket has it."""
+    """Listen at the port, or at any if that is in use."""
     try:
         return HandshakeServer(host, port, answer)
     except OSError:

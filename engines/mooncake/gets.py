@@ -1,4 +1,4 @@
-"""Calls that read objects: as bytes, into memory by its address, in several parts, by ranges."""
+"""Mooncake's calls that read objects: as bytes, into memory by address, in several parts, by ranges."""
 
 import ctypes
 import time
@@ -13,23 +13,23 @@ from kvstore.engines.mooncake.puts import scattered
 from kvstore.protocol.errors import KVStoreError
 
 Place = tuple[int, int, int]
-"""Of a range's result: number of the buffer, of the key in it, of the range of that."""
+"""Index of a range's result: buffer, key within it, range of that key."""
 
 
 class BufferHandle(bytearray):
-    """An object's bytes, the caller's own."""
+    """An object's bytes, owned by the caller."""
 
     def size(self) -> int:
-        """In bytes."""
+        """Return the number of bytes."""
         return len(self)
 
     def ptr(self) -> int:
-        """Address of the first byte."""
+        """Return the address of the first byte."""
         return ctypes.addressof((ctypes.c_char * len(self)).from_buffer(self))
 
 
 class Gets(StoreConnection):
-    """A miss, and a failure, is an empty value, None or a negative code, each as in Mooncake."""
+    """Calls that read objects. A miss or a failure is an empty value, None or a negative code, as in Mooncake."""
 
     def get(self, key: Text, /) -> bytes:
         return self._value(lambda client: client.get(self._key(key))) or b""
@@ -40,7 +40,7 @@ class Gets(StoreConnection):
 
     def get_buffer(self, key: Text, /) -> BufferHandle | None:
         def take(client: Client) -> BufferHandle | None:
-            with client.view(self._key(key)) as value:  # on the same host the one copy is the handle's
+            with client.view(self._key(key)) as value:  # local values are copied once, into the handle
                 return None if value is None else BufferHandle(value)
 
         return self._value(take)
@@ -60,7 +60,7 @@ class Gets(StoreConnection):
     def batch_get_into_multi_buffers(
         self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, prefer_alloc_in_same_node: Flag = False
     ) -> list[int]:
-        """Read each object to several places, in order."""
+        """Read each object into several memory ranges, in order."""
         buffers = scattered(keys, all_buffer_ptrs, all_sizes)
         return self._read(keys, buffers) if len(buffers) == len(keys) else [INVALID_PARAMS] * len(keys)
 
@@ -77,20 +77,22 @@ class Gets(StoreConnection):
         all_src_offsets: NumberListLists,
         all_sizes: NumberListLists,
     ) -> list[list[list[int]]]:
-        """Read ranges of objects to offsets of registered buffers, or of any address in them. Return for each buffer, key and range of
-        `all_dst_offsets` the number of bytes or a code."""
+        """Read ranges of objects to offsets of registered buffers, or of any address in them.
+
+        Returns the number of bytes or a code, for each buffer, key and range of `all_dst_offsets`.
+        """
         results = _refused(len(buffer_ptrs), all_keys, all_dst_offsets)
         if not len(buffer_ptrs) == len(all_keys) == len(all_dst_offsets) == len(all_src_offsets) == len(all_sizes):
             return results
         wanted: list[tuple[str, int, int, int]] = []
         places: list[Place] = []
         for number, pointer in enumerate(buffer_ptrs):
-            room_bytes = self._registered_bytes(pointer)
+            available_bytes = self._registered_bytes(pointer)
             row = _ranges(number, all_keys[number], all_dst_offsets[number], all_src_offsets[number], all_sizes[number])
             for place, key, target, source, size in row:
-                if size == 0 and room_bytes:
+                if size == 0 and available_bytes:
                     results[place[0]][place[1]][place[2]] = 0
-                elif target <= room_bytes - size:
+                elif target <= available_bytes - size:
                     wanted.append((key, source, pointer + target, size))
                     places.append(place)
         for code, (buffer, key_number, at) in zip(self._read_ranges(wanted), places, strict=True):
@@ -98,7 +100,7 @@ class Gets(StoreConnection):
         return results
 
     def _read_ranges(self, ranges: Sequence[tuple[str, int, int, int]]) -> list[int]:
-        """Read (key, offset, address, size) each. Return the number of bytes, or a code."""
+        """Read ranges (key, offset, address, size). Return the number of bytes, or a code."""
         keys = [self._key(key) for key, *_ in ranges]
         offsets = [offset for _, offset, _, _ in ranges]
         buffers = [memory(pointer, size) for *_, pointer, size in ranges]
@@ -107,18 +109,18 @@ class Gets(StoreConnection):
     # --- existence ---
 
     def is_exist(self, key: Text, /) -> int:
-        """Return 1 or 0, or a code. An object that is found stays for the lease (setting `lease_s`), as in Mooncake."""
+        """Return 1 or 0, or a code. A found object stays for the lease (setting `lease_s`), as in Mooncake."""
         return self._call(lambda client: int(client.exists(self._key(key), hold=self._lease.hold(time.monotonic_ns()))))
 
     def batch_is_exist(self, keys: Texts) -> list[int]:
-        """As `is_exist`, of each key."""
+        """Call `is_exist` for each key."""
         return self._exist(keys, self._lease.hold(time.monotonic_ns()))
 
     def _exist(self, keys: Sequence[str], hold: Hold | None) -> list[int]:
         return self._call_each(len(keys), lambda client: [int(is_there) for is_there in client.exists_batch(self._keys(keys), hold=hold)])
 
     def get_size(self, key: Text, /) -> int:
-        """Return bytes, or a code."""
+        """Return the size in bytes, or a code."""
         try:
             [places] = self._connected().locate([self._key(key)])
         except KVStoreError as error:
@@ -127,7 +129,7 @@ class Gets(StoreConnection):
 
 
 def _refused(buffers: int, all_keys: TextLists, all_dst_offsets: NumberListLists) -> list[list[list[int]]]:
-    """Results in which all ranges are refused: as many as their destinations, one for a key without destinations."""
+    """Return results in which all ranges are rejected: one a destination, one for a key without destinations."""
     results: list[list[list[int]]] = []
     for number in range(buffers):
         keys = all_keys[number] if number < len(all_keys) else None
@@ -140,7 +142,8 @@ def _refused(buffers: int, all_keys: TextLists, all_dst_offsets: NumberListLists
 def _ranges(
     number: int, keys: Sequence[str], targets: NumberLists, sources: NumberLists, sizes: NumberLists
 ) -> Iterator[tuple[Place, str, int, int, int]]:
-    """The ranges of one buffer, each with its place in the results. Lists of unequal length have none."""
+    """Yield the ranges of one buffer, each with its index in the results. Keys with lists of unequal length are
+    skipped."""
     if not len(keys) == len(targets) == len(sources) == len(sizes):
         return
     for key_number, (key, to, of, length) in enumerate(zip(keys, targets, sources, sizes, strict=True)):

@@ -1,5 +1,7 @@
-"""Connection of a store object to the cluster: its client, the names of its keys there, and its registered memory. The groups of calls
-(gets.py, puts.py, ...) are built on it."""
+"""Connection of a Mooncake store object to the cluster: client, key names, and registered memory.
+
+The groups of calls (gets.py, puts.py, ...) derive from `StoreConnection`.
+"""
 
 import functools
 import hashlib
@@ -38,18 +40,18 @@ PAUSE_S: Final = 0.25
 DIGEST_BYTES: Final = 24
 NUL: Final = b"\0"
 WINDOWS: Final = 4
-"""Holds in which a lease is cut: an object stays for its lease, and at most so large a part of it longer."""
+"""Lookups within 1/WINDOWS of a lease share a hold, which lasts at most that part longer."""
 T = TypeVar("T")
 
 
 class LookupLease:
-    """Hold of the objects that are looked up, so that each stays for `lease_s`. Thread-safe.
+    """Hold on looked-up objects, so that each stays for `lease_s`. Thread-safe.
 
-    A hold for each `is_exist` would be thousands a second: all that are found in a quarter of the lease share one.
+    A hold per `is_exist` would be thousands a second: all objects found within a quarter of the lease share one.
     """
 
     def __init__(self, lease_s: float) -> None:
-        """0: there are none."""
+        """Create it. `lease_s` 0: no holds."""
         self._lease_s = lease_s
         self._window_ns = int(lease_s * 1e9 / WINDOWS)
         self._lock = threading.Lock()
@@ -57,7 +59,7 @@ class LookupLease:
         self._until_ns = 0
 
     def hold(self, now_ns: int) -> Hold | None:
-        """In whose name a lookup holds what it finds."""
+        """Return the hold for a lookup at `now_ns`; None without leases."""
         if not self._lease_s:
             return None
         with self._lock:
@@ -67,7 +69,7 @@ class LookupLease:
 
 
 class StoreConnection:
-    """Not connected until `setup`. Threads may share it."""
+    """Connection to the cluster, made by `setup`. Threads may share it afterwards."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -78,15 +80,18 @@ class StoreConnection:
         self._hostname = ""
         self._can_stage = False
         self._registered: dict[int, tuple[int, RegisteredMemory]] = {}
-        """By address: the size, and the client's handle."""
+        """Size and the client's handle, by address."""
 
     def setup(self, *arguments: Any, **named: Any) -> int:
         """Connect to the kvstore master at `master_server_addr`, or to one of several separated by commas.
 
-        Arguments are Mooncake's, one by one (`setup.of_arguments`), or one dictionary, which may be called `config`. The call waits for a
-        master that cannot be reached, as Mooncake's does: 4.5 s if the host name has a port, else 20 times as long. Then the result is
-        -600 or -1, and the store needs another `setup`. Tokens, TLS and all else that Mooncake has no argument for come from
-        KVSTORE_CLIENT_*, KVSTORE_MOONCAKE_* and the file that KVSTORE_CONFIG names. Raises TypeError for arguments that do not fit.
+        Takes Mooncake's arguments (`setup.of_arguments`), or one dictionary, also as `config`. Tokens, TLS and other
+        settings that Mooncake has no argument for come from KVSTORE_CLIENT_*, KVSTORE_MOONCAKE_* and the file that
+        KVSTORE_CONFIG names.
+
+        Blocks while the master is unreachable, as Mooncake does: 4.5 s if the host name has a port, else 20 times as
+        long. Then it returns -600 or -1, and the store needs another `setup`. Raises TypeError: arguments of wrong
+        number or type.
         """
         given = [*arguments, *named.values()]
         is_dictionary = len(given) == 1 and isinstance(given[0], Mapping) and set(named) <= {"config"}
@@ -94,11 +99,11 @@ class StoreConnection:
         return INVALID_PARAMS if found is None else self._connect(found)
 
     def setup_dummy(self, mem_pool_size: Number, local_buffer_size: Number, server_address: Text) -> int:
-        """As `setup`: no process stands between this one and the cluster, so `server_address` is the kvstore master's."""
+        """Connect as `setup`. `server_address` is the kvstore master's, because no client process runs in between."""
         return self._connect(SetupArguments("localhost", server_address, DEFAULT_TENANT, local_buffer_size > 0))
 
     def init_all(self, protocol: Text, device_name: Text, mount_segment_size: Number = DEFAULT_BYTES, /) -> int:
-        """As `setup`, of the master at the default address. -600 for a store that is set up."""
+        """Connect as `setup`, to the master at the default address. Returns -600 if the store is set up."""
         return (
             INVALID_PARAMS
             if self._client is not None
@@ -147,7 +152,7 @@ class StoreConnection:
         return OK
 
     def health_check(self) -> int:
-        """0: the master answers; 1: not set up, or closed; 2: it does not."""
+        """Return 0: the master responds; 1: not set up, or closed; 2: it does not respond."""
         if self._client is None:
             return 1
         try:
@@ -160,8 +165,8 @@ class StoreConnection:
         return self._hostname
 
     def register_buffer(self, buffer_ptr: Number, size: Number) -> int:
-        """Register memory once with transports that need it. It must stay until `unregister_buffer` or `close`. -600 for memory of which a
-        part is registered already."""
+        """Register memory with transports that need it. It must stay valid until `unregister_buffer` or `close`.
+        Returns -600 if it overlaps registered memory."""
 
         def register(client: Client) -> int:
             _warn_of_weights()
@@ -183,7 +188,7 @@ class StoreConnection:
     # --- for the groups of calls ---
 
     def _registered_bytes(self, pointer: int) -> int:
-        """Registered bytes from an address on, 0 outside registered memory."""
+        """Return the registered bytes from an address on, 0 outside registered memory."""
         known = dict(self._registered)
         addresses = sorted(known)
         at = bisect_right(addresses, pointer) - 1
@@ -197,7 +202,7 @@ class StoreConnection:
             return code_of(error)
 
     def _call_each(self, count: int, call: Callable[[Client], Sequence[int]]) -> list[int]:
-        """As `_call`, with a code a key: an error of the whole is each key's."""
+        """As `_call`, with a code a key: an error of the call applies to every key."""
         codes: list[int] = []
 
         def keep(client: Client) -> int:
@@ -208,7 +213,7 @@ class StoreConnection:
         return codes if code == OK else [code] * count
 
     def _value(self, call: Callable[[Client], T]) -> T | None:
-        """As `_call`, of a value: None after an error."""
+        """Return the call's result; None after an error, which is logged."""
         try:
             return call(self._connected())
         except KVStoreError as error:
@@ -217,14 +222,15 @@ class StoreConnection:
 
     def _connected(self) -> Client:
         if self._client is None:
-            raise Closed("this store has not been set up, or was closed")
+            raise Closed("this store is not set up, or was closed: call setup")
         return self._client
 
     def _key(self, key: str) -> bytes:
-        """The object's key in the store. A hash replaces the end of one that is too long; patterns see its beginning.
+        """Return the object's key in the store. If it is too long, a hash replaces its end; patterns match its
+        beginning.
 
-        Keys of a tenant begin with its name and NUL. Keys of the default tenant are unchanged, except the empty one and those with a NUL,
-        which could be another tenant's: they begin with NUL, as no tenant's name does.
+        Keys of a tenant begin with its name and NUL. Keys of the default tenant are unchanged, except the empty key and
+        keys with a NUL, which could collide with another tenant's: they begin with NUL, which no tenant's name does.
         """
         given = encoded(key)
         name = (self._prefix or (NUL if not given or NUL in given else b"")) + given
@@ -233,7 +239,7 @@ class StoreConnection:
         return name[: MAX_KEY_BYTES - DIGEST_BYTES] + hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
 
     def _given(self, name: bytes) -> bytes:
-        """The caller's name of the object with that key."""
+        """Return the caller's key of an object, from its key in the store."""
         return name[len(self._prefix or (NUL if name.startswith(NUL) else b"")) :]
 
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
@@ -241,7 +247,7 @@ class StoreConnection:
 
 
 def memory(pointer: int, size_bytes: int) -> Memory | None:
-    """Return None for no memory, which is refused as the value or buffer of its key."""
+    """Return the memory, or None for an invalid range, which is then rejected for its key alone."""
     try:
         return Memory(pointer, size_bytes)
     except InvalidArgument:
@@ -250,8 +256,8 @@ def memory(pointer: int, size_bytes: int) -> Memory | None:
 
 @functools.cache
 def _warn_of_weights() -> None:
-    """Once a process. Engines register the memory of their caches; other programs have no weights, as a rule."""
+    """Log once per process. Engines register their caches' memory; other programs usually have no weights."""
     log.warning(
-        "Mooncake's keys name a model and not its weights: objects of other weights under the same name are loaded. Remove them, or use "
+        "Mooncake's keys identify a model by name, not its weights: objects of other weights are loaded, too. Remove them, or use "
         "another tenant_id, with each change of the weights"
     )

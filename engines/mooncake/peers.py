@@ -1,9 +1,10 @@
-"""Peers of a transfer engine: the handshake that finds them, and their memory.
+"""Peers of a transfer engine: the handshake that finds them, and their registered memory.
 
-The handshake is a TCP port whose connections are answered with the engine's description and its registered memory.
+An engine listens on a TCP port and sends its description and registered memory to every connection. Its name is the
+address of that port, as with Mooncake's P2PHANDSHAKE, so no metadata server is needed.
 
-The name of an engine is the address of that port, as with Mooncake's P2PHANDSHAKE, so that no metadata server is needed. The answer has
-the secret that lets peers in: whoever reaches the port reads and writes the memory, as with Mooncake.
+Security: the reply has the secret that authorizes transfers. As with Mooncake, whoever can connect to the port can read
+and write the memory.
 """
 
 import base64
@@ -26,7 +27,7 @@ from kvstore.transfer.paths.peer import Peer, PeerRegion
 log = logging.getLogger("kvstore.engines.mooncake")
 
 TIMEOUT_S: Final = 5.0
-"""For a connection and its answer."""
+"""For a connection and its reply."""
 MAX_ANSWER_BYTES: Final = 64 << 20
 BACKLOG: Final = 128
 _LENGTH: Final = struct.Struct("<I")
@@ -39,12 +40,12 @@ class RegisteredSegment:
     address: int
     size_bytes: int
     description: bytes
-    """Of the region, for the peer's transfer engine."""
+    """Exported region, for the peer's transfer engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeReply:
-    """Answer of an engine to a handshake."""
+    """Reply of an engine to a handshake."""
 
     description: bytes
     segments: Sequence[RegisteredSegment]
@@ -55,7 +56,7 @@ class HandshakeReply:
 
 
 def unpacked(data: bytes) -> HandshakeReply:
-    """Raises ProtocolError."""
+    """Parse a reply. Raises ProtocolError."""
     try:
         whole = json.loads(data)
         segments = [RegisteredSegment(int(address), int(size), base64.b64decode(region)) for address, size, region in whole["segments"]]
@@ -65,10 +66,10 @@ def unpacked(data: bytes) -> HandshakeReply:
 
 
 class HandshakeServer:
-    """Answers every connection to one port, one after another, in a thread. `answer` is called for each."""
+    """Thread that replies to every connection to one port, one at a time, with the result of `answer`."""
 
     def __init__(self, host: str, port: int, answer: Callable[[], bytes]) -> None:
-        """Port 0 is any. Raises OSError: the address is in use, or not one of this host."""
+        """Listen; port 0 is any. Raises OSError: the address is in use, or not one of this host."""
         self._answer = answer
         self._socket = socket.create_server((host, port), backlog=BACKLOG, family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._socket.getsockname()[1]
@@ -86,19 +87,19 @@ class HandshakeServer:
                     connection.settimeout(TIMEOUT_S)
                     data = self._answer()
                     connection.sendall(_LENGTH.pack(len(data)) + data)
-                except Exception as error:  # noqa: BLE001 one peer's failure is not the others'
+                except Exception as error:  # noqa: BLE001 one peer's failure must not end the thread
                     log.warning("a handshake failed: %s", error)
 
     def close(self) -> None:
-        """Close the port and end the thread."""
+        """Close the port and stop the thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
         self._thread.join(TIMEOUT_S)
 
 
-def ask(name: str) -> HandshakeReply:
-    """Return the answer of the engine with this name, HOST:PORT. Raises Unreachable, ProtocolError."""
+def handshake(name: str) -> HandshakeReply:
+    """Return the reply of the engine named HOST:PORT. Raises Unreachable, ProtocolError."""
     host, _, port = name.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S) as connection:
@@ -122,25 +123,25 @@ def _received(connection: socket.socket, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer as it answered."""
+    """A connected peer and its memory at the time of the handshake."""
 
     peer: Peer
     first_address: int
-    """Of its memory in the order of registration, 0 without any."""
+    """First memory that the peer registered; 0 without any."""
     addresses: list[int]
-    """Rising."""
+    """In rising order, like `regions`."""
     regions: list[PeerRegion]
 
     def span(self, address: int, size_bytes: int) -> Span:
-        """Raises InvalidArgument: not all of it is registered memory of the peer."""
+        """Return a range of the peer's memory. Raises InvalidArgument: part of it is not registered."""
         at = bisect_right(self.addresses, address) - 1
         if at < 0 or address + size_bytes > self.addresses[at] + self.regions[at].remote.size_bytes:
-            raise InvalidArgument(f"{size_bytes} bytes at address {address:#x} are no registered memory of {self.peer.name}")
+            raise InvalidArgument(f"{size_bytes} bytes at address {address:#x} are not registered memory of {self.peer.name}")
         return Span(self.regions[at], address - self.addresses[at])
 
 
 class Peers:
-    """Thread-safe. Peers are asked at first use, and again after a failure."""
+    """Cache of connected peers. Thread-safe. Peers are contacted at first use, and again after a failure."""
 
     def __init__(self, engine: TransferEngine) -> None:
         self._engine = engine
@@ -148,14 +149,14 @@ class Peers:
         self._known: dict[str, KnownPeer] = {}
 
     def known(self, name: str) -> KnownPeer:
-        """Raises Unreachable, ProtocolError."""
+        """Return the peer, from the cache or by a handshake. Raises Unreachable, ProtocolError."""
         with self._lock:
             found = self._known.get(name)
-        return found or self.asked(name)
+        return found or self.refreshed(name)
 
-    def asked(self, name: str) -> KnownPeer:
-        """As `known`, with its memory as it is now."""
-        answer = ask(name)
+    def refreshed(self, name: str) -> KnownPeer:
+        """Return the peer by a new handshake, with its current memory. Raises as `known`."""
+        answer = handshake(name)
         peer = self._engine.connect(answer.description)
         segments = sorted(answer.segments, key=lambda one: one.address)
         regions = [self._engine.import_region(peer, one.description) for one in segments]

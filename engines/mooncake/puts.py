@@ -1,6 +1,6 @@
-"""Calls that store objects: from buffers, from memory by its address, in several parts, new or in place of the one that is there.
+"""Mooncake's calls that store objects: from buffers, from memory by address, in several parts, new or as a replacement.
 
-They return once every process of the cluster can read the object, as Mooncake's do.
+They return once every process of the cluster can read the object, like Mooncake's.
 """
 
 from collections.abc import Sequence
@@ -29,21 +29,22 @@ Config = Annotated[ReplicateConfig, instance_of(ReplicateConfig)]
 
 
 class Puts(StoreConnection):
-    """`put*`: an object that is there is a success, and stays. `upsert*` replace it, whatever reads it."""
+    """Calls that store objects. `put*` succeed without a write if the object exists. `upsert*` replace it, even
+    while it is read."""
 
     def put(self, key: Text, value: Buffer, config: Config = DEFAULT) -> int:
         return self._put_staged([key], [value], config)[0]
 
     def put_batch(self, keys: Texts, values: Buffers, config: Config = DEFAULT) -> int:
-        """Return the first code that is no success."""
+        """Return the first error code, or 0."""
         return _first(keys, values, self._put_staged(keys, values, config))
 
     def put_parts(self, key: Text, *parts: Part, config: Config = DEFAULT) -> int:
-        """Store the parts as one object, in order. Without a byte in them nothing is stored, which is a success."""
+        """Store the parts as one object, in order. Empty parts store nothing and succeed."""
         return self._put_staged([key], [list(parts)], config)[0] if any(part.nbytes for part in parts) else OK
 
     def put_from(self, key: Text, buffer_ptr: Number, size: Number, config: Config = DEFAULT) -> int:
-        """Without a byte nothing is stored, which is a success."""
+        """Store memory as an object. A size of 0 stores nothing and succeeds."""
         return self.batch_put_from([key], [buffer_ptr], [size], config)[0] if size else OK
 
     def put_from_with_metadata(
@@ -55,7 +56,7 @@ class Puts(StoreConnection):
         metadata_size: Number,
         config: Config = DEFAULT,
     ) -> int:
-        """Store the metadata and after it the data as one object."""
+        """Store the metadata followed by the data as one object."""
         if not size + metadata_size:
             return OK
         return self.batch_put_from_multi_buffers([key], [[metadata_buffer_ptr, buffer_ptr]], [[metadata_size, size]], config)[0]
@@ -66,16 +67,16 @@ class Puts(StoreConnection):
     def batch_put_from_multi_buffers(
         self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, config: Config = DEFAULT
     ) -> list[int]:
-        """Store objects that lie in several places each, in order."""
+        """Store objects that are each made of several memory ranges, in order."""
         return self._put(keys, scattered(keys, all_buffer_ptrs, all_sizes), config)
 
-    # --- in place of the object that is there ---
+    # --- replacements ---
 
     def upsert(self, key: Text, value: Buffer, config: Config = DEFAULT) -> int:
         return self._upsert([key], [value], config)[0]
 
     def upsert_batch(self, keys: Texts, values: Buffers, config: Config = DEFAULT) -> int:
-        """Return the first code that is no success."""
+        """Return the first error code, or 0."""
         return _first(keys, values, self._upsert(keys, values, config))
 
     def upsert_parts(self, key: Text, *parts: Part, config: Config = DEFAULT) -> int:
@@ -87,10 +88,10 @@ class Puts(StoreConnection):
     def batch_upsert_from(self, keys: Texts, buffer_ptrs: Numbers, sizes: Numbers, config: Config = DEFAULT) -> list[int]:
         return self._upsert(keys, _memories(buffer_ptrs, sizes), config)
 
-    # --- what they are built on ---
+    # --- implementation ---
 
     def _put_staged(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig) -> list[int]:
-        """Nothing is staged here; but a store without a local buffer has no such puts."""
+        """Put. Rejected without a local buffer, as in Mooncake, although nothing is staged here."""
         return self._put(keys, values, config) if self._can_stage else [INVALID_PARAMS] * len(keys)
 
     def _put(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig) -> list[int]:
@@ -117,13 +118,13 @@ class Puts(StoreConnection):
 
         if len(keys) != len(values) or not is_sound(config, len(keys)):
             return [INVALID_PARAMS] * len(keys)
-        # Of a key that is given twice the first value: one value cannot replace another of the same call.
+        # The first value of a repeated key wins: one value cannot replace another of the same call.
         given = {key: value for key, value in reversed(list(zip(keys, values, strict=True))) if key and _has_bytes(value)}
         return self._call_each(len(keys), upsert)
 
 
 def scattered(keys: Sequence[str], all_buffer_ptrs: Sequence[Sequence[int]], all_sizes: Sequence[Sequence[int]]) -> list[Any]:
-    """Return for each key the memory of its parts, None where pointers and sizes are no memory. [] unless there are as many of each."""
+    """Return each key's memory ranges, None for an invalid range. [] if the lists differ in length."""
     if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
         return []
     rows = list(zip(all_buffer_ptrs, all_sizes, strict=True))
@@ -134,7 +135,7 @@ def scattered(keys: Sequence[str], all_buffer_ptrs: Sequence[Sequence[int]], all
 
 
 def _memories(pointers: Sequence[int], sizes: Sequence[int]) -> list[Memory | None]:
-    """Return the memory of each, none at all for lists of unequal length."""
+    """Return each range's memory; [] if the lists differ in length."""
     return [memory(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)] if len(pointers) == len(sizes) else []
 
 

@@ -1,8 +1,8 @@
-"""Removal of objects: by key, by a pattern of keys, all.
+"""Mooncake's removal of objects: by key, by a pattern of keys, or all.
 
-A pattern is an ECMAScript regular expression, which Mooncake's master compiles with libstdc++ and searches in the bytes of a key. What
-Python's `re` reads otherwise is translated. What is rare, or reads otherwise and has no translation, is refused: no pattern is taken for
-another one.
+A pattern is an ECMAScript regular expression, which Mooncake's master compiles with libstdc++ and searches in the bytes
+of a key. Syntax that Python's `re` reads differently is translated. Rare syntax, and syntax without a translation, is
+rejected, so no pattern silently changes its meaning.
 """
 
 import re
@@ -19,7 +19,7 @@ CLASSES: Final = {
     "cntrl": r"\x00-\x1f\x7f",
     "punct": r"!-/:-@\[-`{-~", "print": " -~", "graph": "!-~", "xdigit": "0-9a-fA-F", "d": "0-9", "s": r"\s", "w": "a-zA-Z0-9_",
 }  # fmt: skip
-"""POSIX classes of the C locale, as the inside of a set."""
+"""POSIX classes of the C locale, as the inside of a Python character set."""
 _ESCAPE: Final = r"\\(?:[dDsSwWtnrvf]|[^a-zA-Z0-9])"
 _MEMBER: Final = rf"\[:(?P<class>{'|'.join(CLASSES)}):\]|{_ESCAPE}|\\b|\[(?![:.=])|[^\[\]\\]"
 _TOKEN: Final = re.compile(
@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(
 
 
 def compiled(pattern: str) -> re.Pattern[bytes]:
-    """Compile a pattern of Mooncake's. Raises InvalidArgument for what is none there, or is refused."""
+    """Compile Mooncake's pattern. Raises InvalidArgument: the pattern is invalid or unsupported."""
     text = pattern.encode(errors="surrogateescape").decode("latin-1")
     found, at = "", 0
     while at < len(text):
@@ -61,14 +61,15 @@ def _translated(token: re.Match[str]) -> str:
 
 
 def _member(found: re.Match[str]) -> str:
-    """One member of a set. `[`, `&`, `~` and `|` are escaped: two of them in a row mean something to later releases of Python."""
+    """Translate one member of a set. `[`, `&`, `~` and `|` are escaped, because later Python versions give pairs of
+    them a meaning."""
     if found["class"]:
         return CLASSES[found["class"]]
     return f"\\{found[0]}" if found[0] in "[&~|" else found[0]
 
 
 class ObjectRemovals(StoreConnection):
-    """Objects that are pinned, leased or being read stay unless `force`."""
+    """Calls that remove objects. Pinned, leased and open objects stay unless `force`."""
 
     def remove(self, key: Text, force: Flag = False) -> int:
         def remove(client: Client) -> int:
@@ -83,8 +84,8 @@ class ObjectRemovals(StoreConnection):
         return [self.remove(key, force) for key in keys]
 
     def remove_by_regex(self, regex_pattern: Text, force: Flag = False) -> int:
-        """Remove objects of whose key any part matches an ECMAScript pattern. Return how many were removed, or a code: -600 for no
-        pattern."""
+        """Remove objects whose key contains a match of an ECMAScript pattern. Return how many were removed, or a
+        code; -600: invalid pattern."""
         try:
             pattern = compiled(regex_pattern)
         except InvalidArgument:
@@ -101,8 +102,8 @@ class ObjectRemovals(StoreConnection):
         return self._call(lambda client: client.remove_matching(namespace=self._namespace, force=force))
 
     def _names(self) -> list[bytes]:
-        """The keys of all objects of this API and tenant."""
-        from kvstore.client.control import Control  # the control plane needs grpc, which nothing else here does
+        """Return the keys of all objects of this API and tenant."""
+        from kvstore.client.control import Control  # imported here: only the control plane needs grpc
 
         with Control.find(self._settings) as control:
             return [found.key for found in control.keys(self._namespace)]

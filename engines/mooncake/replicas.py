@@ -1,8 +1,6 @@
-"""Replicas of objects, and the tasks that copy and move them, in Mooncake's terms.
+"""Mooncake's calls that describe replicas of objects, and the names of its copy and move tasks.
 
-Places of objects, in Mooncake's terms.
-
-Names of Mooncake's tasks, which copy and move replicas. No call here returns one: replicas are the store's own affair.
+No call here returns a task: the store replicates on its own policy.
 """
 
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from kvstore.engines.mooncake.link import StoreConnection
 
 
 class ReplicaStatus(Enum):
-    """State of a replica. Replicas that calls return here are complete."""
+    """State of a replica. Calls here return complete replicas only."""
 
     UNDEFINED = 0
     INITIALIZED = 1
@@ -26,7 +24,7 @@ class ReplicaStatus(Enum):
 
 @dataclass(slots=True)
 class Descriptor:
-    """A replica's memory; its address is the node's own affair."""
+    """Memory of a replica. The address is always 0: nodes do not expose it."""
 
     size: int = 0
     buffer_address: int = 0
@@ -45,7 +43,7 @@ class MemoryDescriptor:
 
 @dataclass(slots=True)
 class DiskDescriptor:
-    """A replica in a file system that all nodes share. No object has one here."""
+    """A replica in a shared file system. No object has one here."""
 
     file_path: str
     object_size: int
@@ -53,21 +51,21 @@ class DiskDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDescriptor:
-    """One node that has an object."""
+    """Replica of an object on one node."""
 
     _location: Location
     status: ReplicaStatus = ReplicaStatus.COMPLETE
 
     def is_memory_replica(self) -> bool:
-        """The node has it in DRAM or HBM."""
+        """Return whether the node has it in DRAM or HBM."""
         return bool({"dram", "hbm"} & set(self._location.tiers))
 
     def is_disk_replica(self) -> bool:
-        """False: no file system is shared."""
+        """Return False: no file system is shared."""
         return False
 
     def is_local_disk_replica(self) -> bool:
-        """The node has it in NVMe alone."""
+        """Return whether the node has it in NVMe only."""
         return not self.is_memory_replica()
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
@@ -79,13 +77,13 @@ class ReplicaDescriptor:
 
 
 class Replicas(StoreConnection):
-    """[] for an object that is not there."""
+    """Calls that list replicas. [] for an object that does not exist."""
 
     def get_replica_desc(self, key: Text) -> list[ReplicaDescriptor]:
         return self.batch_get_replica_desc([key]).get(key, [])
 
     def batch_get_replica_desc(self, keys: Texts) -> dict[str, list[ReplicaDescriptor]]:
-        """Objects that are not there are not in the result."""
+        """Return the replicas of each object; missing objects are left out."""
         found = self._value(lambda client: client.locate(self._keys(keys))) or [[] for _ in keys]
         return {key: [ReplicaDescriptor(place) for place in places] for key, places in zip(keys, found, strict=True) if places}
 

@@ -1,7 +1,7 @@
-"""Sessions: an object that is read, or written, a few ranges at a time, by calls that name ranges of many objects.
+"""Mooncake's sessions: objects that are read, or written, a few ranges at a time over several calls.
 
-Objects of a get session stay until its end, as far as nodes hold as much: one that was removed is a miss in the next call. A put session
-keeps its bytes in this process, and its end stores the whole object.
+The store holds the objects of a get session until its end, within the nodes' limits; an object that was removed is a
+miss in the next call. A put session collects bytes in this process, and its end stores the whole object.
 """
 
 import threading
@@ -20,7 +20,7 @@ from kvstore.engines.mooncake.puts import DEFAULT, Config, Puts
 from kvstore.protocol.frames import MAX_VALUE_BYTES
 
 SESSION_S: Final = 60.0
-"""Of a get session, whose blocks are looked up anew after half of it: what a node allows by default (max_lease_s)."""
+"""Duration of a get session's hold, renewed after half of it. It is the nodes' default limit (max_lease_s)."""
 RENEW_NS: Final = int(SESSION_S * 1e9 / 2)
 
 
@@ -34,17 +34,18 @@ class GetSession:
 
 
 class GetSessions:
-    """Which objects have a get session, and what holds them. Not thread-safe: the caller has a lock."""
+    """Get sessions by object, with their holds. Not thread-safe: the caller locks."""
 
     def __init__(self) -> None:
         self._of_key: dict[str, GetSession] = {}
 
     def begin(self, hold: Hold, keys: Sequence[str], now_ns: int) -> None:
-        """These objects were found and are held. None of them has a session: `end` comes first."""
+        """Begin a session of these objects, which `hold` protects. None of them may have a session: call `end`
+        first."""
         self._of_key.update(dict.fromkeys(keys, GetSession(hold, now_ns + RENEW_NS, set(keys))))
 
     def end(self, keys: Iterable[str]) -> list[Hold]:
-        """The sessions of these objects are over. Returns the holds that have none left: to be released."""
+        """End the sessions of these objects. Return the holds without objects, which the caller releases."""
         over = []
         for key in keys:
             reading = self._of_key.pop(key, None)
@@ -55,7 +56,7 @@ class GetSessions:
         return over
 
     def due(self, keys: Iterable[str], now_ns: int) -> list[tuple[Hold, list[str]]]:
-        """Of the sessions of these objects, those that are to be held on: their holds and objects. They are not due again soon."""
+        """Return the holds that are due for renewal, with their objects, and schedule the next renewal."""
         found = {id(reading): reading for key in keys if (reading := self._of_key.get(key)) is not None and reading.renew_ns <= now_ns}
         for reading in found.values():
             reading.renew_ns = now_ns + RENEW_NS
@@ -66,7 +67,7 @@ class GetSessions:
 
 
 class ObjectSessions(Gets, Puts):
-    """A call returns a code a key. A key without a session is refused by itself."""
+    """Calls of get and put sessions. They return a code a key; a key without a session gets an error of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class ObjectSessions(Gets, Puts):
 
     def close(self) -> int:
         with self._lock:
-            self._reading = GetSessions()  # the client's holds end with it
+            self._reading = GetSessions()  # the client releases its holds on close
             self._writing.clear()
         return super().close()
 
@@ -101,7 +102,7 @@ class ObjectSessions(Gets, Puts):
     def batch_get_into_multi_buffer_ranges(
         self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, all_src_offsets: NumberLists
     ) -> list[int]:
-        """Return the bytes read of each object, or a code."""
+        """Read ranges of each object; return the number of bytes, or a code."""
         results = [INVALID_PARAMS] * len(keys)
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes) == len(all_src_offsets):
             return results
@@ -132,7 +133,7 @@ class ObjectSessions(Gets, Puts):
         return OK
 
     def batch_put_session_start(self, keys: Texts, sizes: Numbers, config: Config = DEFAULT) -> list[int]:
-        """Reserve objects of these sizes. -705 for one that is there or has a session."""
+        """Reserve objects of these sizes. Returns -705 for an object that exists or has a session."""
         if len(keys) != len(sizes) or not is_sound(config, len(keys)) or self._client is None:
             return [INVALID_PARAMS] * len(keys)
         there = self._call_each(len(keys), lambda client: [int(found) for found in client.exists_batch(self._keys(keys))])
@@ -152,7 +153,7 @@ class ObjectSessions(Gets, Puts):
     def batch_put_from_multi_buffer_ranges(
         self, keys: Texts, all_buffer_ptrs: NumberLists, all_sizes: NumberLists, all_dst_offsets: NumberLists
     ) -> list[int]:
-        """Return the bytes written of each object, or a code: nothing of it is written then."""
+        """Write ranges of each object; return the number of bytes, or a code, after which nothing of it was written."""
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes) == len(all_dst_offsets):
             return [INVALID_PARAMS] * len(keys)
         with self._lock:

@@ -1,8 +1,7 @@
-"""How a store object is set up: the arguments of `setup`, and the settings beside them.
+"""Arguments of Mooncake's `setup`, in both of its forms (positional, or a dictionary of strings), and settings beyond
+them.
 
-Settings of Mooncake's API beyond what its `setup` takes: `KVSTORE_MOONCAKE_*`.
-
-Arguments of `setup`, in both forms that Mooncake takes: one by one, or a dictionary of strings.
+The settings are read from `KVSTORE_MOONCAKE_*`.
 """
 
 import os
@@ -20,12 +19,12 @@ SECTION: Final = "mooncake"
 
 @dataclass(frozen=True, slots=True)
 class MooncakeSettings:
-    """See docs/settings.md."""
+    """Settings without an argument in Mooncake's `setup`. See docs/settings.md."""
 
     lease_s: float = setting(
         5.0,
-        "How long an object that is_exist or batch_is_exist found stays, at least: Mooncake's default_kv_lease_ttl. remove without force "
-        "refuses it for so long. 0: not at all. Nodes allow max_lease_s at most.",
+        "Minimum time that an object found by is_exist or batch_is_exist stays: Mooncake's default_kv_lease_ttl. remove without force "
+        "rejects it that long. 0: no lease. Nodes cap it at max_lease_s.",
         minimum=0,
         maximum=600,
     )
@@ -36,7 +35,7 @@ DEFAULT_TENANT: Final = "default"
 DEFAULT_BYTES: Final = 16 << 20
 DEFAULT_HTTP_PORT: Final = 9300
 MIN_BYTES: Final = 1024
-"""Of a segment or buffer that is not empty."""
+"""Minimum size of a segment or buffer that is not empty."""
 PORTS: Final = range(12300, 14301)
 """A host name without a port gets one of these, as in Mooncake; nothing listens there."""
 RETRIES: Final = "MC_STORE_CLIENT_SETUP_RETRIES"
@@ -58,17 +57,17 @@ _SIZE: Final = re.compile(r"\s*([+]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-
 
 @dataclass(frozen=True, slots=True)
 class SetupArguments:
-    """What of the arguments of `setup` has a meaning here."""
+    """Arguments of `setup` that have an effect here."""
 
     hostname: str
     master: str
     tenant: str
     can_stage: bool
-    """There is a local buffer: Mooncake refuses puts from unregistered memory without one."""
+    """Whether a local buffer was given: without one Mooncake rejects puts from unregistered memory."""
 
     @property
     def attempts(self) -> int:
-        """Number of attempts to reach the master: one for a host name with a port, else 20 or MC_STORE_CLIENT_SETUP_RETRIES."""
+        """Attempts to reach the master: 1 for a host name with a port, else 20 or MC_STORE_CLIENT_SETUP_RETRIES."""
         given = os.environ.get(RETRIES, "")
         return 1 if ":" in self.hostname else int(given) if given.isdigit() else ATTEMPTS
 
@@ -92,17 +91,20 @@ def of_arguments(
     enable_client_http_server: Flag = False,
     client_http_port: Integer = DEFAULT_HTTP_PORT,
 ) -> SetupArguments | None:
-    """Return None for arguments that Mooncake refuses with a code. Segments, metadata servers, protocols and devices belong to the nodes:
-    they are checked and not used."""
+    """Return the setup of these arguments; None if Mooncake rejects them with a code.
+
+    Segments, metadata servers, protocols and devices are validated and otherwise ignored: they belong to the nodes.
+    """
     if not local_hostname or "\0" in tenant_id:
         return None
     return SetupArguments(local_hostname, master_server_addr, tenant_id, local_buffer_size > 0)
 
 
 def of_dictionary(config: Mapping[Any, Any]) -> SetupArguments | None:
-    """Return the setup that a dictionary describes, or None. Its values are read as strings; unknown entries are ignored.
+    """Return the setup that a dictionary describes, or None. Its values are read as strings; unknown entries are
+    ignored.
 
-    `master_server_address` is another name of `master_server_addr`: Mooncake's own configuration files have it.
+    `master_server_address` is an alias of `master_server_addr`, from Mooncake's configuration files.
     """
     given = {str(name): str(value) for name, value in config.items()}
     sizes = [_size(given.get(name, str(DEFAULT_BYTES))) for name in ("global_segment_size", "local_buffer_size")]
@@ -118,7 +120,7 @@ def of_dictionary(config: Mapping[Any, Any]) -> SetupArguments | None:
 
 
 def _size(text: str) -> int | None:
-    """Bytes of a text like "16MB" or "1.5 gb"; None for no size."""
+    """Parse a size like "16MB" or "1.5 gb" into bytes; None if it is invalid."""
     match = _SIZE.fullmatch(text)
     unit = None if match is None else _UNITS.get(match[2].upper())
     return None if match is None or unit is None else int(float(match[1]) * unit)

@@ -1,10 +1,8 @@
 """`mooncake.store` over kvstore: the names that programs written for Mooncake import from it.
 
-`MooncakeDistributedStore` has Mooncake's calls with their arguments and results. A name that is left out is an error at once:
-segments and their mounting (memory is the nodes'), copy and move tasks, `batch_replica_clear`, the layouts of TensorParallelism,
-BufferPool and the Engram store.
-
-Pools of engines that let the store allocate them are memory of this process, asked for by size and named by its address.
+`MooncakeDistributedStore` has Mooncake's calls with their arguments and results. Missing on purpose, so that their use
+fails at once: segments and their mounting (nodes own the memory), copy and move tasks, `batch_replica_clear`, the
+layouts of TensorParallelism, BufferPool and the Engram store.
 """
 
 import ctypes
@@ -34,14 +32,15 @@ from kvstore.engines.mooncake.tensors import Shards
 
 
 class MooncakeHostMemAllocator:
-    """Whole pages, zeros at first. Thread-safe. What is not freed goes with the allocator."""
+    """Allocator of zeroed pages of this process, for engines' pools. Thread-safe. Memory that is not freed is
+    released with the allocator."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[int, tuple[mmap.mmap, ctypes.Array[ctypes.c_char]]] = {}
 
     def alloc(self, size: int) -> int:
-        """An address, 0 if there is no memory."""
+        """Return an address, 0 if there is no memory."""
         try:
             pages = mmap.mmap(-1, size)
         except (OSError, ValueError, OverflowError):
@@ -53,7 +52,7 @@ class MooncakeHostMemAllocator:
         return address
 
     def free(self, ptr: int) -> int:
-        """0; -1 for what was not allocated here. Nothing may use the memory any more."""
+        """Return 0; -1 for an address that was not allocated here. The memory must not be used afterwards."""
         with self._lock:
             found = self._held.pop(ptr, None)
         if found is None:
@@ -67,7 +66,8 @@ class MooncakeHostMemAllocator:
 MEMBERS: Final = {
     name: member for kind in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus) for name, member in kind.__members__.items()
 }
-"""Members of enumerations that Mooncake's module has as names of its own. Of two with one name the later one counts, as there."""
+"""Members of enumerations that Mooncake's module also exports as names. Of equal names the later one counts, as
+there."""
 globals().update(MEMBERS)
 __all__ = [
     "BufferHandle",
@@ -93,7 +93,8 @@ __all__ += list(MEMBERS)
 
 @arguments_converted
 class MooncakeDistributedStore(ObjectSessions, Shards, ObjectRemovals, Replicas):
-    """A client of a kvstore cluster. Threads may share it. `setup` first: until then calls return codes, or nothing."""
+    """Mooncake's client, on a kvstore cluster. Threads may share it. Call `setup` first; before it, calls return
+    codes or empty results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,5 +106,5 @@ class MooncakeDistributedStore(ObjectSessions, Shards, ObjectRemovals, Replicas)
 
 
 def _tensor_metadata_size() -> int:
-    """Bytes of the header of a tensor's object."""
+    """Return the bytes of a tensor object's header."""
     return HEADER_BYTES

@@ -17,26 +17,26 @@ MAX_DIMENSIONS: Final = 8
 MAX_AXES: Final = 4
 FULL, SHARD = 0, 1
 TENSOR_PARALLEL: Final = 1
-"""Kind of an axis; 0 to 4 are known."""
+"""Kind of an axis; kinds 0 to 4 are valid."""
 MAX_KIND: Final = 4
 DTYPES: Final = (
     "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool", "float16", "bfloat16",
     "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
-"""By their number in the header."""
+"""In the order of their numbers in the header."""
 _HEADER: Final = struct.Struct("<IHHiiIIQQ")
-"""Magic, version, header bytes, type, dimensions, layout, flags, offset of the elements, bytes of the elements."""
+"""Magic, version, header bytes, dtype, dimensions, layout, flags, offset of the elements, bytes of the elements."""
 _SHAPE: Final = struct.Struct(f"<{MAX_DIMENSIONS}q")
 _COUNT: Final = struct.Struct("<II")
 _AXIS: Final = struct.Struct("<6iq")
-"""Kind, index, rank, ranks, dimension that is split, reserved, length of that dimension in the shard."""
+"""Kind, index, rank, ranks, split dimension, reserved, length of that dimension in the shard."""
 _AXES_AT: Final = _HEADER.size + 2 * _SHAPE.size + _COUNT.size
 HEADER_BYTES: Final = _AXES_AT + MAX_AXES * _AXIS.size
 
 
 @dataclass(frozen=True, slots=True)
 class ShardOf:
-    """Place of a shard in a tensor that is cut for ranks."""
+    """Position of a shard in a tensor that is split over ranks."""
 
     shape: Sequence[int]
     rank: int
@@ -46,7 +46,7 @@ class ShardOf:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A header that is sound."""
+    """Fields of a valid header."""
 
     dtype: str
     shape: list[int]
@@ -54,8 +54,8 @@ class Parsed:
 
 
 def encoded(tensor: Any, shard: ShardOf | None = None) -> list[Any] | None:
-    """Return the parts of the object: header and elements. None unless it is a dense tensor with memory, of a type and a number of
-    dimensions that Mooncake has."""
+    """Return the parts of an object, header and elements. None unless `tensor` is a dense tensor with memory whose
+    dtype and number of dimensions Mooncake supports."""
     import torch
 
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.dim() > MAX_DIMENSIONS or tensor.is_meta:
@@ -80,8 +80,11 @@ def _header(dtype: int, shape: list[int], data_bytes: int, shard: ShardOf | None
 
 
 def decoded(value: memoryview, *, copies: bool) -> Any | None:
-    """Return the tensor of an object: the caller's own if `copies`, else in the object's memory, which must be writable and stay. None for
-    an object that is no tensor."""
+    """Return an object's tensor; None if the object is no tensor.
+
+    With `copies` the tensor owns its memory. Otherwise it uses the object's memory, which must be writable and outlive
+    it.
+    """
     import torch
 
     found = parsed(value)
@@ -98,7 +101,7 @@ def decoded(value: memoryview, *, copies: bool) -> Any | None:
 
 
 def parsed(value: memoryview) -> Parsed | None:
-    """Return the header of a whole object; None if it is no tensor, or of another size."""
+    """Return the header of a whole object; None if it is no tensor or has another size."""
     if len(value) < HEADER_BYTES:
         return None
     magic, version, header_bytes, dtype, dimensions, layout, _, offset, data_bytes = _HEADER.unpack_from(value)
@@ -131,8 +134,10 @@ def _element_bytes(name: str) -> int:
 
 
 def serialized(tensor: Any) -> tuple[bytes, int, int, Any]:
-    """Return header, address of the elements, their bytes, and the tensor that owns them: Mooncake's `_serialize_tensor`. Raises
-    ValueError for what is no tensor that can be an object."""
+    """Return header, address and bytes of the elements, and the tensor that owns them: Mooncake's `_serialize_tensor`.
+
+    Raises ValueError: not a tensor that can be an object.
+    """
     parts = encoded(tensor)
     if parts is None:
         raise ValueError("unsupported tensor for Mooncake tensor serialization")

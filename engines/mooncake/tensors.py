@@ -1,10 +1,8 @@
-"""Calls that store and read torch tensors, whole or in shards of tensor-parallel ranks.
+"""Mooncake's calls that store and read torch tensors, whole or in shards of tensor-parallel ranks.
 
-Calls that store and read torch tensors, one or many, from and into memory by its address, and files of them.
-
-Calls for tensor parallelism: a tensor is cut for ranks, and each rank reads its shard.
-
-Shard i is the object `KEY_tp_i`. Only equal shards are made, as in Mooncake.
+`Tensors` has the calls for whole tensors: one or many, from and into memory by address, and safetensors files. `Shards`
+adds the calls that split a tensor over ranks. Shard i is the object `KEY_tp_i`. Shards are equal in size, as in
+Mooncake.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +22,8 @@ Write = Callable[[Sequence[str], Sequence[Any], ReplicateConfig], list[int]]
 
 
 class Tensors(Gets, Puts):
-    """torch is imported by the first call. A tensor that is read is the caller's own, on the CPU; None for a miss and for an object that
-    is no tensor."""
+    """Calls for whole tensors. The first call imports torch. A tensor that is read is the caller's own, on the CPU;
+    None for a miss and for an object that is no tensor."""
 
     def put_tensor(self, key: Text, tensor: Any) -> int:
         return self.batch_pub_tensor([key], [tensor])[0]
@@ -55,7 +53,8 @@ class Tensors(Gets, Puts):
         return self.batch_put_tensor_from([key], [buffer_ptr], [size])[0]
 
     def batch_put_tensor_from(self, keys: Texts, buffer_ptrs: Numbers, sizes: Numbers) -> list[int]:
-        """Store memory that `get_tensor_into` has filled: header and elements, nothing more. One that is no tensor refuses all."""
+        """Store memory that `get_tensor_into` filled: header and elements, nothing else. If one is no tensor, none
+        is stored."""
         return self._write_from(self._put, keys, buffer_ptrs, sizes)
 
     def upsert_tensor_from(self, key: Text, buffer_ptr: Number, size: Number) -> int:
@@ -88,12 +87,13 @@ class Tensors(Gets, Puts):
         return [self.get_tensor(key) for key in keys]
 
     def get_tensor_into(self, key: Text, buffer_ptr: Number, size: Number) -> Any:
-        """Return a tensor in the caller's memory, which must stay as long as it."""
+        """Return a tensor in the caller's memory, which must outlive it."""
         found = self.get_into(key, buffer_ptr, size)
         return None if found < 0 else decoded(view_of(buffer_ptr, found), copies=False)
 
     def batch_get_tensor_into(self, keys: Texts, buffer_ptrs: Numbers, sizes: Numbers) -> list[Any]:
-        """As `get_tensor_into` of each key; -600 for each where lists are of unequal length, or an address is 0."""
+        """Call `get_tensor_into` for each key. Returns -600 for each if the lists differ in length or an address is
+        0."""
         if not len(keys) == len(buffer_ptrs) == len(sizes) or not all(buffer_ptrs) or self._client is None:
             return [INVALID_PARAMS] * len(keys)
         found = self.batch_get_into(keys, buffer_ptrs, sizes)
@@ -102,18 +102,18 @@ class Tensors(Gets, Puts):
         ]
 
     def get_tensor_into_cuda(self, key: Text, tensor: Any) -> int:
-        """-600: Mooncake reads into CUDA tensors through its client process on the host, and this store has none. `get_tensor` and a copy
-        to the device do the same."""
+        """Return -600. Mooncake reads into CUDA tensors through its client process on the host, which this store
+        does not have. Use `get_tensor` and a copy to the device."""
         return INVALID_PARAMS
 
     def batch_get_tensor_into_cuda(self, keys: Texts, tensors_list: PlainList) -> list[int]:
-        """As `get_tensor_into_cuda`, of each key."""
+        """Return -600 for each key, as `get_tensor_into_cuda`."""
         return [INVALID_PARAMS] * len(keys)
 
     # --- files ---
 
     def save_tensor_to_safetensor(self, key: Text, file_name: str | None = None) -> int:
-        """Needs the package safetensors. Without a name the file has the key's."""
+        """Write the tensor to a file, by default named as the key. Needs the package safetensors."""
         if self._client is None:
             return INVALID_PARAMS
         from safetensors.torch import save_file
@@ -125,8 +125,11 @@ class Tensors(Gets, Puts):
         return OK
 
     def load_tensor_from_safetensor(self, key: str | None = None, file_name: str = "") -> Any | None:
-        """Store the tensor of that name in the file, else its first one, under the key, or the file's name without one. Return it; None
-        without such a file, or if it could not be stored."""
+        """Store a tensor of the file: the one with the key's name, else the first. Without a key, the file's name is
+        the key.
+
+        Returns the tensor; None if there is no such file or the tensor could not be stored.
+        """
         if self._client is None or not Path(file_name).is_file():
             return None
         from safetensors.torch import load_file
@@ -138,16 +141,16 @@ class Tensors(Gets, Puts):
 
 
 def tensor_at(pointer: int, size_bytes: int) -> Memory | None:
-    """Return the memory of the tensor that fills it; None for other memory."""
+    """Return the memory if it holds exactly one tensor object, else None."""
     place = memory(pointer, size_bytes)
     return None if place is None or size_bytes < HEADER_BYTES or parsed(place.view()) is None else place
 
 
 class Shards(Tensors):
-    """With a `tp_size` of 1 or less the calls are those for whole tensors."""
+    """Calls for tensor parallelism. With a `tp_size` of 1 or less they are those for whole tensors."""
 
     def put_tensor_with_tp(self, key: Text, tensor: Any, tp_rank: Integer = 0, tp_size: Integer = 1, split_dim: Integer = 0) -> int:
-        """Cut the whole tensor into the shards of all ranks."""
+        """Split the whole tensor and store the shards of all ranks."""
         return self.batch_pub_tensor_with_tp([key], [tensor], DEFAULT, tp_rank, tp_size, split_dim)[0]
 
     def batch_put_tensor_with_tp(
@@ -169,7 +172,7 @@ class Shards(Tensors):
         tp_size: Integer = 1,
         split_dim: Integer = 0,
     ) -> list[int]:
-        """Return a code a tensor: the first of its shards that is no success."""
+        """Return a code a tensor: the first failed code of its shards, or 0."""
         if tp_size <= 1:
             return self.batch_pub_tensor(base_keys, tensors_list, config)
         if len(base_keys) != len(tensors_list) or not has_segments(config) or not is_sound(config, len(base_keys)):
@@ -180,7 +183,7 @@ class Shards(Tensors):
     def put_tensor_with_tp_from(
         self, key: Text, buffer_ptr: Number, size: Number, tp_rank: Integer = 0, tp_size: Integer = 1, split_dim: Integer = 0
     ) -> int:
-        """Cut a whole tensor that lies in memory as `get_tensor_into` has left it."""
+        """Split a whole tensor in memory, in the form of `get_tensor_into`, and store the shards."""
         return self.batch_put_tensor_with_tp_from([key], [buffer_ptr], [size], tp_rank, tp_size, split_dim)[0]
 
     def batch_put_tensor_with_tp_from(
@@ -217,7 +220,7 @@ class Shards(Tensors):
     def get_tensor_with_tp_into(
         self, key: Text, buffer_ptr: Number, size: Number, tp_rank: Integer = 0, tp_size: Integer = 1, split_dim: Integer = 0
     ) -> Any:
-        """Return the rank's shard in the caller's memory, which must stay as long as it."""
+        """Return the rank's shard in the caller's memory, which must outlive it."""
         return self.get_tensor_into(key if tp_size <= 1 else _shard(key, tp_rank), buffer_ptr, size)
 
     def batch_get_tensor_with_tp_into(
@@ -233,7 +236,7 @@ def _shard(key: str, rank: int) -> str:
 
 
 def _shards(tensor: Any, ranks: int, dimension: int) -> Sequence[Any]:
-    """The objects of all ranks; none for what cannot be cut into equal shards."""
+    """Return the objects of all ranks; empty if the tensor cannot be split into equal shards."""
     import torch
 
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or not 0 <= dimension < tensor.dim():
@@ -247,7 +250,7 @@ def _shards(tensor: Any, ranks: int, dimension: int) -> Sequence[Any]:
 
 
 def _without_groups(config: ReplicateConfig) -> ReplicateConfig:
-    """Groups change nothing here, but there have to be as many as objects, and a tensor has several."""
+    """Return the config without groups, which have no effect here but must match the number of objects."""
     found = ReplicateConfig()
     found.with_hard_pin = config.with_hard_pin
     return found

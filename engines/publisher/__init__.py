@@ -1,1 +1,1 @@
-"""What happens to the store's blocks, published as engines publish their own KV events: for routers and indexes that are not kvstore's."""
+"""KV events of the store's blocks, in the form of engines' own events, for other routers and indexes."""

@@ -1,9 +1,9 @@
 """Mooncake Conductor's HTTP API over the index: `/register`, `/unregister` and `/query`, in JSON and MessagePack.
 
-Messages are read in three forms: as the reference has them, as servers of 2026 do, and in MessagePack. The forms differ in spelling and in
-members, not in meaning. Every response has the members of all forms, so that each client finds its own: `/query` names the instances under
-the tenant (reference) and under `instances` (servers of 2026), and each medium both ways. Members that do not matter here are passed over,
-`hash_profile` among them: blocks are compared by their tokens.
+Requests are accepted in three forms: of the reference, of servers of 2026, and in MessagePack. They differ in spelling
+and members, not in meaning. Every response has the members of all forms. `/query` lists instances under the tenant
+(reference) and under `instances` (servers of 2026), with both spellings of each medium. Other members are ignored,
+including `hash_profile`: blocks are compared by tokens.
 
 Source: Mooncake, docs/source/api-reference/http/conductor-indexer.md; mooncake-conductor, event_manager.cpp and
 example/cache_aware_disagg_proxy.py of 2026.
@@ -30,13 +30,13 @@ TYPES: Final = ("vllm", "sglang")
 MAX_BLOCK_TOKENS: Final = 65_536
 MAX_RANK: Final = (1 << 31) - 1
 MAX_BODY_BYTES: Final = 16 << 20
-"""Of a query: a million token ids in JSON."""
+"""A million token ids in JSON."""
 MSGPACK: Final = ("application/msgpack", "application/x-msgpack")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which instances have how much of these tokens? `instance`: that one alone."""
+    """Request for the instances' matches of these tokens; `instance`: only that one."""
 
     context: Context
     token_ids: list[int]
@@ -44,11 +44,11 @@ class Query:
 
 
 def read_registration(body: Any) -> Service:
-    """A `/register`. Raises InvalidArgument that names the member."""
+    """Parse a `/register`. Raises InvalidArgument, which names the member."""
     body = _members(body)
     kind = _text(body, "type")
     if kind.lower() not in TYPES:
-        raise InvalidArgument(f"type is {kind!r}: vLLM or SGLang, whose events have token ids; kvstore's own blocks need no registration")
+        raise InvalidArgument(f"type is {kind!r}: register vLLM or SGLang, whose events have token ids; kvstore needs no registration")
     context = Context(
         _text(body, "tenant_id", DEFAULT_TENANT),
         _text(body, "modelname"),
@@ -61,14 +61,14 @@ def read_registration(body: Any) -> Service:
 
 
 def read_unregistration(body: Any) -> str:
-    """Name of the service that an `/unregister` means. Raises InvalidArgument that names the member."""
+    """Parse an `/unregister`; return the service's name. Raises InvalidArgument, which names the member."""
     body = _members(body)
     tenant = _text(body, "tenant_id", DEFAULT_TENANT)
     return f"{_text(body, 'instance_id')}|{tenant}|{_number(body, 'dp_rank', 0, MAX_RANK)}"
 
 
 def read_query(body: Any) -> Query:
-    """A `/query`. Raises InvalidArgument that names the member."""
+    """Parse a `/query`. Raises InvalidArgument, which names the member."""
     body = _members(body)
     context = Context(
         _text(body, "tenant_id", DEFAULT_TENANT),
@@ -89,13 +89,13 @@ def unregistered(service: Service) -> dict[str, Any]:
 
 
 def matches(tenant: str, found: Mapping[str, InstanceMatch]) -> dict[str, Any]:
-    """The response to a `/query`."""
+    """Return the response to a `/query`."""
     instances = {name: _instance(match) for name, match in found.items()}
     return {"instances": instances, tenant: instances}
 
 
 def add_index(server: HttpServer, index: EngineBlockIndex) -> None:
-    """A registration has this process connect elsewhere, so that it needs more than a query."""
+    """Add the routes. Registration needs ADMIN access, because it makes this process connect to other hosts."""
 
     def register(body: Any) -> dict[str, Any]:
         service = read_registration(body)
@@ -130,7 +130,7 @@ def _members(body: Any) -> dict[str, Any]:
 
 
 def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A member that is absent, null or empty has its default. Raises InvalidArgument where it has none."""
+    """Return a member. One that is absent, null or empty has its default. Raises InvalidArgument if it has none."""
     value = body.get(name)
     if value in (None, "") and default is not None:
         return default
@@ -142,12 +142,12 @@ def _text(body: Mapping[str, Any], name: str, default: str | None = None) -> str
 def _number(body: Mapping[str, Any], name: str, lowest: int, highest: int) -> int:
     value = body.get(name)
     if type(value) is not int or not lowest <= value <= highest:
-        raise InvalidArgument(f"{name} is {value!r}: a whole number from {lowest} to {highest}")
+        raise InvalidArgument(f"{name} is {value!r}: use a whole number from {lowest} to {highest}")
     return value
 
 
 def _tokens(found: Any) -> list[int]:
-    """From a list, or from 4 bytes a token, little-endian."""
+    """Parse a list, or 4 bytes a token, little-endian."""
     if isinstance(found, bytes) and len(found) % 4 == 0:
         return list(struct.unpack(f"<{len(found) // 4}i", found))
     if not isinstance(found, list) or not all(type(each) is int and -(1 << 31) <= each < 1 << 31 for each in found):
@@ -156,7 +156,7 @@ def _tokens(found: Any) -> list[int]:
 
 
 def _handler(answer: Callable[[Any], dict[str, Any] | None]) -> Handler:
-    """Answers in the format of the request."""
+    """Return a handler that responds in the format of the request."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         payload = await request.clone(client_max_size=MAX_BODY_BYTES).read()

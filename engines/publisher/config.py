@@ -1,4 +1,4 @@
-"""The settings of kvstore-publisher. What they do is in docs/other-routers.md."""
+"""Settings of kvstore-publisher; docs/other-routers.md explains them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,22 +13,22 @@ VLLM: Final = "vllm"
 DYNAMO: Final = "dynamo"
 LLM_D: Final = "llm-d"
 FORMS: Final = (VLLM, DYNAMO, LLM_D)
-"""Of events: see form.py, which needs an optional library."""
+"""Forms of events: see form.py, which imports an optional library."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherSettings(TlsSettings):
-    """See docs/settings.md, which is made from this."""
+    """Settings of the daemon. docs/settings.md is generated from this class."""
 
     master: str = shared_settings.MASTER()
     tenant: str = shared_settings.TENANT()
     token: str = shared_settings.TOKEN()
-    events: str = setting("tcp://127.0.0.1:5557", "Where events are published, as ZeroMQ has it: tcp://HOST:PORT.")
-    events_replay: str = setting("tcp://127.0.0.1:5558", "Where missed events are asked for; empty: nowhere.")
+    events: str = setting("tcp://127.0.0.1:5557", "ZeroMQ address that events are published at, tcp://HOST:PORT.")
+    events_replay: str = setting("tcp://127.0.0.1:5558", "ZeroMQ address that replays missed events; empty: no replay.")
     topic: str = setting(
-        "", "First part of each message, by which subscribers choose; default: none, with form llm-d kv@pool:kvstore@MODEL."
+        "", "ZeroMQ topic of each message, for subscribers' filters; default: none, with form llm-d kv@pool:kvstore@MODEL."
     )
-    form: str = setting(VLLM, "Who reads the events: vllm (as vLLM publishes its own), dynamo or llm-d.", choices=FORMS)
+    form: str = setting(VLLM, "Reader of the events: vllm (the form of vLLM's own events), dynamo or llm-d.", choices=FORMS)
     model: str = shared_settings.MODEL()
     namespace_id: str = shared_settings.NAMESPACE_ID()
     dtype: str = shared_settings.DTYPE()
@@ -42,11 +42,11 @@ class PublisherSettings(TlsSettings):
 
 
 def check_settings(settings: PublisherSettings) -> None:
-    """Raises ConfigError for what no single setting can be blamed for alone."""
+    """Check combinations of settings. Raises ConfigError."""
     if settings.form in (DYNAMO, LLM_D) and not settings.model:
-        raise ConfigError(f"form {settings.form} without model: name the model that the store's blocks are of")
+        raise ConfigError(f"form {settings.form} needs a model: set --model to the model of the store's blocks")
 
 
 def topic_of(settings: PublisherSettings) -> str:
-    """llm-d reads whose blocks they are from the topic: those of a pool, which all its engines reach."""
+    """Return the topic. llm-d takes the owner of blocks from it: here a pool that all engines reach."""
     return settings.topic or (f"kv@pool:kvstore@{settings.model}" if settings.form == LLM_D else "")

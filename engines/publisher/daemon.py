@@ -1,8 +1,9 @@
-"""kvstore-publisher: settings in, the events of a tenant's blocks on all nodes out, until a signal.
-Its HTTP port answers with health, metrics and diagnostics.
+"""kvstore-publisher: command line of the daemon that publishes the events of a tenant's blocks on all nodes, until a
+signal.
 
-Standard output carries one JSON line when it publishes: {"event": "ready", "events": ..., "events_replay": ..., "http": ...,
-"pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met, or no master answers.
+Its HTTP port serves health, metrics and diagnostics. Standard output has one JSON line when it publishes: {"event":
+"ready", "events": ..., "events_replay": ..., "http": ..., "pid": ...}. Logs go to standard error. Exit code 2: invalid
+settings, or no master responds.
 """
 
 import logging
@@ -35,26 +36,28 @@ if TYPE_CHECKING:
     from kvstore.engines.publisher.sockets import EventPublisher
 
 KEPT_BATCHES: Final = 10_000
-"""Batches that can be replayed, as vLLM's own publisher keeps them."""
+"""Batches for replay, as many as vLLM's own publisher keeps."""
 POLL_INTERVAL_S: Final = 0.1
-"""From one question to the nodes to the next: how late an event is published."""
+"""Interval between polls of the nodes, which bounds the delay of an event."""
 HANGS_S: Final = 120.0
-"""A thread that has not come round for so long hangs: a minute is the longest interval, and nodes and masters have seconds each."""
+"""A publisher that made no round for this long is hung: the longest interval is a minute, and nodes and masters have
+deadlines of seconds."""
 
 
 def add_publisher_signals(server: HttpServer, publishing: "EventPublisher", index: "EngineBlockIndex") -> None:
-    """Add health, metrics, diagnostics, and the routes of the index. Ready: a master and every node that it names can be asked."""
+    """Add health, metrics, diagnostics, and the routes of the index. Ready: a master and all nodes that it lists
+    respond."""
 
     def alive() -> None:
         silent_s = time.monotonic() - publishing.round_s
         if silent_s > HANGS_S:
-            raise DeadlineExceeded(f"the nodes have not been asked for {silent_s:.0f} s")
+            raise DeadlineExceeded(f"the nodes were not polled for {silent_s:.0f} s: see the log, and restart the publisher")
 
     def unready() -> Sequence[str]:
-        return [f"{who} cannot be asked what happened" for who in publishing.recorder.unreachable]
+        return [f"{who} does not respond with its events" for who in publishing.recorder.unheard]
 
     def add(server: HttpServer) -> None:
-        from kvstore.engines.publisher.conductor import add_index  # not before someone asks: it loads aiohttp
+        from kvstore.engines.publisher.conductor import add_index  # imported at the first request: it loads aiohttp
 
         add_index(server, index)
 
@@ -63,7 +66,7 @@ def add_publisher_signals(server: HttpServer, publishing: "EventPublisher", inde
 
 
 def readings(publishing: "EventPublisher", index: "EngineBlockIndex") -> Readings:
-    """All of PUBLISHER."""
+    """Return all of PUBLISHER."""
     recorder = publishing.recorder
     return {
         "kvstore_publisher_nodes": len(recorder.nodes),
@@ -83,7 +86,7 @@ log = logging.getLogger("kvstore.publisher")
 @click.version_option(package_name=DISTRIBUTION)
 @options(PublisherSettings)
 def main(config: str | None, **flags: Any) -> None:
-    """Publish what happens to the blocks of all nodes, as KV events over ZeroMQ, and answer other routers' queries for blocks."""
+    """Publish block events of all nodes as KV events over ZeroMQ, and answer other routers' queries for blocks."""
     begin_logging()
     try:
         for package in ("msgspec", "zmq"):
@@ -98,7 +101,7 @@ def main(config: str | None, **flags: Any) -> None:
 
 
 def _run(settings: PublisherSettings) -> None:
-    # Here, since their libraries may be missing.
+    # Imported here: optional libraries.
     from kvstore.engines.publisher.form import EventForm
     from kvstore.engines.publisher.index import EngineBlockIndex, StoreMedia
     from kvstore.engines.publisher.sockets import EventPublisher, PublishingSockets

@@ -1,14 +1,16 @@
-"""Events of the store's blocks in the forms that other routers read: MessagePack of [seconds, [event, ...], 0].
+"""Encodes the store's block events in the forms that other routers read: MessagePack of [seconds, [event, ...], 0].
 
-    vllm     maps, as vLLM 0.32 publishes them; a block's hash is its key, whole; no token ids
-    dynamo   maps; 64-bit hashes, and token ids, without which Dynamo indexes no block: others wait for theirs
-    llm-d    lists of members in order; 64-bit hashes; token ids where they are known, else llm-d finds blocks by the engines' hashes
+    vllm     maps, as vLLM 0.32 publishes them; a block's hash is its whole key; no token ids
+    dynamo   maps; 64-bit hashes and token ids, without which Dynamo indexes no block: such blocks wait for their tokens
+    llm-d    lists of members in order; 64-bit hashes; token ids if known, otherwise llm-d finds blocks by the engines'
+    hashes
 
-The store knows no tokens: they are those that registered engines published for blocks of the same keys. A 64-bit hash is the end of the
-key, which with naming vllm is what vLLM itself publishes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES. A gap voids what was published before:
-AllBlocksCleared.
+The store has no tokens. They come from registered engines that published blocks of the same keys. A 64-bit hash is the
+end of the key; with naming vllm that equals what vLLM publishes with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES. Lost events
+void what was published before: AllBlocksCleared.
 
-Source: vLLM 0.32, distributed/kv_events.py; ai-dynamo/dynamo, lib/kv-router/src/zmq_wire; llm-d/llm-d-kv-cache, pkg/kvevents.
+Source: vLLM 0.32, distributed/kv_events.py; ai-dynamo/dynamo, lib/kv-router/src/zmq_wire; llm-d/llm-d-kv-cache,
+pkg/kvevents.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,27 +23,28 @@ from kvstore.engines.publisher.config import DYNAMO, LLM_D, VLLM
 from kvstore.kvcache.traces.event_file import REMOVED, STORED, BlockEvent, LostEvents
 
 MEDIUM: Final = {VLLM: "STORAGE", DYNAMO: "EXTERNAL", LLM_D: "CPU"}
-"""As each reader calls a medium that several engines reach: Dynamo of 2025 takes STORAGE for a GPU, and llm-d weighs GPU and CPU only."""
+"""Each reader's name for a medium that several engines reach. Dynamo of 2025 treats STORAGE as a GPU; llm-d weighs
+only GPU and CPU."""
 HASH_BYTES: Final = 8
 MAX_WAITING_BLOCKS: Final = 8192
-"""Blocks for Dynamo whose tokens are not known yet: an engine's events may arrive after the node's."""
+"""Blocks for Dynamo without known tokens: an engine's events may arrive after the node's."""
 TokensOf: TypeAlias = Callable[[bytes], Sequence[int] | None]
 
 
 class EventForm:
-    """Encoder of batches for one kind of reader."""
+    """Encoder of event batches for one kind of reader. Not thread-safe."""
 
     def __init__(self, form: str, tokens_of: TokensOf = lambda key: None) -> None:
-        """`form`: of FORMS; `tokens_of`: the token ids of the block of a key, None where they are not known."""
+        """Create it. `form` is one of FORMS; `tokens_of` returns a block's token ids by key, None if unknown."""
         self._form = form
         self._tokens_of = tokens_of
         self._waiting: dict[bytes, BlockEvent] = {}
-        """By key, of one block each."""
+        """Stored blocks without known tokens, one event of one block by key."""
 
     def batch(self, events: Sequence[BlockEvent | LostEvents]) -> bytes | None:
-        """One batch, at the time of its last event; None if nothing in it concerns where blocks are.
+        """Return the events as one batch, with the time of the last one; None if there is nothing to publish.
 
-        Blocks of earlier events whose tokens are known by now come first.
+        Earlier blocks whose tokens have become known come first.
         """
         known = [key for key in self._waiting if self._tokens_of(key) is not None]
         happened = [*(self._waiting.pop(key) for key in known), *events]
@@ -97,7 +100,7 @@ class EventForm:
 
 
 def _chains(event: BlockEvent, tokens: Sequence[Sequence[int] | None]) -> Iterator[tuple[int, int]]:
-    """[start, end) of blocks each of which follows the one before; the tokens of all are known, and as many, or of none."""
+    """Yield [start, end) of blocks that follow one another and have equally many known tokens, or all none."""
     start = 0
     for index in range(1, len(event.keys)):
         here, before = (len(each or ()) for each in (tokens[index], tokens[index - 1]))

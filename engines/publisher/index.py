@@ -1,11 +1,9 @@
-"""Index of blocks that other routers query: what registered engines hold, and what all of them reach in the store.
+"""Index of blocks for other routers: blocks of registered engines, and blocks that all of them reach in the store.
 
-A thread subscribes to the events of each registered engine; one lock guards the table that all of them fill.
-
-An engine whose replay endpoint does not answer has nothing: a router must not prefer it for what it had before it died. Without a replay
-endpoint an engine that died keeps its blocks until it is unregistered, or publishes again.
-
-Media in which a store has the blocks of a prompt: memory of a node counts as `cpu`, NVMe as `disk`.
+- **Threads.** One thread per registered engine subscribes to its events; one lock guards the shared table.
+- **Dead engines.** If an engine's replay endpoint does not respond, its blocks are dropped, so that routers do not
+  prefer it. Without a replay endpoint a dead engine keeps its blocks until it is unregistered or publishes again.
+- **The store's media.** A block in a node's memory counts as `cpu`, one in NVMe as `disk`.
 """
 
 import logging
@@ -23,41 +21,43 @@ from kvstore.kvcache.naming import NamespaceNaming, Naming
 from kvstore.protocol.errors import KVStoreError
 
 WAIT_S: Final = 0.2
-"""For events, at a time: whether to end is looked at in between."""
+"""Maximum wait for events before a thread checks whether to stop."""
 VERIFY_S: Final = 10.0
-"""How often a publisher is asked for what came after the last batch that was taken."""
+"""Interval at which each publisher is asked for a replay, which shows whether it is alive."""
 REPLAY_TIMEOUT_S: Final = 5.0
 JOIN_S: Final = 10.0
 DEADLINE_S: Final = 1.0
-"""For one question to the store; Mooncake's clients wait as long for an answer to theirs."""
+"""Deadline of a lookup in the store; Mooncake's clients wait as long for a response."""
 NVME: Final = "nvme"
 DTYPE: Final = "bfloat16"
-"""Of namespaces that name blocks in the table only: keys of theirs are not in the store."""
+"""Of namespaces that name blocks in the table only; the store has none of their keys."""
 
 log = logging.getLogger("kvstore.publisher")
 
 
 class StoreMedia:
-    """Threads may share it. The client is closed by its owner."""
+    """Media in which the store has the blocks of one model. Thread-safe. The owner closes the client."""
 
     def __init__(self, client: Client, naming: Naming, *, model: str) -> None:
-        """`model`: the name by which routers ask for the model of `naming`."""
+        """Create it. `model`: the name that routers use for the model of `naming`."""
         self._client = client
         self._model = model
         self.naming = naming
         self._is_silent = False
 
     def has(self, context: Context) -> bool:
-        """Whether the store's blocks are of this context: of its model and block size, without an adapter or a salt."""
+        """Return whether the store's blocks are of this context: its model and block size, without an adapter or a
+        salt."""
         return (context.model, context.block_tokens, context.adapter, context.salt) == (self._model, self.naming.block_tokens, "", "")
 
     def media(self, keys: Sequence[bytes]) -> list[str]:
-        """`cpu` or `disk` for each block that can be read, "" for the others; [] where the store does not answer in time."""
+        """Return `cpu` or `disk` for each readable block, "" for the others; [] if the store does not respond in
+        time."""
         try:
             found = self._client.locate(keys, deadline_s=DEADLINE_S) if keys else []
         except KVStoreError as error:
             if not self._is_silent:
-                log.warning("routers are told of no block of the store: %s", error)
+                log.warning("routers get no blocks of the store: %s", error)
             self._is_silent = True
             return []
         self._is_silent = False
@@ -71,38 +71,40 @@ def _medium(tiers: set[str]) -> str:
 
 
 class EngineBlockIndex:
-    """Threads may share it. Close it."""
+    """Index of the blocks of registered engines and of the store. Thread-safe. Close it."""
 
     def __init__(self, store: StoreMedia | None, *, verify_s: float = VERIFY_S, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> None:
-        """`store`: whose blocks every instance reaches; None: routers are told of engines only."""
+        """Create it without engines. `store`: blocks that every instance reaches; None: only engines are indexed."""
         self._store = store
         self._table = PrefixTable(self._naming)
         self._lock = threading.Lock()
-        """Held for each use of the table."""
+        """Guards the table and `_threads`."""
         self._verify_s = verify_s
         self._replay_timeout_s = replay_timeout_s
         self._threads: dict[str, tuple[threading.Event, threading.Thread]] = {}
 
     @property
     def services(self) -> int:
-        """How many are registered."""
+        """Number of registered services."""
         with self._lock:
             return len(self._table.services)
 
     def tokens_of(self, key: bytes) -> list[int] | None:
-        """Token ids of a block of the store, if a registered engine published them lately."""
+        """Return the token ids of a block of the store, if a registered engine published them recently."""
         with self._lock:
             return self._table.tokens_of(key)
 
     def match(self, context: Context, token_ids: list[int], *, instance: str | None = None) -> dict[str, InstanceMatch]:
-        """Return what each instance of the context has of a prompt; `instance`: that one alone. Raises InvalidArgument."""
+        """Return what each instance of the context holds of a prompt; `instance`: only that one. Raises
+        InvalidArgument."""
         keys = self._naming(context).block_keys(token_ids)
         in_store = self._store.media(keys) if self._store is not None and self._store.has(context) else []
         with self._lock:
             return self._table.match(context, keys, instance=instance, in_store=in_store)
 
     def add(self, service: Service) -> None:
-        """Follow the events of a service, unless that is done already. Raises InvalidArgument, also for a malformed endpoint; Full."""
+        """Subscribe to a service's events, unless it is registered. Raises InvalidArgument, also for a malformed
+        endpoint; Full."""
         subscriber = Subscriber(service.endpoint, service.replay_endpoint, replay_timeout_s=self._replay_timeout_s)
         with self._lock:
             try:
@@ -120,7 +122,7 @@ class EngineBlockIndex:
         log.info("events of %s are read at %s", service.name, service.endpoint)
 
     def remove(self, name: str) -> Service | None:
-        """The service that is not followed any more; None: there is none of this name. Its thread ends by itself."""
+        """Unregister and return a service; None if no service has this name. Does not wait for its thread."""
         with self._lock:
             service = self._table.remove(name)
             if service is not None:
@@ -128,7 +130,7 @@ class EngineBlockIndex:
         return service
 
     def close(self) -> None:
-        """Within JOIN_S: a thread that waits for a replay is left behind."""
+        """Stop the threads, at most within JOIN_S; one that waits for a replay may outlive the call."""
         with self._lock:
             threads = list(self._threads.values())
         for ending, _ in threads:
@@ -161,7 +163,8 @@ class EngineBlockIndex:
         subscriber.close()
 
     def _naming(self, context: Context) -> Naming:
-        """The store's own where it has blocks of this context. Raises InvalidArgument for texts that are too long."""
+        """Return the store's naming if it has blocks of this context, else one of a namespace of its own. Raises
+        InvalidArgument: a text is too long."""
         if self._store is not None and self._store.has(context):
             return self._store.naming
         return NamespaceNaming(

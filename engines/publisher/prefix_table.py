@@ -1,7 +1,7 @@
-"""Table of which registered engine holds which blocks of its own, in which medium: for routers that ask by token ids. Sans-I/O.
+"""Table of which registered engine holds which blocks, by medium, for routers that query by token ids. Sans-I/O.
 
-Blocks of one context can be equal: those of one tenant, model, adapter, salt and block size. Keys of blocks follow from their tokens, so
-that engines which hash differently are found alike.
+Blocks can be equal within one context: tenant, model, adapter, salt and block size. Keys are computed from tokens, so
+engines with different hash functions match.
 """
 
 from array import array
@@ -16,13 +16,13 @@ from kvstore.protocol.errors import Full, InvalidArgument
 
 MAX_SERVICES: Final = 1024
 MAX_KNOWN_TOKENS: Final = 1 << 22
-"""Token ids that are remembered of blocks, of all contexts together: 16 MiB, and some 150 bytes a block."""
+"""Cached token ids of blocks, over all contexts: 16 MiB, and some 150 bytes a block."""
 TOKEN_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What blocks agree on that can be equal."""
+    """Scope within which blocks can be equal."""
 
     tenant: str
     model: str
@@ -33,7 +33,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One data-parallel rank of an engine, which publishes KV events."""
+    """One data-parallel rank of an engine that publishes KV events."""
 
     context: Context
     instance: str
@@ -48,7 +48,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class RankMatch:
-    """Leading tokens of a prompt at one rank, by medium. Each run includes the one before: it goes on where that ends."""
+    """Leading tokens of a prompt at one rank, by medium. Each number includes the previous one: its run continues
+    where that ends."""
 
     gpu: int
     cpu: int
@@ -57,7 +58,8 @@ class RankMatch:
 
 @dataclass(frozen=True, slots=True)
 class InstanceMatch:
-    """Leading tokens of a prompt at an instance: of each rank, and in each medium alone at the rank that has most."""
+    """Leading tokens of a prompt at an instance: of each rank, and for each medium alone the longest run of any
+    rank."""
 
     ranks: Mapping[int, RankMatch]
     alone: Mapping[str, int]
@@ -69,19 +71,19 @@ class InstanceMatch:
 
 @dataclass(slots=True)
 class _Holdings:
-    """Of one service: its blocks in each medium, by the engine's name of them."""
+    """Blocks of one service in each medium, by the engine's name."""
 
     service: Service
     naming: Naming
     keys: dict[str, dict[BlockHash, bytes]] = field(default_factory=lambda: {GPU: {}, CPU: {}, DISK: {}})
     held: dict[str, set[bytes]] = field(default_factory=lambda: {GPU: set(), CPU: set(), DISK: set()})
-    """The same keys, without the names."""
+    """The same keys, as sets."""
 
     def key_of(self, name: BlockHash) -> bytes | None:
         return next((keys[name] for keys in self.keys.values() if name in keys), None)
 
     def apply(self, event: Event) -> list[bytes]:
-        """Keys of the blocks that the event stored, in its order."""
+        """Apply an event; return the keys of the blocks that it stored, in order."""
         match event:
             case BlocksStored():
                 named = list(keys_of_stored(event, self.naming, self.key_of, adapter=self.service.context.adapter))
@@ -104,13 +106,14 @@ class _Holdings:
 
 
 class PrefixTable:
-    """Not thread-safe. Memory: an entry for each block of each service and medium, and the tokens of MAX_KNOWN_TOKENS."""
+    """Blocks of all registered services. Not thread-safe. Memory: an entry for each block, service and medium, and
+    the tokens of MAX_KNOWN_TOKENS."""
 
     def __init__(self, naming_of: Callable[[Context], Naming]) -> None:
         self._naming_of = naming_of
         self._holdings: dict[str, _Holdings] = {}
         self._tokens: dict[bytes, bytes] = {}
-        """By key, the most recent last: 4 bytes a token."""
+        """Token ids by key, 4 bytes each; the most recent key is last."""
         self._known_bytes = 0
 
     @property
@@ -118,25 +121,26 @@ class PrefixTable:
         return [each.service for each in self._holdings.values()]
 
     def add(self, service: Service) -> bool:
-        """Whether the service is new. Raises InvalidArgument if another one has its name, Full beyond MAX_SERVICES."""
+        """Add a service; return whether it is new. Raises InvalidArgument: another service has its name. Raises
+        Full: beyond MAX_SERVICES."""
         if (known := self._holdings.get(service.name)) is not None:
             if known.service == service:
                 return False
             raise InvalidArgument(f"{service.name} is registered at {known.service.endpoint} with other members: unregister it first")
         if len(self._holdings) >= MAX_SERVICES:
-            raise Full(f"{MAX_SERVICES} publishers are registered, which is the most: unregister those that are gone")
+            raise Full(f"{MAX_SERVICES} publishers are registered, the maximum: unregister those that have ended")
         self._holdings[service.name] = _Holdings(service, self._naming_of(service.context))
         return True
 
     def remove(self, name: str) -> Service | None:
-        """The service that was removed; None: there is none of this name."""
+        """Remove and return a service; None if no service has this name."""
         found = self._holdings.pop(name, None)
         return None if found is None else found.service
 
     def apply(self, service: Service, events: Iterable[Event]) -> None:
-        """Take what an engine published; nothing of a service that was removed or replaced.
+        """Apply an engine's events. A no-op for a service that was removed or replaced.
 
-        Raises InvalidArgument for what are no token ids: the rest of the events was not taken.
+        Raises InvalidArgument: invalid token ids; the rest of the events is not applied.
         """
         if (holdings := self._of(service)) is None:
             return
@@ -148,21 +152,21 @@ class PrefixTable:
                     self._remember(key, event.token_ids[index * size : (index + 1) * size])
 
     def clear(self, service: Service) -> None:
-        """Nothing is known of the service any more."""
+        """Drop all blocks of the service."""
         if (holdings := self._of(service)) is not None:
             holdings.clear()
 
     def tokens_of(self, key: bytes) -> list[int] | None:
-        """Token ids of a block, if an engine published them lately."""
+        """Return the token ids of a block, if an engine published them recently."""
         found = self._tokens.get(key)
         return None if found is None else array("i", found).tolist()
 
     def match(
         self, context: Context, keys: Sequence[bytes], *, instance: str | None = None, in_store: Sequence[str] = ()
     ) -> dict[str, InstanceMatch]:
-        """What each instance of the context has of a prompt whose full blocks have these keys; `instance`: that one alone.
+        """Return what each instance of the context holds of a prompt with these block keys; `instance`: only that one.
 
-        `in_store`: the medium in which every instance reaches each block beside its own, "" for none.
+        `in_store` has, for each block, the medium in which every instance reaches it through the store; "" for none.
         """
         found: dict[str, dict[int, _Holdings]] = {}
         for each in self._holdings.values():
@@ -176,7 +180,7 @@ class PrefixTable:
         return holdings if holdings is not None and holdings.service is service else None
 
     def _remember(self, key: bytes, tokens: Sequence[int]) -> None:
-        """Raises InvalidArgument for what are no token ids."""
+        """Cache a block's tokens. Raises InvalidArgument: invalid token ids."""
         packed = as_int32(tokens).tobytes()
         self._known_bytes += len(packed) - len(self._tokens.pop(key, b""))
         self._tokens[key] = packed
@@ -199,7 +203,7 @@ def _match(ranks: Mapping[int, _Holdings], keys: Sequence[bytes], in_store: Sequ
 
 
 def _run_end(keys: Sequence[bytes], start: int, held: Set[bytes], shared: Set[bytes]) -> int:
-    """Where the unbroken run of blocks from `start` on ends."""
+    """Return the end of the run of blocks from `start` on that are held or shared."""
     end = start
     while end < len(keys) and (keys[end] in held or keys[end] in shared):
         end += 1

@@ -1,13 +1,11 @@
-"""Publication of the store's events: numbered batches over ZeroMQ, and the rounds that fill them.
+"""Publication of the store's events over ZeroMQ: numbered batches, their replay, and the loop that produces them.
 
-Numbered batches over ZeroMQ, and again for who has missed some: three parts (topic, number as 8 bytes big-endian, batch).
-
-A replay is asked for on a socket of its own, by the first number, and answered by each batch that is still kept, in the same three parts
-behind an empty one, and a number of -1 at the end.
+- **Batches** have three parts: topic, number as 8 bytes big-endian, batch.
+- **Replay** has its own socket. A request has the first number; the response has each batch that is still kept, in the
+  same three parts behind an empty one, and number -1 at the end.
+- **Loop.** Each round polls the nodes for events, publishes them as a batch and serves replays, in the thread of `run`.
 
 Source: vLLM 0.32, distributed/kv_events.py.
-
-Rounds of a publisher: ask the nodes what happened, publish it as a batch, answer who has missed some. One thread, that of `run`.
 """
 
 import time
@@ -23,21 +21,22 @@ from kvstore.protocol.errors import ConfigError
 NUMBER_BYTES: Final = 8
 END: Final = b"\xff" * NUMBER_BYTES
 MAX_UNSENT_BATCHES: Final = 100_000
-"""To one subscriber: one that takes nothing loses batches beyond, and has to ask for them."""
+"""Limit of the send queue of one subscriber. A slower one loses batches and has to request a replay."""
 
 
 class PublishingSockets:
-    """Of one thread; close it."""
+    """Sockets of publication and replay. Not thread-safe; close it."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str, kept_batches: int) -> None:
-        """Binds both addresses, as ZeroMQ has them; an empty `replay_endpoint`: nothing is replayed. Raises ConfigError: it cannot."""
+        """Bind both ZeroMQ addresses; an empty `replay_endpoint`: no replay. Raises ConfigError: an address cannot
+        be bound."""
         self._context = zmq.Context()
         self._events = self._context.socket(zmq.PUB)
         self._events.set_hwm(MAX_UNSENT_BATCHES)
         self._replay = self._context.socket(zmq.ROUTER) if replay_endpoint else None
         if self._replay is not None:
-            # A router drops what is beyond without a word. To one reader: a whole answer, and as much again, for ZeroMQ takes note of what
-            # was read in halves of this only.
+            # A ROUTER silently drops messages beyond the limit. It has to fit a whole replay twice, because ZeroMQ
+            # updates its count of read messages only every half of the limit.
             self._replay.setsockopt(zmq.SNDHWM, 2 * (kept_batches + 1))
         self._topic = topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept_batches)
@@ -50,15 +49,16 @@ class PublishingSockets:
             raise
 
     def publish(self, batch: bytes) -> None:
-        """To all who listen now. Never waits."""
+        """Send a batch to all current subscribers. Does not block."""
         self._events.send_multipart((self._topic, self._number.to_bytes(NUMBER_BYTES, "big"), batch))
         self._kept.append((self._number, batch))
         self._number += 1
 
     def serve(self, timeout_s: float) -> None:
-        """Answer those who have missed batches, for up to `timeout_s` from the last question on. What is no question is passed over."""
+        """Serve replays until no request arrives for `timeout_s`, or at once after the first. Malformed requests are
+        ignored."""
         if self._replay is None:
-            self._events.poll(round(timeout_s * 1000), zmq.POLLIN)  # nothing ever comes: it waits
+            self._events.poll(round(timeout_s * 1000), zmq.POLLIN)  # a PUB socket receives nothing: sleep
             return
         while self._replay.poll(round(timeout_s * 1000)):
             parts = self._replay.recv_multipart()
@@ -79,7 +79,7 @@ class PublishingSockets:
         self._replay_to(client, b"", END, b"")
 
     def _replay_to(self, client: bytes, *parts: bytes) -> None:
-        assert self._replay is not None, "somebody has asked it"
+        assert self._replay is not None, "a request arrived on it"
         self._replay.send_multipart((client, b"", *parts))
 
 
@@ -92,7 +92,7 @@ def _bound(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
 
 
 class EventPublisher:
-    """See the module. `stop`, and what is told of it, are for any thread and for signal handlers."""
+    """Loop that publishes the store's events. Any thread and signal handlers may call `stop` and read the counters."""
 
     def __init__(self, recorder: Recorder, sockets: PublishingSockets, form: EventForm, *, interval_s: float) -> None:
         self.recorder = recorder
@@ -101,17 +101,17 @@ class EventPublisher:
         self._interval_s = interval_s
         self._is_ending = False
         self.batches = 0
-        """Published so far."""
+        """Batches published so far."""
         self.round_s = time.monotonic()
-        """By `time.monotonic`, when the last round ended."""
+        """End of the last round, by time.monotonic."""
 
     def run(self) -> None:
-        """Until `stop`; at most a round, and `interval_s`, longer."""
+        """Run rounds until `stop`. Returns within a round and `interval_s` after it."""
         while not self._is_ending:
             self.round()
 
     def round(self) -> None:
-        """What happened since the last one is published."""
+        """Publish the events since the last round and serve replays."""
         if (found := self._form.batch(self.recorder.poll())) is not None:
             self._sockets.publish(found)
             self.batches += 1

@@ -1,7 +1,9 @@
-"""Arguments of SGLang's that change the bytes of a page, by the group that SGLang has them in. Knows neither SGLang nor the store.
+"""SGLang's arguments that change the bytes of a page, by SGLang's argument group. Imports neither SGLang nor the
+client.
 
-Others are left out for a reason that tests/engines/live/sglang/test_arguments.py gives for each: the key has what they lead to (the
-checkpoint's fingerprint, the pool's regions, the rank), they choose among kernels that round differently, or pages do not depend on them.
+tests/engines/live/sglang/test_arguments.py gives the reason for each argument that is left out: its effect is in the
+key (checkpoint fingerprint, pool regions, rank), it selects kernels that differ by rounding, or pages do not depend on
+it.
 """
 
 import json
@@ -67,21 +69,22 @@ FILES: Final = frozenset(
         "quantization_param_path",
     }
 )
-"""Arguments that may name a file: the key has what it holds, not where it lies."""
+"""Arguments that may name a file: the key has its contents, not its path."""
 MAX_FILE_BYTES: Final = 16 << 20
 NOT_OF_THE_CACHE: Final = frozenset({"_name_or_path", "_commit_hash", "use_cache", "transformers_version"})
-"""Entries of a model's config.json that change no byte of a page."""
+"""Entries of a model's config.json that do not change a page."""
 
 
 def told(group: Callable[[str], Any]) -> str:
-    """Return the arguments that are set, as canonical JSON; empty if none is. `group` returns an object with a group's arguments."""
+    """Return the arguments that are set, as canonical JSON; empty if none is. `group` returns SGLang's object for a
+    group's name."""
     given = {name: _content(name, getattr(group(where), name, None)) for where, names in IN_KEY.items() for name in names}
     given = {name: value for name, value in given.items() if value and value != "{}"}
     return json.dumps(given, sort_keys=True, default=str) if given else ""
 
 
 def config_digest(folder: Path | None) -> str:
-    """Return a digest of a checkpoint's config.json, 32 hexadecimal digits; empty if it has none."""
+    """Return a digest of a checkpoint's config.json, 32 hexadecimal digits; empty without the file."""
     if folder is None:
         return ""
     try:
@@ -92,12 +95,12 @@ def config_digest(folder: Path | None) -> str:
         entries = json.loads(raw).items()
         raw = json.dumps({name: value for name, value in entries if name not in NOT_OF_THE_CACHE}, sort_keys=True).encode()
     except (ValueError, AttributeError, RecursionError):
-        pass  # not the JSON that transformers writes: known by its bytes
+        pass  # not the JSON that transformers writes: hash the raw bytes
     return blake2b(raw, digest_size=16).hexdigest()
 
 
 def architecture(folder: Path | None) -> str:
-    """Return the first architecture that a checkpoint's config.json names, or an empty text."""
+    """Return the first architecture in a checkpoint's config.json, or an empty text."""
     try:
         named = json.loads((folder / "config.json").read_bytes())["architectures"][0] if folder is not None else ""
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

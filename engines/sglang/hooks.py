@@ -1,7 +1,8 @@
-"""Hooks into SGLang's calls that change weights and drop pages: the storage back end's interface tells it of neither.
+"""Hooks into SGLang's calls that change weights or drop pages, which the storage back end's interface does not report.
 
-They wrap methods of SGLang's classes, which SGLang looks up at each call, so that a back end attached to a running engine has them too. The
-wrapped methods are those of SGLang 0.5.23: another release that lacks one is refused as the back end attaches.
+They wrap methods of SGLang's classes. SGLang looks the methods up at each call, so a back end that is attached to a
+running engine works too. The hooks fit SGLang 0.5.23: attaching to a release that lacks one of the methods raises
+ConfigError.
 """
 
 import functools
@@ -19,13 +20,13 @@ from kvstore.protocol.errors import ConfigError
 LOG: Final = logging.getLogger("kvstore.engines.sglang")
 """SGLang shows all loggers."""
 WEIGHTS: Final = EngineWeights(LOG)
-"""Of this process: SGLang has one engine's rank in it, and keeps its weights when it detaches a back end."""
+"""State of this process: it has one rank of one engine, whose weights survive the detachment of a back end."""
 IN_MEMORY: Final = ("load_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc")
-"""Methods of WeightUpdater that change weights, from elsewhere than files."""
+"""Methods of WeightUpdater that load weights from other sources than files."""
 
 
 def install() -> None:
-    """Wrap SGLang's methods, once a process. Raises ConfigError: this SGLang has another set of methods."""
+    """Wrap SGLang's methods, once per process. Raises ConfigError: this SGLang lacks one of them."""
     if hasattr(HiCacheController.reset, "kvstore"):
         return
     try:
@@ -37,7 +38,7 @@ def install() -> None:
         _wrap(Scheduler, "record_weight_version_change", _record)
         _wrap(HiCacheController, "reset", _flush)
     except AttributeError as error:
-        raise ConfigError(f"this SGLang is another than 0.5.23, and updates of its weights cannot be noticed: {error}") from error
+        raise ConfigError(f"weight updates of this SGLang cannot be observed: install SGLang 0.5.23 ({error})") from error
 
 
 def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:
@@ -88,5 +89,5 @@ def _flush(original: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _is_clean(scheduler: Any) -> bool:
-    """Whether no request and no page of the weights before is left in the engine."""
+    """Return whether the engine has no requests and no pages of the previous weights."""
     return bool(scheduler.is_fully_idle(ignore_waiting=True)) and not any(scheduler.tree_cache.total_size())

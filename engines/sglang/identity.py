@@ -1,4 +1,5 @@
-"""What identifies an engine's pages, read from SGLang: model, weights, adapters, arguments, and of each host pool its kind and types."""
+"""Identity of an engine's pages, read from SGLang: model, weights, adapters, arguments, and each host pool's kind
+and element types."""
 
 import hashlib
 import logging
@@ -33,19 +34,19 @@ from kvstore.engines.weights.identity import WeightsIdentity, identify
 from kvstore.protocol.errors import ConfigError
 
 REPLICATED_POOLS: Final = frozenset({"MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool"})
-"""SGLang's classes of pools of which all tensor-parallel ranks have the same, whatever the primary pool is."""
+"""Classes of pools with equal contents on all tensor-parallel ranks, independent of the primary pool."""
 DRAFT_POOLS: Final = frozenset({PoolName.DRAFT, PoolName.DRAFT_INDEXER, PoolName.DRAFT_SWA})
-"""Pools of a draft model, of one of these classes or not whatever the primary pool is."""
+"""Pools of a draft model; their class, not the primary pool, decides whether ranks have equal contents."""
 TYPES: Final = ("dtype", "store_dtype", "conv_dtype", "temporal_dtype", "indexer_dtype", "index_k_dtype")
-"""Attributes of pools that are element types."""
+"""Attributes of pools that hold element types."""
 PACKED_DRAFTS: Final = ("_draft_layer_num", "mtp_draft_buffer_infos", "mtp_draft_device_pools")
-"""Attributes of pools that also hold layers of a draft model."""
+"""Attributes of pools that also hold draft layers."""
 NONCE_KEY: Final = "kvstore/engine"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Of an engine, what all of its pools have in common."""
+    """Facts that all pools of an engine share."""
 
     model: str
     config: str
@@ -55,14 +56,14 @@ class EngineFacts:
 
 
 def engine_facts(config: HiCacheStorageConfig, settings: SGLangSettings, log: logging.Logger) -> EngineFacts:
-    """Raises ConfigError: SGLang names no model, or an adapter that cannot be read."""
+    """Read the facts from SGLang. Raises ConfigError: SGLang names no model, or an adapter cannot be read."""
     given = get_model()
     folder = _folder(given.model_path, given.revision, given.download_dir)
     is_known_by_bytes = folder is not None and not settings.revision and settings.fingerprint != "off"
     is_local = Path(given.model_path).expanduser().exists()
     name = settings.model or (is_known_by_bytes and is_local and architecture(folder)) or config.model_name
     if not name:
-        raise ConfigError('hicache_storage_backend_extra_config: SGLang names no model; add "model"')
+        raise ConfigError('hicache_storage_backend_extra_config: SGLang has no model name: add "model"')
     arguments = told(_group)
     return EngineFacts(
         model=name,
@@ -74,7 +75,7 @@ def engine_facts(config: HiCacheStorageConfig, settings: SGLangSettings, log: lo
 
 
 def started(settings: SGLangSettings, log: logging.Logger) -> StartWeights:
-    """The weights that the engine has loaded so far. Raises ConfigError: files that cannot be read."""
+    """Return the weights that the engine has loaded so far. Raises ConfigError: files cannot be read."""
     given, drafting, arguments = get_model(), get_spec(), get_server_args()
     target = _identify(given.model_path, given.revision, settings, given.load_format, log)
     draft_path = drafting.speculative_draft_model_path
@@ -96,8 +97,8 @@ def started(settings: SGLangSettings, log: logging.Logger) -> StartWeights:
     return StartWeights(target, draft, _nonce(), of_files)
 
 
-def described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, facts: EngineFacts) -> PlainHostPool:
-    """A host pool in plain values, of no weights yet. Raises ValueError: its pages have no regions that could be read in place."""
+def describe_pool(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, facts: EngineFacts) -> PlainHostPool:
+    """Describe a host pool, without weights. Raises ValueError: its pages cannot be read in place."""
     page_tokens = getattr(host_pool, "page_size", 1) or 1
     _, sizes = host_pool.get_page_buffer_meta(torch.arange(page_tokens))
     if name == PoolName.MAMBA:
@@ -134,8 +135,8 @@ def described(host_pool: Any, name: PoolName, config: HiCacheStorageConfig, fact
 
 
 def element_types(host_pool: Any) -> str:
-    """The types of a pool's elements: those of its storage, those of the device's pool behind it where it has one, and those that the
-    engine was told of, which say what a byte of storage means."""
+    """Return the types of a pool's elements: of its storage, of the device pool behind it, and the configured
+    `kv_cache_dtype`, which defines the meaning of stored bytes."""
     pools = [host_pool, getattr(host_pool, "device_pool", None), getattr(getattr(host_pool, "decl", None), "device_pool", None)]
     found = {f"{name}={getattr(pool, name)}" for pool in pools for name in TYPES if getattr(pool, name, None) is not None}
     chosen = get_model().kv_cache_dtype
@@ -179,7 +180,8 @@ def _identify(path: str, revision: str | None, settings: SGLangSettings, load_fo
 
 
 def _adapters(settings: SGLangSettings, log: logging.Logger) -> str:
-    """A digest of the adapters that SGLang's hash names by name and path, by what they hold. Empty without any, or with `off`."""
+    """Return a digest of the contents of the start-up LoRAs, because SGLang's hash has only name and path. Empty
+    without LoRAs, or with `off`."""
     if settings.fingerprint == "off":
         return ""
     mode: Mode = "full" if settings.fingerprint == "full" else "sampled"
@@ -187,7 +189,7 @@ def _adapters(settings: SGLangSettings, log: logging.Logger) -> str:
     for adapter in get_lora().lora_paths or []:
         path = _folder(adapter.lora_path, None, get_model().download_dir)
         if path is None:
-            log.warning("kvstore: found no files of the LoRA %s at %s: it is known by that name only", adapter.lora_name, adapter.lora_path)
+            log.warning("kvstore: found no files of LoRA %s at %s: only its name identifies it", adapter.lora_name, adapter.lora_path)
         found.append(f"{adapter.lora_id} {adapter_fingerprint(path, mode=mode) if path is not None else ''}")
     return hashlib.blake2b("\n".join(sorted(found)).encode(), digest_size=16).hexdigest() if found else ""
 
@@ -197,7 +199,8 @@ def _folder(path: str, revision: str | None, cache: str | None) -> Path | None:
 
 
 def _nonce() -> str:
-    """Random, and the same in all ranks of the engine: the first of them to ask leaves it with torch's store of the process group."""
+    """Return a random text that is equal on all ranks of the engine. The first rank publishes it in torch's store of
+    the process group."""
     mine = uuid.uuid4().hex
     if not torch.distributed.is_initialized():
         return mine

@@ -1,4 +1,4 @@
-"""Counters of the storage back end in SGLang's /metrics: SGLang exports what its processes count with prometheus_client."""
+"""Counters of the storage back end in SGLang's /metrics, which exports the process's prometheus_client registry."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -10,14 +10,14 @@ LABELS = ("tp_rank", "pp_rank", "dp_rank")
 
 
 class PageCounters:
-    """Of one rank. Counts go on where a back end is attached anew."""
+    """Counters of one rank. They continue when a back end is attached again."""
 
     def __init__(self, tp_rank: int, pp_rank: int, dp_rank: int) -> None:
         labels = (str(tp_rank), str(pp_rank), str(dp_rank))
         self._of = {name: counter.labels(*labels) for name, counter in _counters().items()}
 
     def looked_up(self, asked: int, found: int) -> None:
-        """Pages of the primary pool that SGLang asked for, and those that can be restored."""
+        """Count pages of the primary pool that SGLang looked up, and those that can be restored."""
         self._of["asked"].inc(asked)
         self._of["found"].inc(found)
 
@@ -35,7 +35,7 @@ class PageCounters:
 
 @cache
 def _counters() -> Mapping[str, Any]:
-    """One set a process: prometheus_client refuses a second one of a name."""
+    """Create the counters once per process: prometheus_client rejects duplicates."""
     helps = {
         "asked": "Pages that SGLang looked up in the store.",
         "found": "Pages of these that the store had, as prefixes that can be restored.",

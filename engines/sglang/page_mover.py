@@ -1,4 +1,4 @@
-"""Moves of pages between SGLang's memory and the store: in place where a value is bytes in a row there, else by way of staging memory."""
+"""Moves pages between SGLang's memory and the store: in place if values are contiguous, else through staging memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -10,33 +10,35 @@ from kvstore.engines.sglang.pages import PlainHostPool
 
 AnyPool = PlainHostPool | HeadPool
 Finish = Callable[[], list[bool]]
-"""Waits for the end of what has begun: whether each page was moved."""
+"""Waits for the transfer; returns whether each page was moved."""
 
 
 class PageMover:
-    """Thread-safe. Raises ValueError where memory is not that of so many pages, and no error of the store."""
+    """Loads and stores pages by jobs. Thread-safe. Raises ValueError if the memory does not match the pages; errors
+    of the store are not raised."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
 
     def load(self, pool: AnyPool, hashes: Sequence[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
-        """Begin to read pages into the regions at `pointers`. The memory of a page that is not there may be written."""
+        """Start to read pages into the regions at `pointers`. The memory of a missing page may be overwritten."""
         if isinstance(pool, HeadPool) and not pool.is_in_place:
             return partial(self._load_staged, pool, hashes, pool.regions(pointers, sizes, len(hashes)))
-        job = self._jobs.load(pool.keys(hashes), pool.places(pointers, sizes, len(hashes)), on_done=_ignore)
+        job = self._jobs.load(pool.keys(hashes), pool.page_memory(pointers, sizes, len(hashes)), on_done=_ignore)
         return lambda: whole_pages(pool, _are_loaded(pool, job))
 
     def store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
-        """Begin to store pages from the regions at `pointers`. `before`: the hash of the page before the first, if any."""
+        """Start to store pages from the regions at `pointers`. `before`: hash of the page before the first one, if
+        any."""
         if not pool.is_writer:
             return lambda: [True] * len(hashes)
         if isinstance(pool, HeadPool) and not pool.is_in_place:
             return partial(self._store_staged, pool, hashes, before, pool.regions(pointers, sizes, len(hashes)))
-        job = self._store(pool, hashes, before, pool.places(pointers, sizes, len(hashes)))
+        job = self._store(pool, hashes, before, pool.page_memory(pointers, sizes, len(hashes)))
         return lambda: whole_pages(pool, _are_stored(job))
 
     def _store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], memory: Sequence[object]) -> Job:
-        """A value has the same value of the page before as its parent."""
+        """Store values; each has the same value of the previous page as its parent."""
         each = pool.values_per_page
         keys = pool.keys(hashes)
         above: list[bytes] | list[None] = pool.keys(before) if before else [None] * each
@@ -88,4 +90,4 @@ def _parts(count: int, size: int) -> Iterator[slice]:
 
 
 def _ignore(job: Job) -> None:
-    """Its submitter waits for it: without this the jobs would keep it for `finished`."""
+    """Keeps the jobs from queueing the job for `finished`: the submitter waits for it."""

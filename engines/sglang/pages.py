@@ -1,15 +1,14 @@
-"""SGLang's pages: their names, their memory, and which prefixes of them can be restored.
+"""SGLang's pages: their keys, their memory, and which prefixes of them can be restored.
 
-Names and memory of SGLang's pages: which engines may read one another's, what they are called in the store, where they lie.
+**Keys.** A page of a pool is one value: the bytes of its regions, one after another (K and V of all layers in a
+page-first pool, of each layer in a layer-first pool). Its key is the id of a kvcache Namespace and SGLang's page hash.
+The namespace covers everything that changes these bytes; the hash covers the tokens up to the page's end.
 
-A page of a pool is one value: the bytes of its regions, one after another (K and V of all layers in a page-first pool, of each layer in a
-layer-first one). Its key is the id of a kvcache Namespace, which covers all that changes these bytes, and SGLang's hash of the page, which
-covers its tokens and all before it. Knows neither SGLang nor the store.
+**Restorable prefixes**, when a model keeps state in several pools: SGLang's rule in plain values. KV pages are needed
+from the first on. Another pool may need every page, or only a window that ends where the prefix does (sliding windows,
+states of linear layers). Then some ends can be restored although shorter ones cannot, so the result is a set of ends.
 
-How much of a prefix can be restored, when models keep state in several pools: SGLang's rule, in plain values.
-
-KV pages are needed from the first on. Another pool may need every page too, or only a window that ends where the prefix does (sliding
-windows, states of linear layers): then some ends can be restored and shorter ones cannot, so the answer is a set of ends.
+Imports neither SGLang nor the client.
 """
 
 import re
@@ -23,17 +22,17 @@ from kvstore.client.memory import Memory
 from kvstore.kvcache.namespace import Namespace
 
 HASH: Final = re.compile(r"[0-9a-f]{64}")
-"""SGLang's hash of a page, as a rule: SHA-256 in hexadecimal."""
+"""Usual form of SGLang's page hash: SHA-256 in hexadecimal."""
 MAX_TEXT_BYTES: Final = 200
-"""Of any other name of a page that stands in a key itself."""
+"""Other page names up to this length are part of the key; longer ones are hashed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """Of the process whose pages they are, as SGLang has it."""
+    """Rank and size in each kind of parallelism, as in SGLang."""
 
     tp: tuple[int, int] = (0, 1)
-    """Rank and size; of the attention group where that has data parallelism."""
+    """Of the attention group if that has data parallelism."""
     pp: tuple[int, int] = (0, 1)
     cp: tuple[int, int] = (0, 1)
     dcp: tuple[int, int] = (0, 1)
@@ -41,40 +40,40 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainHostPool:
-    """One of SGLang's host pools, in plain values."""
+    """Description of one of SGLang's host pools, in plain values."""
 
     name: str
-    """What SGLang calls it: `kv`, `mamba`, `swa`, ..."""
+    """SGLang's name: `kv`, `mamba`, `swa`, ..."""
     kind: str
-    """Class of the pool, which orders and packs its elements."""
+    """Class of the pool, which defines the order and packing of elements."""
     model: str
     weights: str
     """Identity of the weights; see engines/weights/identity.py."""
     salt: str
     dtype: str
-    """Element types as the engine calls them, not those of its storage."""
+    """Element types as the engine names them, not those of the storage."""
     layout: str
-    """The order of its elements: `page_first`, `layer_first`, ..."""
+    """Order of the elements: `page_first`, `layer_first`, ..."""
     page_tokens: int
     regions: tuple[int, ...]
-    """Bytes of the regions of one page, in order; at least one."""
+    """Bytes of each region of a page, in order; at least one."""
     rank: Rank
     layers: str
-    """Layers of the model, where the pool has but some."""
+    """Layers of the model that the pool has, if not all."""
     is_replicated: bool
-    """All tensor-parallel ranks hold equal bytes: MLA."""
+    """All tensor-parallel ranks hold equal bytes, as with MLA."""
     adapters: str = ""
-    """Digest of the LoRAs that the engine was started with: SGLang's hash names them by name and path."""
+    """Digest of the LoRAs that the engine was started with; SGLang's hash covers only their name and path."""
     config: str = ""
     """Digest of the model's configuration."""
     told: str = ""
-    """Digest of SGLang's arguments that change what it computes or how it stores it; see arguments.py."""
+    """Digest of SGLang's arguments that change the pages' bytes; see arguments.py."""
     draft: str = ""
-    """The model that drafts tokens, where the pool has its pages."""
+    """Draft model, if the pool has its pages."""
 
     @cached_property
     def namespace(self) -> Namespace:
-        """Raises InvalidArgument."""
+        """Raises InvalidArgument: a text is too long."""
         extra = {
             "engine": "sglang",
             "pool": self.name,
@@ -111,7 +110,7 @@ class PlainHostPool:
 
     @property
     def values_per_page(self) -> int:
-        """See `HeadPool`, which has more."""
+        """`HeadPool` has more."""
         return 1
 
     @property
@@ -120,7 +119,7 @@ class PlainHostPool:
 
     @property
     def is_writer(self) -> bool:
-        """SGLang itself has one of ranks with equal pages write them."""
+        """True: of ranks with equal pages, SGLang itself makes one write."""
         return True
 
     @property
@@ -128,21 +127,22 @@ class PlainHostPool:
         return True
 
     def keys(self, hashes: Sequence[str]) -> list[bytes]:
-        """Of the pages that SGLang calls `hashes`."""
+        """Return the keys of the pages with these SGLang hashes."""
         prefix = self.namespace.id
         return [prefix + _name(each) for each in hashes]
 
-    def places(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
-        """Where the regions of each page lie, of what the pool says of all of them. Raises ValueError: that is not so many pages of it."""
+    def page_memory(self, pointers: Sequence[int], sizes: Sequence[int], pages: int) -> list[list[Memory]]:
+        """Return the memory of each page's regions, from SGLang's lists for all pages. Raises ValueError: the sizes
+        are not those of `pages` pages."""
         if tuple(sizes) != self.regions * pages or len(pointers) != len(sizes):
-            raise ValueError(f"{len(sizes)} regions are not those of {pages} pages of {len(self.regions)} each")
+            raise ValueError(f"{len(sizes)} regions do not match {pages} pages of {len(self.regions)} regions each")
         memory = [Memory(pointer, size) for pointer, size in zip(pointers, sizes, strict=True)]
         step = len(self.regions)
         return [memory[start : start + step] for start in range(0, len(memory), step)]
 
 
 def _name(page_hash: str) -> bytes:
-    """Different for different texts: what is no hash is marked."""
+    """Return the key's second part, distinct for distinct texts: names that are not hashes get a prefix."""
     if HASH.fullmatch(page_hash):
         return bytes.fromhex(page_hash)
     text = page_hash.encode()
@@ -155,28 +155,29 @@ def _part(rank: tuple[int, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PoolPages:
-    """Which pages of a prefix the store has, of one pool."""
+    """Pages of a prefix that the store has, of one pool."""
 
     name: str
     found: Sequence[bool]
     window_pages: int | None
-    """Only so many last pages of a prefix are needed; None: all of it."""
+    """Number of last pages that a prefix needs; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Of one prefix, in pages."""
+    """Restorable lengths of one prefix, in pages."""
 
     pages: int
-    """The longest prefix that can be restored."""
+    """Longest prefix that can be restored."""
     by_pool: dict[str, int]
-    """The longest one by each pool's own pages, where there is any."""
+    """Longest prefix by each pool's own pages, if any."""
     restorable: list[int]
-    """The lengths that can be restored, rising."""
+    """All lengths that can be restored, rising."""
 
 
 def restorable_prefixes(kv_pages: int, kv_name: str, others: Sequence[PoolPages]) -> Hits:
-    """`kv_pages` are there from the first on. Each other pool's `found` is of as many pages at least."""
+    """Return the restorable lengths of a prefix with `kv_pages` leading KV pages. Each other pool's `found` has at
+    least as many."""
     lengths = set(range(1, kv_pages + 1))
     by_pool = {kv_name: kv_pages} if kv_pages else {}
     for pool in others:
@@ -191,7 +192,7 @@ def restorable_prefixes(kv_pages: int, kv_name: str, others: Sequence[PoolPages]
 
 
 def _lengths(pool: PoolPages, kv_pages: int) -> set[int]:
-    """Prefixes whose window is there: those in which a run of found pages is long enough, at the end."""
+    """Return the lengths whose window is complete: a long enough run of found pages ends there."""
     found, run = set(), 0
     for length in range(1, kv_pages + 1):
         run = run + 1 if pool.found[length - 1] else 0

@@ -21,19 +21,19 @@ ENGINE_ENTRIES: Final = frozenset(
         "tp_lcm_size",
     }
 )
-"""Of the same mapping: SGLang's own."""
+"""SGLang's own entries of the same mapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class SGLangSettings(StoreSettings):
-    """Of a HiCache storage back end."""
+    """Settings of a HiCache storage back end."""
 
     model: str = shared_settings.MODEL()
     share_tp: int = shared_settings.SHARE_TP()
 
 
 def from_extra_config(extra: Mapping[str, Any] | None, environ: Mapping[str, str] | None = None) -> SGLangSettings:
-    """Raises ConfigError: an unknown setting, or a value outside its range."""
+    """Return the settings. Raises ConfigError: an unknown setting, or a value outside its range."""
     return settings_from(
         SGLangSettings, SECTION, extra or {}, source="hicache_storage_backend_extra_config", engine_names=ENGINE_ENTRIES, environ=environ
     )

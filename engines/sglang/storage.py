@@ -1,9 +1,11 @@
-"""kvstore as a HiCache storage back end of SGLang, named by `--hicache-storage-backend dynamic` and its extra configuration:
+"""kvstore as a HiCache storage back end of SGLang, named by `--hicache-storage-backend dynamic` and its extra
+configuration:
 
-    {"backend_name": "kvstore", "module_path": "kvstore.engines.sglang.storage", "class_name": "KVStoreHiCache", "interface_v1": 1,
+    {"backend_name": "kvstore", "module_path": "kvstore.engines.sglang.storage", "class_name": "KVStoreHiCache",
+    "interface_v1": 1,
      "master": "127.0.0.1:7440"}
 
-The other entries are the settings of SGLangSettings. This module imports SGLang, and is imported by it only.
+Other entries are settings of SGLangSettings. This module imports SGLang; only SGLang imports it.
 """
 
 import logging
@@ -31,7 +33,7 @@ from kvstore.client.sync import Client
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.sglang import hooks
 from kvstore.engines.sglang.head_pages import by_heads, host_heads
-from kvstore.engines.sglang.identity import described, engine_facts, started
+from kvstore.engines.sglang.identity import describe_pool, engine_facts, started
 from kvstore.engines.sglang.metrics import PageCounters
 from kvstore.engines.sglang.page_mover import AnyPool, Finish, PageMover, whole_pages
 from kvstore.engines.sglang.pages import PlainHostPool, PoolPages, restorable_prefixes
@@ -42,28 +44,27 @@ from kvstore.protocol.errors import ConfigError
 log = logging.getLogger("kvstore.engines.sglang")
 
 WITHHELD_WARNING_S: Final = 60.0
-"""Pages withheld for so long since an update of the weights mean that SGLang's cache was not flushed."""
+"""Pages that are withheld for this long after an update of the weights: SGLang's cache was not flushed."""
 
 
 class KVStoreHiCache(HiCacheStorage):
-    """Pages of SGLang's host pools as blocks of the store, one block a page and pool, read and written in place. Thread-safe.
+    """Pages of SGLang's host pools as blocks of the store: one block a page and pool, read and written in place.
+    Thread-safe.
 
-    A call blocks for as long as its deadline and never raises, whatever becomes of the store: what failed is a page that is not there, or
-    was not stored. An unreachable store is one within a millisecond, until it is found again.
+    A call blocks at most for its deadline. Errors of the store are never raised: a page that failed is missing, or was
+    not stored. While the store is unreachable, calls fail within a millisecond (circuit breaker).
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         """Read the checkpoint's fingerprint; the store may start later.
 
         Raises:
-            ConfigError: settings that make no sense, or weights that cannot be read. SGLang does not attach then.
+            ConfigError: invalid settings, or unreadable weights. SGLang does not attach the back end then.
         """
         extra = storage_config.extra_config or {}
         self._settings = settings = from_extra_config(extra)
         if not extra.get("interface_v1"):
-            raise ConfigError(
-                'hicache_storage_backend_extra_config: add "interface_v1": 1, without which SGLang copies each page once more'
-            )
+            raise ConfigError('hicache_storage_backend_extra_config: add "interface_v1": 1; SGLang copies each page once more without it')
         hooks.install()
         self._facts = engine_facts(storage_config, settings, log)
         loaded = started(settings, log)
@@ -85,26 +86,28 @@ class KVStoreHiCache(HiCacheStorage):
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
-        if getattr(mem_pool_host, "kv_buffer", None) is not None:  # else its memory is in pools that come by v2
+        if getattr(mem_pool_host, "kv_buffer", None) is not None:  # else its memory is in pools registered by v2
             self.register_mem_host_pool_v2(mem_pool_host, PoolName.KV)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: PoolName) -> None:
-        """Raises ValueError for a pool whose pages have no regions that could be read in place; ConfigError: `share_tp` is not possible."""
+        """Add a pool. Raises ValueError: its pages cannot be read in place. Raises ConfigError: `share_tp` is not
+        possible."""
         if host_pool_name not in self._pools:
-            whole = described(host_pool, host_pool_name, self._config, self._facts)
+            whole = describe_pool(host_pool, host_pool_name, self._config, self._facts)
             share_tp = self._settings.share_tp or self._config.tp_lcm_size or 0
-            pool = _cut(host_pool, host_pool_name, whole, share_tp) if share_tp else whole
-            _ = pool.namespace  # raises InvalidArgument now, for what no namespace can have
+            pool = _split_heads(host_pool, host_pool_name, whole, share_tp) if share_tp else whole
+            _ = pool.namespace  # raises InvalidArgument early
             self._pools[host_pool_name] = host_pool, pool
             self._named = None, {}
 
     def on_host_pools_registered(self) -> None:
-        """Log what the engine's pages are stored under."""
+        """Log the namespaces of the engine's pages."""
         for name, pool in (self._current() or {}).items():
             log.info("kvstore: pages of pool %s are in namespace %s: %s", name, pool.namespace.id.hex(), pool.namespace)
 
     def _current(self) -> Mapping[str, AnyPool] | None:
-        """The pools under the weights of now. None: those are changing, or pages of older ones are still in SGLang's cache."""
+        """Return the pools under the current weights. None: weights are changing, or SGLang's cache still has pages
+        of older ones."""
         weights = hooks.WEIGHTS.current
         known, pools = self._named
         if weights is None:
@@ -124,12 +127,12 @@ class KVStoreHiCache(HiCacheStorage):
             self._withheld_since = now_s
         elif now_s - self._withheld_since > WITHHELD_WARNING_S:
             self._withheld_since = float("inf")
-            log.warning("kvstore: weights were updated and SGLang's cache was not flushed since: until it is, no page is loaded or saved")
+            log.warning("kvstore: weights were updated without a flush of SGLang's cache: flush it; no page is loaded or saved until then")
 
     # --- pages of the primary pool ---
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        """How many are there, from the first on without a gap."""
+        """Return how many leading pages exist without a gap."""
         found = 0
         try:
             if (pools := self._current()) is not None:
@@ -151,7 +154,8 @@ class KVStoreHiCache(HiCacheStorage):
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: list[PoolTransfer] | None = None, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> PoolTransferResult:
-        """The prefixes of which each pool has what it needs. A pool of groups of blocks has no say in it, as SGLang has it."""
+        """Return the prefixes for which every pool has the pages that it needs. Pools with BLOCK_GROUPS are ignored,
+        as in SGLang."""
         hits = PoolTransferResult(0, {}, [])
         try:
             if (pools := self._current()) is not None:
@@ -176,33 +180,33 @@ class KVStoreHiCache(HiCacheStorage):
         return PoolTransferResult(hits.pages, hits.by_pool, hits.restorable)
 
     def batch_get_v2(self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None) -> dict[str, list[bool]]:
-        """For each page: it was read into its place. The place of one that was not may have been written. None is, if weights changed
-        meanwhile."""
+        """Return whether each page was read in place. The memory of a page that was not may have been overwritten.
+        All False if weights changed meanwhile."""
         before = hooks.WEIGHTS.current
-        results = self._carried_out(transfers, self._mover.load)
+        results = self._run_transfers(transfers, self._mover.load)
         if hooks.WEIGHTS.current is not before:
             results = {name: [False] * len(read) for name, read in results.items()}
         self._counters.loaded(results)
         return results
 
     def batch_set_v2(self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None) -> dict[str, list[bool]]:
-        """For each page: the store has it."""
+        """Return whether the store has each page."""
         before = ((extra_info.prefix_keys if extra_info is not None else None) or [])[-1:]
 
         def store(pool: AnyPool, hashes: list[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
             return self._mover.store(pool, hashes, before, pointers, sizes)
 
-        results = self._carried_out(transfers, store)
+        results = self._run_transfers(transfers, store)
         self._counters.stored(results)
         return results
 
-    # --- what is asked of other back ends ---
+    # --- calls for back ends that copy pages ---
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:
-        """Nothing: a page is read into its place, by v1 or v2."""
+        """Return nothing: pages are read in place, by v1 or v2."""
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
         return [None] * len(keys)
@@ -214,20 +218,21 @@ class KVStoreHiCache(HiCacheStorage):
         return False
 
     def clear(self) -> None:
-        """Start a new version of the engine's pages: it finds nothing that was stored before. Other engines' pages stay."""
+        """Give the engine's pages a new version, so that it finds no older ones. Nothing is deleted: other engines
+        share the store."""
         hooks.WEIGHTS.clear()
 
     def close(self) -> None:
-        """What is under way is given up, and SGLang's memory is not touched any more."""
+        """Cancel jobs and disconnect. SGLang's memory is not used afterwards."""
         self._check.close()
         self._reporter.close()
         self._jobs.close()
         self._client.close()
 
-    def _carried_out(
+    def _run_transfers(
         self, transfers: list[PoolTransfer], begin: Callable[[AnyPool, list[str], Sequence[int], Sequence[int]], Finish]
     ) -> dict[str, list[bool]]:
-        """All transfers at once; what became of each page."""
+        """Start all transfers, wait for them, and return each page's success."""
         pools = self._current()
         if pools is None:
             return {transfer.name: _none(len(transfer.keys or [])) for transfer in transfers}
@@ -249,8 +254,9 @@ def _none(pages: int) -> list[bool]:
     return [False] * pages
 
 
-def _cut(host_pool: Any, name: PoolName, whole: PlainHostPool, share_tp: int) -> AnyPool:
-    """`whole` by KV heads, or as it is where all ranks have the same. Raises ConfigError of the primary pool, where that cannot be."""
+def _split_heads(host_pool: Any, name: PoolName, whole: PlainHostPool, share_tp: int) -> AnyPool:
+    """Return `whole` split by KV heads, or unsplit if all ranks hold the same. Raises ConfigError: the primary pool
+    cannot be split."""
     if whole.is_replicated:
         return whole
     is_primary = name == PoolName.KV

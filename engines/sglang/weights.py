@@ -1,11 +1,11 @@
-"""Weights of the SGLang engine in this process, update by update. Knows neither SGLang nor the store.
+"""State machine of the weights of this process's SGLang engine. Imports neither SGLang nor the client.
 
     updated          the weights change: nothing is loaded or saved, the version is private
-    recorded         the update succeeded: the files' identity, the version that the caller named, or still private
+    recorded         the update succeeded: identity of the files, the version that the caller named, or still private
     flushed          SGLang dropped all pages of the old weights: pages are loaded and saved under the new identity
 
-SGLang may update without a flush, and serve on with pages of both: then nothing is loaded or saved until the next flush. Ranks of an engine
-see the same calls in the same order, so that they come to the same private versions without a message between them.
+SGLang may update without a flush and then serve pages of both weights: nothing is loaded or saved until the next flush.
+All ranks of an engine see the same calls in the same order, so they compute the same private versions without messages.
 """
 
 import logging
@@ -18,15 +18,15 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class StartWeights:
-    """What an engine started from."""
+    """Weights that an engine started from."""
 
     target: WeightsIdentity
     draft: str
-    """Identity of the model that drafts tokens; empty without one."""
+    """Identity of the draft model; empty without one."""
     nonce: str
     """Random; equal on the engine's ranks."""
     identify: Callable[[str], WeightsIdentity | None]
-    """Identity of the files at a path; None where the settings name weights otherwise."""
+    """Return the identity of the files at a path; None if the settings identify the weights otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CurrentWeights:
 
 
 class EngineWeights:
-    """See the module. Calls of SGLang's scheduler thread; `current` may be read by any."""
+    """Weights of the engine in this process. SGLang's scheduler thread calls it; any thread may read `current`."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -48,7 +48,7 @@ class EngineWeights:
         self._draft = ""
         self._updates = 0
         self._is_open = False
-        """Whether an update began whose end was not recorded yet."""
+        """Whether an update has begun without a recorded end."""
         self._loaded_from = ""
         self._is_session = False
         self._session_version = ""
@@ -61,7 +61,7 @@ class EngineWeights:
         return self._state.identity
 
     def start(self, started: StartWeights) -> None:
-        """Note what the engine started from. Where weights have changed since an earlier call, their identity stays."""
+        """Set the start weights. If the weights changed since an earlier call, their identity stays."""
         self._started = started
         if self._updates == 0:
             self._state = WeightsState(started.target)
@@ -69,17 +69,17 @@ class EngineWeights:
         self._publish()
 
     def begin_session(self) -> None:
-        """Note that updates follow which make one version together."""
+        """Begin a session: the following updates make one version."""
         self._is_session, self._session_version = True, ""
         self.updated()
 
     def end_session(self) -> None:
-        """Note that the session's updates are complete."""
+        """End the session: its updates are complete."""
         self._is_session = False
         self._settle()
 
     def updated(self) -> None:
-        """Note that weights change from now on."""
+        """Mark the weights as changing."""
         self._state.begin_update()
         self._loaded_from = ""
         if not self._is_open:
@@ -88,15 +88,15 @@ class EngineWeights:
         self._publish()
 
     def loaded(self, path: str) -> None:
-        """Note that the update begun last has read all weights from the files at `path`."""
+        """Record that the last update read all weights from the files at `path`."""
         self._loaded_from = path
 
     def recorded(self, version: str | None, is_clean: Callable[[], bool]) -> None:
-        """Note that an update succeeded, or that the weights were given a name without one.
+        """Record that an update succeeded, or that the weights got a new name without an update.
 
         Args:
-            version: name that the caller gave them, if any.
-            is_clean: whether the engine has no pages and no running requests, so that no flush need follow.
+            version: name that the caller gave the weights, if any.
+            is_clean: returns whether the engine has no pages and no running requests, so that no flush is needed.
         """
         if not self._is_open and version is None:
             self.updated()
@@ -110,19 +110,19 @@ class EngineWeights:
         self._settle()
 
     def flushed(self) -> None:
-        """Note that SGLang has dropped all pages."""
+        """Record that SGLang dropped all pages."""
         if not self._is_session and not self._state.is_settled:
             self._is_open = False
             self._resume()
 
     def clear(self) -> None:
-        """Start a version that has no pages yet. The weights are those that they were."""
+        """Begin a private version without pages. The weights do not change."""
         was_settled = self._state.is_settled
         self._become_private()
         if was_settled:
             self._state.resume()
         self._log.warning(
-            "kvstore: the store is shared and was not cleared: this engine uses the new private version %s, which finds nothing older, "
+            "kvstore: the store is shared and was not cleared: this engine uses the new private version %s, which has no pages, "
             "until its weights are named or loaded from files",
             self._state.identity.text,
         )

@@ -1,1 +1,1 @@
-"""A process beside an engine: it tells kvstore's scheduler how busy the engine is, and what the engine has in memory of its own."""
+"""Process beside an engine that reports its load and its own cached blocks to kvstore's scheduler."""

@@ -1,8 +1,7 @@
-"""kvstore-sidecar: settings in, reports about one engine out, until a signal.
-Its HTTP port answers with health, metrics and diagnostics.
+"""kvstore-sidecar: command line of the daemon that reports one engine to the scheduler until a signal.
 
-Standard output carries one JSON line when the master has heard of the engine: {"event": "ready", "name": ..., "http": ...,
-"pid": ...}. Logs go to standard error. Exit code 2: the settings cannot be met.
+Its HTTP port serves health, metrics and diagnostics. Standard output has one JSON line after the first accepted report:
+{"event": "ready", "name": ..., "http": ..., "pid": ...}. Logs go to standard error. Exit code 2: invalid settings.
 """
 
 import logging
@@ -37,29 +36,30 @@ if TYPE_CHECKING:
 
 
 HANGS_S: Final = 120.0
-"""A thread that has not come round for so long hangs: engine and master have a minute each at most."""
+"""A reporter that made no round for this long is hung: the engine's and the master's deadlines are a minute each at
+most."""
 
 
-def add_sidecar_signals(server: HttpServer, telling: "InstanceReporting", tracing: "Tracing | None" = None) -> None:
-    """It is ready while the scheduler knows the engine."""
+def add_sidecar_signals(server: HttpServer, reporting: "InstanceReporting", tracing: "Tracing | None" = None) -> None:
+    """Add health, readiness, metrics and diagnostics. Ready while the scheduler knows the engine."""
 
     def alive() -> None:
-        silent_s = time.monotonic() - telling.told_s
+        silent_s = time.monotonic() - reporting.last_round_s
         if silent_s > HANGS_S:
-            raise DeadlineExceeded(f"nothing was reported, or tried, for {silent_s:.0f} s")
+            raise DeadlineExceeded(f"no report was tried for {silent_s:.0f} s: see the log, and restart the sidecar")
 
     def unready() -> Sequence[str]:
         return (
             []
-            if telling.is_in
-            else [f"the scheduler does not know engine {telling.name}: it sleeps, or it, its metrics or the master does not answer"]
+            if reporting.is_registered
+            else [f"the scheduler does not know engine {reporting.name}: it sleeps, or its metrics or the master do not respond"]
         )
 
     def read() -> Readings:
         return {
-            "kvstore_sidecar_reporting": int(telling.is_in),
-            "kvstore_sidecar_reports": telling.reports,
-            "kvstore_sidecar_failures": telling.failures,
+            "kvstore_sidecar_reporting": int(reporting.is_registered),
+            "kvstore_sidecar_reports": reporting.reports,
+            "kvstore_sidecar_failures": reporting.failures,
             "kvstore_sidecar_trace_spans": span_counts(tracing),
         }
 
@@ -73,7 +73,7 @@ log = logging.getLogger("kvstore.sidecar")
 @click.version_option(package_name=DISTRIBUTION)
 @options(SidecarSettings)
 def main(config: str | None, **flags: Any) -> None:
-    """Run beside an engine: it tells the master's scheduler how busy the engine is and which blocks are in its own memory."""
+    """Run beside an engine: reports its load and its own blocks to the master's scheduler."""
     begin_logging()
     try:
         for package in ("msgspec", "prometheus_client", "zmq"):
@@ -89,7 +89,7 @@ def main(config: str | None, **flags: Any) -> None:
 
 
 def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
-    # Here, since their libraries may be missing.
+    # Imported here: optional libraries.
     from kvstore.engines.kv_events.subscriber import Subscriber
     from kvstore.engines.sidecar import reporter
     from kvstore.engines.sidecar.blocks import EngineBlocks
@@ -121,17 +121,15 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        telling = reporter.InstanceReporting(
-            settings, client, blocks, subscriber, on_first=lambda: announce("ready", facts), tracing=tracing
-        )
+        reporting = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
         if http is not None:
             open_parts.callback(http.close)
-            add_sidecar_signals(http, telling, tracing)
+            add_sidecar_signals(http, reporting, tracing)
             http.start()
-        came = end_on_signals(telling.stop)
+        came = end_on_signals(reporting.stop)
         on_sighup(None)
         with stops(log, "sidecar", came):
-            telling.run()
+            reporting.run()
 
 
 if __name__ == "__main__":

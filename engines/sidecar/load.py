@@ -1,4 +1,4 @@
-"""Load of an engine, and whether it sleeps or was restarted, from its metrics in Prometheus' text form.
+"""Load of an engine, and whether it sleeps or restarted, from its Prometheus metrics.
 
 Source: vLLM 0.32, v1/metrics/loggers.py, and SGLang 0.5.23, srt/observability/metrics_collector.py, for the names.
 """
@@ -20,11 +20,11 @@ CAPACITY_TOKENS: Final = "capacity_tokens"
 PREFILLS: Final = "prefills"
 PREFILL_S: Final = "prefill_s"
 QUEUED_S: Final = "queued_s"
-"""Part of PREFILL_S in which a request waited for its turn."""
+"""Part of PREFILL_S that requests waited in the queue."""
 PROMPTS: Final = "prompts"
 PROMPT_TOKENS: Final = "prompt_tokens"
 STARTED_S: Final = "started_s"
-"""Absent where several processes share their metrics, as SGLang's always do."""
+"""Absent if several processes share their metrics, as always in SGLang."""
 SUMS: Final = {
     "process_start_time_seconds": STARTED_S,
     "vllm:num_requests_running": RUNNING,
@@ -43,51 +43,51 @@ SUMS: Final = {
     "sglang:num_requests_total": PROMPTS,
     "sglang:prompt_tokens_total": PROMPT_TOKENS,
 }
-"""Samples that are added up over the ranks of an engine, by what they count."""
+"""Samples that are summed over an engine's ranks, by meaning."""
 USED: Final = "vllm:kv_cache_usage_perc"
 CACHE: Final = "vllm:cache_config_info"
 SLEEP: Final = "vllm:engine_sleep_state"
-"""One series a state, `awake` among them: 0 where the engine takes requests and computes none until it is woken up."""
+"""One series per state. `awake` is 0 while the engine accepts requests without computing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Of all data-parallel ranks of the engine together."""
+    """Load of an engine, summed over its data-parallel ranks."""
 
     running: int
     waiting: int
     context_tokens: int
-    """In its cache, for requests that run."""
+    """Tokens in the cache for running requests."""
     capacity_tokens: int
-    """0: not told."""
+    """0: unknown."""
     mean_prefill_s: float
-    """Since it started; 0 before the first."""
+    """Since the engine started; 0 before the first prefill."""
     mean_prompt_tokens: float
-    """Of requests that are over; 0 before the first."""
+    """Of finished requests; 0 before the first."""
     prompts: int
-    """Requests that are over."""
+    """Finished requests."""
     started_s: float = 0.0
-    """Seconds since 1970; 0: not told."""
+    """Unix time in seconds; 0: unknown."""
     is_asleep: bool = False
-    """Any of its ranks."""
+    """Whether any rank sleeps."""
 
     def is_restarted_since(self, before: "EngineLoad") -> bool:
-        """Whether the engine was started again since `before`: by another start time, or a counter that fell."""
+        """Return whether the engine restarted after `before`: its start time differs or a counter fell."""
         return self.started_s != before.started_s or self.prompts < before.prompts
 
     @property
     def expected_tokens(self) -> int:
-        """Of its cache, once what waits is in it, too: the engine does not tell how long those prompts are, so as others were."""
+        """Tokens in the cache once waiting requests have been admitted, estimated with the mean prompt length."""
         return self.context_tokens + round(self.waiting * self.mean_prompt_tokens)
 
     @property
     def queue_s(self) -> float:
-        """Until it could start on something new: what waits takes as long as others took."""
+        """Estimated time until the engine can start a new request, with the mean prefill time."""
         return self.waiting * self.mean_prefill_s
 
 
 def read_load(text: str) -> EngineLoad:
-    """Raises ProtocolError: these are no metrics, or not those of an engine."""
+    """Parse an engine's metrics. Raises ProtocolError: not metrics, or not those of vLLM or SGLang."""
     sums: dict[str, float] = {}
     cached_tokens, used, engines, is_asleep = 0, 0.0, 0, False
     try:
@@ -104,11 +104,11 @@ def read_load(text: str) -> EngineLoad:
     except (ValueError, KeyError) as error:
         raise ProtocolError(f"the engine's metrics cannot be read: {error}") from None
     if not all(map(isfinite, (used, *sums.values()))):
-        raise ProtocolError("the engine's metrics have values that are no finite numbers")
+        raise ProtocolError("the engine's metrics have values that are not finite")
     if not {RUNNING, WAITING} <= sums.keys() and CAPACITY_TOKENS not in sums:
         raise ProtocolError(
-            "the engine's metrics have no numbers of requests that run and wait: is it vLLM, with its statistics on, or SGLang with"
-            " --enable-metrics?"
+            "the engine's metrics have no counts of running and waiting requests: start vLLM with its statistics on, or SGLang with"
+            " --enable-metrics"
         )
     sums[PREFILL_S] = max(0.0, sums.get(PREFILL_S, 0.0) - sums.get(QUEUED_S, 0.0))
     return EngineLoad(
@@ -125,7 +125,7 @@ def read_load(text: str) -> EngineLoad:
 
 
 def _is_share(sample: Sample) -> bool:
-    """Whether the sample is of one priority, which SGLang adds to the one of all."""
+    """Return whether the sample is of one priority; SGLang adds those to the total."""
     return bool(sample.labels.get("priority"))
 
 

@@ -1,1 +1,1 @@
-"""Hugging Face transformers: caches for `generate` that are filled from the store, and stored again. See prefix_store.py."""
+"""Hugging Face transformers: caches for `generate`, loaded from the store and saved to it. See prefix_store.py."""

@@ -1,13 +1,14 @@
-"""Blocks of a model's cache: their form, and the namespace that they are stored under.
+"""Layout of a model's cache blocks, and the namespace that they are stored under.
 
-How a block of a cache becomes one value: the keys and then the values of each layer, each [heads, block_tokens, head_dim], C-contiguous.
+**Layout.** A block's value has the keys and then the values of each layer, each [heads, block_tokens, head_dim],
+C-contiguous. Shapes come from the model's own cache of one token: layers may differ in heads and head_dim, and so may
+keys and values.
 
-Shapes are those that the model itself gives to a token: layers may differ in heads and head_dim, keys and values too. It knows no store.
+**Namespace.** It covers everything that changes the bytes of the cache. The weights are identified by a sample of each
+parameter: a fine-tuned or quantised model, or one with an adapter, merged or not, is another model, independent of the
+folder that it was loaded from.
 
-Which processes may read one another's blocks: all that changes the bytes of a model's cache, as a namespace.
-
-The weights are told by a sample of each parameter: a fine-tuned model, a quantised one, or one with an adapter, merged or not, is another
-model, whatever folder it was loaded from.
+Does not use the store.
 """
 
 import inspect
@@ -26,12 +27,13 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
 
 FULL = (DynamicLayer, DynamicSlidingWindowLayer)
-"""Layers that need nothing but keys and values of tokens. One with a window is kept whole here: its mask does the rest."""
+"""Layers whose whole state is the keys and values of tokens. Sliding-window layers are kept whole; their mask
+selects the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlane:
-    """The keys, or the values, of one layer."""
+    """Keys, or values, of one layer."""
 
     layer: int
     is_key: bool
@@ -42,7 +44,7 @@ class LayerPlane:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The planes of a cache, in the order of a value."""
+    """Planes of a cache, in the order of a value."""
 
     planes: tuple[LayerPlane, ...]
     dtype: torch.dtype
@@ -57,12 +59,12 @@ class Layout:
 
     @property
     def shapes(self) -> str:
-        """All that the form of a value depends on, as a text."""
+        """Text of everything that determines a value's form."""
         planes = [(plane.layer, plane.is_key, plane.heads, plane.head_dim) for plane in self.planes]
         return f"{self.block_tokens} {self.dtype} {planes}"
 
     def gather(self, cache: Any, row: int, first_block: int, out: torch.Tensor) -> None:
-        """Copy blocks of a sequence from `first_block` on into `out`, [blocks, block_bytes] of uint8 on the CPU."""
+        """Copy blocks of sequence `row`, from `first_block` on, into `out`, uint8 [blocks, block_bytes] on the CPU."""
         for plane, part in self._parts(out):
             layer = cache.layers[plane.layer]
             begin, end = first_block * self.block_tokens, (first_block + len(out)) * self.block_tokens
@@ -70,17 +72,17 @@ class Layout:
             part.copy_(tokens.unflatten(1, (-1, self.block_tokens)).transpose(0, 1))
 
     def scatter(self, values: torch.Tensor, row: int, first_block: int, planes: Sequence[torch.Tensor]) -> None:
-        """Copy values, as `gather` makes them, into blocks of a sequence from `first_block` on."""
+        """Copy values, as `gather` writes them, into blocks of sequence `row` from `first_block` on."""
         for (_plane, part), tensor in zip(self._parts(values), planes, strict=True):
             begin, end = first_block * self.block_tokens, (first_block + len(values)) * self.block_tokens
             tensor[row, :, begin:end].unflatten(1, (-1, self.block_tokens)).transpose(0, 1).copy_(part)
 
     def empty(self, rows: int, tokens: int) -> list[torch.Tensor]:
-        """A tensor for each plane, of undefined content."""
+        """Return an uninitialized tensor for each plane."""
         return [torch.empty(rows, plane.heads, tokens, plane.head_dim, dtype=self.dtype, device=plane.device) for plane in self.planes]
 
     def cache_of(self, planes: Sequence[torch.Tensor]) -> DynamicCache:
-        """A cache that has these tensors, uncopied."""
+        """Return a cache of these tensors, without a copy."""
         cache = DynamicCache()
         for keys, values in zip(planes[::2], planes[1::2], strict=True):
             layer = DynamicLayer()
@@ -90,7 +92,8 @@ class Layout:
         return cache
 
     def check(self, cache: Any, rows: int, tokens: int) -> None:
-        """Raises InvalidArgument unless a cache has keys and values, of this layout, for so many tokens of so many rows."""
+        """Raises InvalidArgument unless `cache` has keys and values of this layout for at least `tokens` tokens of
+        `rows` rows."""
         for plane in self.planes:
             layer = cache.layers[plane.layer] if plane.layer < len(cache.layers) else None
             tensor = None if layer is None else layer.keys if plane.is_key else layer.values
@@ -102,7 +105,7 @@ class Layout:
                 )
 
     def _parts(self, values: torch.Tensor) -> list[tuple[LayerPlane, torch.Tensor]]:
-        """Of each plane what is its in values: [blocks, heads, block_tokens, head_dim]."""
+        """Return each plane's view of `values`: [blocks, heads, block_tokens, head_dim]."""
         parts, begin = [], 0
         for plane in self.planes:
             end = begin + self._plane_bytes(plane)
@@ -113,16 +116,18 @@ class Layout:
 
 
 def layout_of(model: Any, block_tokens: int) -> Layout:
-    """Of a model's cache, as it makes one of a token. Raises InvalidArgument: its layers keep something else than keys and values, or
-    keys that depend on what follows them."""
+    """Return the layout of a model's cache, by running the model on one token.
+
+    Raises InvalidArgument: a layer keeps other state than keys and values, or keys depend on later tokens.
+    """
     if by_length := sorted({kind for kind in _rope_kinds(model) if "dynamic" in kind or kind == "longrope"}):
         raise InvalidArgument(
-            f"this model turns keys by {', '.join(by_length)}: by other angles the longer its whole input is, so that no other prompt that "
-            "begins alike can use them"
+            f"this model rotates keys by {', '.join(by_length)}: the angles depend on the length of the whole input, so prompts with a "
+            "common prefix cannot share them"
         )
     for number, layer in enumerate(DynamicCache(config=model.config).layers):
         if type(layer) not in FULL:
-            raise InvalidArgument(f"layer {number} keeps a {type(layer).__name__}: what it keeps of a prefix is no block of tokens")
+            raise InvalidArgument(f"layer {number} keeps a {type(layer).__name__}, whose state cannot be split into blocks of tokens")
     cache = DynamicCache()
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), **{_cache_name(model): cache}, use_cache=True)
@@ -130,22 +135,23 @@ def layout_of(model: Any, block_tokens: int) -> Layout:
 
 
 def _rope_kinds(model: Any) -> Iterator[str]:
-    """The `rope_type` of all modules that have one, or one for each type of layer. All that recompute their frequencies have."""
+    """Yield the `rope_type` of all modules that have one, or have one per layer type. Modules that recompute
+    frequencies have it."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         yield from kinds.values() if isinstance(kinds, Mapping) else [kinds] if isinstance(kinds, str) else ()
 
 
 def _cache_name(model: Any) -> str:
-    """By which a forward pass is given its cache: `cache` since transformers 5.24."""
+    """Return the name of the forward pass's cache parameter: `cache` since transformers 5.24."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def layout_of_cache(cache: Any, block_tokens: int) -> Layout:
-    """Of a cache that has a token. Raises InvalidArgument: its layers are of several element types."""
+    """Return the layout of a cache with one token. Raises InvalidArgument: its layers have several element types."""
     dtypes = {tensor.dtype for layer in cache.layers for tensor in (layer.keys, layer.values)}
     if len(dtypes) != 1:
-        raise InvalidArgument(f"keys and values are of {len(dtypes)} element types: a value of the store has one")
+        raise InvalidArgument(f"keys and values have {len(dtypes)} element types: a value of the store has one")
     planes = [
         LayerPlane(number, is_key, tensor.shape[1], tensor.shape[3], tensor.device)
         for number, layer in enumerate(cache.layers)
@@ -155,13 +161,14 @@ def layout_of_cache(cache: Any, block_tokens: int) -> Layout:
 
 
 SAMPLE_ELEMENTS: Final = 256
-"""Of a parameter, evenly over it: some milliseconds for a model of a thousand parameters."""
+"""Spread evenly over a parameter: some milliseconds for a model of a thousand parameters."""
 NOT_OF_THE_CACHE: Final = frozenset({"_name_or_path", "_commit_hash", "architectures", "torch_dtype", "use_cache", "transformers_version"})
-"""Entries of a configuration that change no byte of it, or that the namespace has elsewhere."""
+"""Configuration entries that change no byte of the cache, or that other parts of the namespace cover."""
 
 
 def namespace_of(model: Any, dtype: torch.dtype, shapes: str, *, name: str, block_tokens: int) -> Namespace:
-    """Of a model's blocks. `shapes` tells those of its layers; `name` is for people. Raises InvalidArgument: see `weights_id`."""
+    """Return the namespace of a model's blocks. `shapes` is `Layout.shapes`; `name` is for people. Raises
+    InvalidArgument: see `weights_id`."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in NOT_OF_THE_CACHE}
     return Namespace(
         model=name or type(model).__name__,
@@ -169,7 +176,7 @@ def namespace_of(model: Any, dtype: torch.dtype, shapes: str, *, name: str, bloc
         dtype=str(dtype).removeprefix("torch."),
         block_tokens=block_tokens,
         extra={
-            "attention": str(model.config._attn_implementation),  # one rounds otherwise than another
+            "attention": str(model.config._attn_implementation),  # implementations round differently
             "config": _digest(json.dumps(config, sort_keys=True, default=str)),
             "engine": f"transformers {transformers.__version__}",
             "shapes": _digest(shapes),
@@ -178,14 +185,14 @@ def namespace_of(model: Any, dtype: torch.dtype, shapes: str, *, name: str, bloc
 
 
 def weights_id(model: Any) -> str:
-    """A hash of the names, shapes, element types and samples of all parameters and buffers. Equal on every device.
+    """Return a hash of names, shapes, element types and samples of all parameters and buffers. Equal on every device.
 
-    Raises InvalidArgument for parameters that are nowhere (on `meta`): what they will be cannot be known.
+    Raises InvalidArgument: a parameter is on `meta`, so its contents are unknown.
     """
     hasher = xxhash.xxh3_128()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
-            raise InvalidArgument(f"{name} is not loaded: a model that is off-loaded to the disk cannot be told from others")
+            raise InvalidArgument(f"{name} is not loaded: a model that is off-loaded to disk cannot be identified; load it into memory")
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().reshape(-1)
         step = max(1, len(flat) // SAMPLE_ELEMENTS)

@@ -1,4 +1,4 @@
-"""Prefixes of prompts in the store, for `generate`: a cache to begin with, and what a cache has come to, stored block by block.
+"""Prefix cache for `generate`: loads a prompt's cached blocks, and saves a finished cache block by block.
 
 cache = prefixes.load(input_ids)
 output = model.generate(input_ids, cache=cache)
@@ -22,27 +22,29 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
 
 STAGING_BYTES: Final = 64 << 20
-"""Of blocks that are brought at a time into memory that is kept: fresh memory would cost more than the copy."""
+"""Staging memory, kept between calls: fresh memory would cost more than the copy."""
 
 log = logging.getLogger("kvstore.engines")
 
 
 class PrefixStore:
-    """Of one model. A context manager. Not thread-safe. A store that cannot be reached is a miss, and said in the log."""
+    """Prefix cache of one model in the store. A context manager. Not thread-safe. An unreachable store is a miss,
+    and logged."""
 
     def __init__(self, client: Client, model: Any, *, name: str = "", block_tokens: int = 16, settings: JobSettings | None = None) -> None:
-        """Has the model compute one token.
+        """Run the model on one token to learn its cache's layout.
 
         Args:
-            client: stays the caller's, who closes it, after this.
-            model: a decoder of transformers >= 5 whose layers have keys and values. Its weights may change between calls: see `load`.
-            name: under which its blocks are listed; processes share them if it is equal too.
-            block_tokens: a prefix is found in steps of this.
+            client: not owned; close it after this object.
+            model: a decoder of transformers >= 5 whose layers keep keys and values. Its weights may change between
+                calls: see `load`.
+            name: model name of the blocks in listings; processes share blocks only under equal names.
+            block_tokens: granularity of prefixes.
             settings: deadlines.
 
         Raises:
-            InvalidArgument: the model's layers keep something else, or keys that depend on what follows them; or its weights are not
-                loaded.
+            InvalidArgument: the model's layers keep other state, or keys that depend on later tokens; or its weights
+                are not loaded.
         """
         self._layout = layout_of(model, block_tokens)
         self._model = model
@@ -52,16 +54,18 @@ class PrefixStore:
         self._staging = torch.empty(max(1, STAGING_BYTES // self._layout.block_bytes), self._layout.block_bytes, dtype=torch.uint8)
 
     def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> DynamicCache:
-        """A cache with the leading blocks that the store has of all rows, for `generate` or a forward pass of the rest. It leaves one token
-        at least to be computed. Empty if there are none. Weights that were changed in memory since the last call (a training step, a merged
-        adapter) give another namespace from here on: nothing that other weights computed is loaded.
+        """Return a cache with the leading blocks that the store has for all rows, for `generate` or a forward pass.
 
-        `input_ids` is [rows, tokens], without padding. Raises InvalidArgument: padding, which moves the tokens of its row.
+        At least one token is left to compute. The cache is empty if no block was found. If weights were changed in
+        memory since the last call (a training step, a merged adapter), a new namespace is used from here on, so blocks
+        of other weights are never loaded.
+
+        `input_ids` is [rows, tokens], without padding. Raises InvalidArgument: padding, which shifts a row's positions.
         """
         rows = _rows(input_ids, attention_mask)
         tokens = len(rows[0])
         self.namespace = self._current_namespace()
-        self._jobs.cancel(None)  # a call that was interrupted has left its job to the staging memory
+        self._jobs.cancel(None)  # an interrupted call may have left a job that uses the staging memory
         keys = [self.namespace.block_keys(row[: max(0, tokens - 1)]) for row in rows]
         found = min(self._jobs.match_prefix(of_row) for of_row in keys)
         planes = self._layout.empty(len(rows), found * self._layout.block_tokens)
@@ -73,11 +77,11 @@ class PrefixStore:
         return self._layout.cache_of([plane[:, :, :end] for plane in planes])
 
     def save(self, token_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None) -> int:
-        """Store the blocks that `cache` has of these sequences; how many were not there.
+        """Store the blocks that `cache` has of these sequences; return how many the store did not have.
 
-        `token_ids` is [rows, tokens]: the prompts, or what `generate` returned by greedy search or sampling, the prompts and what came of
-        them. Not of a beam search: its cache is that of other beams. Nothing is stored if the weights have changed since `load`: the
-        cache may hold blocks of both. Raises InvalidArgument: padding, or a cache of other sequences.
+        `token_ids` is [rows, tokens]: the prompts, or the result of `generate` with greedy search or sampling. Results
+        of a beam search do not match their cache. Stores nothing if the weights changed since `load`, because the cache
+        may mix both. Raises InvalidArgument: padding, or a cache of other sequences.
         """
         rows = _rows(token_ids, attention_mask)
         tokens = min(len(rows[0]), cache.get_seq_length())
@@ -89,7 +93,7 @@ class PrefixStore:
         return sum(self._save_row(row, self.namespace.block_keys(ids[:tokens]), cache) for row, ids in enumerate(rows))
 
     def close(self) -> None:
-        """A second close is a no-op."""
+        """Cancel jobs. A second close is a no-op."""
         self._jobs.close()
 
     def __enter__(self) -> "PrefixStore":
@@ -99,12 +103,13 @@ class PrefixStore:
         self.close()
 
     def _current_namespace(self) -> Namespace:
-        """Namespace of the weights that the model has now. Samples them: 4 ms for 300 parameters on a CPU, 15 ms for 1,000."""
+        """Return the namespace of the current weights, from samples: 4 ms for 300 parameters on a CPU, 15 ms for
+        1,000."""
         layout = self._layout
         return namespace_of(self._model, layout.dtype, layout.shapes, name=self._name, block_tokens=layout.block_tokens)
 
     def _load_row(self, row: int, keys: Sequence[bytes], planes: Sequence[torch.Tensor]) -> int:
-        """How many leading blocks of a row are in its tensors now."""
+        """Load a row's leading blocks into `planes`; return how many."""
         loaded = 0
         for begin, end in self._batches(0, len(keys)):
             values = self._staging[: end - begin]
@@ -117,7 +122,7 @@ class PrefixStore:
         return loaded
 
     def _save_row(self, row: int, keys: Sequence[bytes], cache: Any) -> int:
-        """How many blocks of a row were stored."""
+        """Store a row's missing blocks; return how many."""
         stored = 0
         for begin, end in self._batches(self._jobs.match_prefix(keys), len(keys)):
             values = self._staging[: end - begin]
@@ -130,7 +135,7 @@ class PrefixStore:
         return stored
 
     def _ended(self, job: Job) -> Job:
-        """The job, once it is over."""
+        """Wait for the job and log its error."""
         job.wait()
         self._jobs.finished()
         if job.error is not None:
@@ -143,10 +148,10 @@ class PrefixStore:
 
 
 def _rows(token_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
-    """Raises InvalidArgument for tokens that are not [rows, tokens], or padded."""
+    """Return token ids by row. Raises InvalidArgument: not [rows, tokens], or padded."""
     if token_ids.dim() != 2 or not len(token_ids):
         raise InvalidArgument(f"token ids are [rows, tokens], not {tuple(token_ids.shape)}")
     if attention_mask is not None and not bool(attention_mask.all()):
-        raise InvalidArgument("these rows are padded, which moves their tokens: give rows of one length")
+        raise InvalidArgument("these rows are padded, which shifts their positions: pass rows of one length")
     rows: list[list[int]] = token_ids.tolist()
     return rows

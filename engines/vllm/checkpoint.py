@@ -1,8 +1,7 @@
-"""Evidence of an engine's weights: the files that they came from, and samples of its memory.
+"""Identity of an engine's weights: a fingerprint of its checkpoint's files, and hashes of samples of its memory.
 
-Files that an engine's weights came from: their identity, computed beside the engine's start, and a look at them once a second.
-
-Evidence of the weights in an engine's memory: a hash of samples, taken in each rank before and after a call that may change them.
+`WatchedCheckpoint` computes the fingerprint in a thread while the engine starts, then checks the files once a second.
+`sample_weights` runs in each rank, before and after a call that may change weights.
 """
 
 import dataclasses
@@ -21,9 +20,9 @@ from kvstore.engines.weights.identity import WeightsIdentity, identify
 from kvstore.protocol.errors import ConfigError, KVStoreError, typed
 
 WATCH_S: Final = 1.0
-"""Between two looks at the files."""
+"""Interval between checks of the files."""
 START_S: Final = 30.0
-"""An engine's start waits for the fingerprint at most so long; after that nothing is loaded or saved until it is known."""
+"""Maximum time that an engine's start waits for the fingerprint. Until it is known nothing is loaded or saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +34,28 @@ class WeightFiles:
     hub_revision: str = ""
     hub_cache: Path | None = None
     name: str = ""
-    """Of the model, for weights that no bytes identify; empty: `model`."""
+    """Model name for weights without a fingerprint; empty: `model`."""
 
     def identity(self, choice: str) -> WeightsIdentity:
-        """Their fingerprint; their name where there is none. Raises ConfigError."""
+        """Return the files' fingerprint, or the model's name if `choice` is `off` or no files are local. Raises
+        ConfigError."""
         found = identify(self.model, choice, hub_revision=self.hub_revision, hub_cache=self.hub_cache, log=LOG)
         return found if choice != "off" and self.stamp() else self.named(found.base)
 
     def named(self, revision: str) -> WeightsIdentity:
-        """Identity by the model's name."""
+        """Return an identity made of `revision` and the model's name."""
         return WeightsIdentity(f"{revision} of {(self.name or self.model).replace('@', '%40')}".strip())
 
     def stamp(self) -> bytes:
-        """Empty where no files are on this machine."""
+        """Return bytes that change when a file does; empty if no files are on this machine."""
         path = self._path()
         return stamp(path) if path is not None else b""
 
     def changed_ns(self) -> int:
-        """Time of the files' last change; 0 where none are on this machine. Those of a hub's cache never change.
+        """Return when a file last changed; 0 if none is on this machine. Files of a hub's cache never change.
 
-        Raises ConfigError: they cannot be read."""
+        Raises ConfigError: they cannot be read.
+        """
         path = self._path()
         return max((file.ctime_ns for file in list_files(path) if not file.is_hub_link), default=0) if path is not None else 0
 
@@ -64,18 +65,18 @@ class WeightFiles:
 
 @dataclass(frozen=True, slots=True)
 class WeightsSource:
-    """All that an engine's weights come from."""
+    """Everything that an engine loads its weights from."""
 
     files: tuple[WeightFiles, ...]
-    """The model, and a draft model whose layers have caches. Empty: no files; `text` says what then."""
+    """The model, and a draft model whose layers have caches. Empty: no files; `text` identifies the weights."""
     choice: str = "sampled"
     """The setting `fingerprint`."""
     revision: str = ""
-    """The setting: it identifies the weights in place of the files, of which nothing is read then."""
+    """The setting `revision`; it replaces the fingerprint, and no file is read."""
     text: str = ""
 
     def identity(self) -> WeightsIdentity:
-        """Raises ConfigError: files cannot be read, or `revision` cannot be one."""
+        """Return the identity of the weights. Raises ConfigError: files cannot be read, or `revision` is invalid."""
         if self.revision:
             revision = identify("", "", revision=self.revision, log=LOG).base
             named = [files.named(revision).base for files in self.files]
@@ -91,17 +92,19 @@ class WeightsSource:
         return max((files.changed_ns() for files in self.files), default=0)
 
     def at(self, path: str | None) -> "WeightsSource":
-        """The same with the model's files at `path`; None: where they are."""
+        """Return the same source with the model's files at `path`; None: unchanged."""
         if path is None:
             return self
         return dataclasses.replace(self, files=(WeightFiles(path, name=self.files[0].name), *self.files[1:]))
 
 
 class WatchedCheckpoint:
-    """See `variants.Checkpoint`. A thread of its own reads the files; all methods are for one other thread."""
+    """Computes and watches the identity of the files in a thread. Implements `variants.Checkpoint`; one other thread
+    calls all methods."""
 
     def __init__(self, source: WeightsSource, *, loaded_since_ns: int, watch_s: float = WATCH_S) -> None:
-        """`loaded_since_ns`: the engine read the files after this time of the clock, and before this call."""
+        """Start the thread. `loaded_since_ns`: wall-clock time after which, and before this call, the engine read
+        the files."""
         self._source = source
         self._loaded_since_ns = loaded_since_ns
         self._watch_s = watch_s
@@ -115,10 +118,10 @@ class WatchedCheckpoint:
         self._thread.start()
 
     def wait(self, deadline_s: float = START_S) -> None:
-        """Come back when the identity is known, or after `deadline_s`. Raises ConfigError: it cannot be computed."""
+        """Wait until the identity is known, at most `deadline_s`. Raises ConfigError: it cannot be computed."""
         if not self._is_done.wait(deadline_s):
             LOG.warning(
-                "kvstore: the weights' fingerprint takes longer than %g s: nothing is loaded or saved before it is known", deadline_s
+                "kvstore: the fingerprint of the weights takes longer than %g s: nothing is loaded or saved until it is known", deadline_s
             )
         if self._error is not None:
             raise self._error
@@ -138,15 +141,15 @@ class WatchedCheckpoint:
         (source, stamps), self._reloading = self._reloading, None
         is_same = source == self._source and stamps == self._stamps and all(stamps)
         if self._source.revision and not is_same:
-            raise ConfigError(f"the revision {self._source.revision!r} is that of other files")
+            raise ConfigError(f"revision {self._source.revision!r} names the files from before: change it with the weights")
         identity = self._identity if is_same and self._identity is not None else source.identity()
         if source.stamps() != stamps:
-            raise ConfigError("its files changed while the engine loaded them")
+            raise ConfigError("the checkpoint's files changed while the engine loaded them")
         self._source, self._stamps, self._identity, self._has_changed = source, stamps, identity, False
         return identity
 
     def close(self) -> None:
-        """End the thread, once it is through with what it reads."""
+        """Stop the thread after its current read. Does not wait."""
         self._is_closed.set()
 
     def _run(self) -> None:
@@ -164,19 +167,20 @@ class WatchedCheckpoint:
 
 
 def _differ(before: tuple[bytes, ...], now: tuple[bytes, ...]) -> bool:
-    """Files that are gone are still those that the engine loaded."""
+    """Return whether a file changed. A deleted file has not changed: the engine still has its contents."""
     return any(after and after != was for was, after in zip(before, now, strict=True))
 
 
 SAMPLED_PARAMETERS: Final = 512
-"""Evenly over those of a model."""
+"""Spread evenly over a model's parameters."""
 SAMPLE_ELEMENTS: Final = 16
-"""Of a parameter, evenly over it. A small step of training (1e-6 of weights about 0.02) changes one element in a hundred of bfloat16: some
-of 8,192 in any case."""
+"""Spread evenly over a parameter. A small training step (1e-6 of weights about 0.02) changes one bfloat16 element in
+a hundred, so some of 8,192 differ."""
 
 
 def sample_weights(worker: Any) -> str:
-    """Runs in a rank, by vLLM's `collective_rpc`. Equal for equal weights: 6 ms for 700 parameters on a CPU."""
+    """Return a hash of samples of a rank's weights, equal for equal weights. Runs in the rank, through vLLM's
+    `collective_rpc`. Takes 6 ms for 700 parameters on a CPU."""
     runner = worker.model_runner
     models = [runner.get_model(), getattr(getattr(runner, "drafter", None), "model", None)]
     hasher = xxhash.xxh3_128()

@@ -1,4 +1,4 @@
-"""Chunks of an offloading engine's host memory, stored and loaded by jobs: what a secondary tier does, without vLLM."""
+"""Stores and loads chunks of an offloading engine's host memory by jobs: the tier of tier.py, without vLLM."""
 
 import time
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """What became of one of the engine's jobs."""
+    """Outcome of one of the engine's jobs."""
 
     job_id: int
     hashes: tuple[bytes, ...]
-    """Those of its chunks that were stored or loaded."""
+    """Chunks that were stored or loaded."""
     missing: tuple[bytes, ...]
     is_load: bool
     moved_bytes: int
@@ -29,52 +29,53 @@ class ChunkResult:
 
 
 class Chunks:
-    """Never raises an error of the store: what it cannot do is missing. Used by one thread, but for `exists`."""
+    """Chunks in the store, by rows of the engine's host memory. One thread calls it, except `exists`, which any
+    thread may call. Errors of the store are not raised: a chunk that could not be moved is reported as missing."""
 
     def __init__(self, client: Client, shard: Shard, memory: memoryview, settings: VllmSettings) -> None:
-        """It owns `client`. `memory`, `[chunks, bytes]`, is the engine's host memory."""
+        """Create it. `client` is owned. `memory`, `[chunks, bytes]`, is the engine's host memory."""
         self._client = client
         self._job_settings = replace(settings.jobs(), read_workers=LOAD_THREADS)
         self._jobs = Jobs(client, self._job_settings)
         self._shard = shard
         self._rows: NDArray[np.uint8] = np.asarray(memory).view(np.uint8)
         self._begun: dict[int, tuple[Job, tuple[bytes, ...], float]] = {}
-        self._troubles = {
+        self._failure_logs = {
             JobKind.LOAD: FailureLog("loading chunks", "they are computed"),
             JobKind.STORE: FailureLog("storing chunks", "they stay in the engine only"),
         }
 
     def exists(self, hashes: Sequence[bytes]) -> list[bool]:
-        """Which chunks can be loaded now; none if the store does not say so in time."""
+        """Return which chunks can be loaded now; none if the store does not respond in time."""
         return self._jobs.exists(self._shard.keys(hashes))
 
     def store(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Begin to store chunks from these rows of the memory, which must not change until the job has been told."""
+        """Start to store chunks from these rows. The rows must not change until `take_moved` has returned the job."""
         keys = self._shard.keys(hashes)
         job = self._jobs.store(keys, self._memory(rows), namespace=self._shard.namespace, request=job_id)
         self._begun[job_id] = (job, tuple(hashes), time.monotonic())
 
     def load(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Begin to load chunks into these rows of the memory."""
+        """Start to load chunks into these rows."""
         job = self._jobs.load(self._shard.keys(hashes), self._memory(rows), request=job_id)
         self._begun[job_id] = (job, tuple(hashes), time.monotonic())
 
     def take_moved(self) -> list[ChunkResult]:
-        """The jobs that have ended since the last call."""
+        """Return the results of jobs that ended since the last call."""
         return [self._moved(job) for job in self._jobs.finished()]
 
     @property
     def is_busy(self) -> bool:
-        """Jobs have begun that were not told yet."""
+        """Whether jobs have begun whose results were not taken."""
         return bool(self._begun)
 
     def drain(self) -> None:
-        """Come back when nothing uses the memory: within the deadlines of what has begun."""
+        """Wait until no job uses the memory, at most as long as the deadlines of the jobs."""
         for job, _, _ in self._begun.values():
             job.wait()
 
     def close(self) -> None:
-        """Finish the stores within their deadline, cancel what is left, and disconnect."""
+        """Finish stores within their deadline, cancel other jobs, and disconnect."""
         self._jobs.close(drain_s=self._job_settings.store_deadline_s)
         self._client.close()
 
@@ -84,7 +85,7 @@ class Chunks:
     def _moved(self, job: Job) -> ChunkResult:
         assert isinstance(job.request, int)
         _, hashes, begin_s = self._begun.pop(job.request)
-        self._troubles[job.kind].saw(job.error)
+        self._failure_logs[job.kind].record(job.error)
         row_bytes = self._rows.shape[1]
         is_load = job.kind is JobKind.LOAD
         done = [result == row_bytes for result in job.results] if is_load else job.succeeded

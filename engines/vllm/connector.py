@@ -1,7 +1,8 @@
-"""vLLM's KV connector: `kv_connector` KVStoreConnector, `kv_connector_module_path` kvstore.engines.vllm.connector (docs/engines.md).
+"""vLLM's KV connector: `kv_connector` KVStoreConnector, `kv_connector_module_path` kvstore.engines.vllm.connector
+(docs/engines.md).
 
-Made by vLLM once for its scheduler and once in each rank. Everything that it decides stands in the modules beside it; this one passes
-vLLM's objects on to them.
+vLLM creates one for its scheduler and one in each rank. This module passes vLLM's objects to the modules beside it,
+which hold the logic.
 """
 
 import itertools
@@ -35,11 +36,11 @@ from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.vllm.counters import LOG, ConnectorCounters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
 from kvstore.engines.vllm.engine_weights import follow_weights
-from kvstore.engines.vllm.facts import check_engine, check_share_tp, group_pools, layer_groups, log_unshared, rank_group
+from kvstore.engines.vllm.facts import check_engine, check_share_tp, group_pools, layer_groups, log_unshareable_layers, rank_group
 from kvstore.engines.vllm.identity import Shard, Variant
 from kvstore.engines.vllm.lookup import StoreLookup
 from kvstore.engines.vllm.metrics import KVStorePromMetrics, KVStoreStats
-from kvstore.engines.vllm.plan import SchedulerPlan, StepPlan, fail_whole
+from kvstore.engines.vllm.plan import SchedulerPlan, StepPlan, loads_all_or_nothing
 from kvstore.engines.vllm.settings import connect, from_extra_config
 from kvstore.engines.vllm.variants import Variants
 from kvstore.engines.vllm.waiting_requests import FoundTokens
@@ -47,33 +48,34 @@ from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 
 DRAIN_S: Final = 5.0
-"""Beyond the deadline of loads: for steps of the engine in which nothing is computed."""
+"""Added to the deadline of loads, for engine steps that compute nothing."""
 
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """From the scheduler to the ranks, each step."""
+    """Sent by the scheduler to the ranks in each step."""
 
     plan: StepPlan
-    is_store_away: bool = False
-    """The scheduler's connector logged that the store does not answer."""
+    is_store_unreachable: bool = False
+    """The scheduler's connector has logged that the store is unreachable."""
 
 
 @dataclass
 class RankMetadata(KVConnectorHandshakeMetadata):
-    """From each rank to the scheduler, once."""
+    """Sent by each rank to the scheduler, once."""
 
     namespaces: list[list[bytes]]
-    """Of the values of each group of layers, in canonical form; none: this rank has no layer of it."""
+    """Canonical namespaces of the values of each group of layers. Empty: the rank has no layer of the group."""
     labels: list[bytes]
-    """Namespaces that blocks are stored under, in canonical form: those of the values, or one of several values of a block."""
+    """Canonical namespaces that blocks are stored under: one label for each group that the rank has."""
 
 
 class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
-    """One of the two: the scheduler's, with a plan and a look-up, or a rank's, with a worker."""
+    """Connector of one role: the scheduler's has a plan and a lookup, a rank's has a worker."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
-        """Raises ConfigError: a setting of `kv_connector_extra_config`, or one of the engine that does not go with a store."""
+        """Raises ConfigError: a setting in `kv_connector_extra_config` is invalid, or an engine setting does not
+        work with a store."""
         super().__init__(vllm_config, role, kv_cache_config)
         check_engine(vllm_config, kv_cache_config)
         self._settings = from_extra_config(self._kv_transfer_config.kv_connector_extra_config)
@@ -87,11 +89,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._block_pool: BlockPool | None = None
         self._reporter: WeightsReporter | None = None
         self._templates: list[Shard] = []
-        """Of all ranks and groups."""
+        """Of all ranks and groups, without weights."""
         self._loading: set[str] = set()
         self.drain_deadline_s = self._settings.load_deadline_s + DRAIN_S
         self.variants: Variants | None = None
-        """Of the scheduler's connector: engine_calls.py tells it what the engine does to its weights."""
+        """None in a rank's connector. engine_calls.py reports to it what the engine does to its weights."""
         if role is KVConnectorRole.SCHEDULER:
             self.variants = follow_weights(vllm_config, self._settings, on_change=self._forget_variants)
         self._groups = layer_groups(kv_cache_config)
@@ -103,19 +105,20 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             loads=self._kv_transfer_config.is_kv_consumer,
             saves=self._kv_transfer_config.is_kv_producer,
         )
-        # Where a prefix does not end with each block of all layers, nobody could wait for one that does.
-        promises = self._kv_transfer_config.is_kv_producer and not fail_whole(self._groups)
-        self._disaggregation = Disaggregation(self._groups[0].block_tokens, wait_s=self._settings.prefill_wait_s, saves=promises)
+        # With several groups or windows a prefix does not end at every block, so a decode engine could not wait for an exact one.
+        announces_tokens = self._kv_transfer_config.is_kv_producer and not loads_all_or_nothing(self._groups)
+        self._disaggregation = Disaggregation(self._groups[0].block_tokens, wait_s=self._settings.prefill_wait_s, saves=announces_tokens)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache: what is lost is computed again."""
+        """False: a cache may lose blocks, which are recomputed."""
         return False
 
     # --- the scheduler's ---
 
     def _report_weights(self) -> list[Namespace]:
-        """Report to the master which weights this engine uses; return the namespaces of its blocks, none while the weights are unknown."""
+        """Report to the master which weights this engine uses. Return the namespaces of its blocks, none while the
+        weights are unknown."""
         weights = self.variants.identity if self.variants is not None else None
         if weights is None or self._reporter is None:
             return []
@@ -124,7 +127,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return namespaces
 
     def _forget_variants(self) -> None:
-        """Weights or an adapter changed: what vLLM's own prefix cache has is of those before."""
+        """Drop all of vLLM's prefix cache: weights or an adapter changed."""
         self._plan.change_variants()
         if self._block_pool is not None:
             self._forget({block.block_id for block in self._block_pool.blocks if block.block_hash is not None})
@@ -146,7 +149,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             LOG.info("kvstore: blocks are of the namespace %s (1 of %d): %r", namespace.id.hex(), len(self._templates), namespace)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """None: to be asked again in a later step, for the engine that computed the prompt is still storing it."""
+        """Return the tokens to load, and whether they load asynchronously. None: ask again in a later step, because
+        the prefill engine is still storing them."""
         now_s = time.monotonic()
         if self.variants is not None:
             self.variants.poll((), now_s)
@@ -156,7 +160,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             is_answered = found.asked_tokens > 0 and self._lookup.is_reachable
         if self._disaggregation.waits(request, num_computed_tokens + found.found_tokens, now_s, is_answered=is_answered):
             assert self._lookup is not None, "it answered"
-            self._lookup.waiting.ask_again(request.request_id, self._disaggregation.next_lookup_s(request))
+            self._lookup.waiting.schedule_lookup(request.request_id, self._disaggregation.next_lookup_s(request))
             return None, False
         self._plan.found(request, num_computed_tokens)
         return found.found_tokens, found.found_tokens > 0
@@ -183,8 +187,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         prepared = set(scheduler_output.new_block_ids_to_zero or ())
         prepared.update(copy.dst_block_id for copy in scheduler_output.kv_cache_block_copies or ())
         plan = self._plan.step(state.get_block_ids, scheduled, state.boundary_state_offloads, is_idle=not scheduled, prepared=prepared)
-        self._forget(self._plan.barred_blocks(state.get_block_ids, scheduled))
-        return StepMetadata(plan, is_store_away=self._reachability is not None and self._reachability.is_away)
+        self._forget(self._plan.tainted_blocks(state.get_block_ids, scheduled))
+        return StepMetadata(plan, is_store_unreachable=self._reachability is not None and self._reachability.is_unreachable)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._forget(self._plan.failed_blocks(connector_output.invalid_block_ids or ()))
@@ -211,23 +215,23 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return self._plan.is_holding
 
     def has_pending_push_work(self) -> bool:
-        """Loads are under way: vLLM pauses once they are over."""
+        """Whether loads are under way: vLLM pauses once they are done."""
         return bool(self._loading)
 
     def reset_cache(self) -> bool:
-        """Nothing is removed, for other engines share it: this engine's blocks are those of other weights from now on."""
+        """Give the engine's blocks a new variant. Removes nothing from the store, because other engines share it."""
         if self.variants is not None:
             self.variants.reset()
         return True
 
     def requeued(self, request_ids: list[str]) -> None:
-        """The scheduler took back what it had given these requests to load into."""
+        """The scheduler took back the blocks that these requests were to load into."""
         self._plan.requeued(request_ids)
 
     # --- a rank's ---
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """An engine that makes its caches anew calls it again: what was of the old ones is let go."""
+        """Start the worker. Called again by an engine that recreates its caches: the old worker is closed."""
         if self._worker is not None:
             self._worker.close()
         self._rank_groups = []
@@ -237,9 +241,9 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
                 continue
             of_group = rank_group(self._vllm_config, self._kv_cache_config, place, pools, self._settings)
             self._rank_groups.append(of_group)
-        log_unshared(self._kv_cache_config, self._settings.share_tp, self._vllm_config.parallel_config.tensor_parallel_size)
+        log_unshareable_layers(self._kv_cache_config, self._settings.share_tp, self._vllm_config.parallel_config.tensor_parallel_size)
         client = connect(self._settings)
-        self._worker = Worker(client, self._rank_groups, self._settings, fails_whole=fail_whole(self._groups))
+        self._worker = Worker(client, self._rank_groups, self._settings, all_or_nothing=loads_all_or_nothing(self._groups))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self._worker is None:
@@ -248,10 +252,11 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return RankMetadata([[] if group is None else group.shard.canonical() for group in self._rank_groups], labels)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Called in each step, before anything is written to blocks that have changed hands since the last one."""
+        """Copy the blocks to save. vLLM calls it in each step, before it writes to blocks that changed owner since
+        the last one."""
         if self._worker is not None:
             assert isinstance(kv_connector_metadata, StepMetadata)
-            self._worker.is_store_away = kv_connector_metadata.is_store_away
+            self._worker.is_store_unreachable = kv_connector_metadata.is_store_unreachable
             self._worker.save(kv_connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
@@ -259,13 +264,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.load(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Blocks are loaded between steps."""
+        """No-op: blocks are loaded between steps."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are saved with all their layers, once they are confirmed."""
+        """No-op: blocks are saved with all layers, once they are confirmed."""
 
     def wait_for_save(self) -> None:
-        """Blocks were copied before the step: see `handle_preemptions`."""
+        """No-op: blocks were copied before the step, by `handle_preemptions`."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
@@ -285,7 +290,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.take_failed() if self._worker is not None else set()
 
     def flush(self) -> None:
-        """Not of vLLM's interface: come back when what was saved so far can be read by all. For programs that end, and tests."""
+        """Wait until all saved blocks can be read by every client. Not part of vLLM's interface; for tests and
+        programs that exit."""
         if self._worker is not None:
             self._worker.flush()
 
@@ -329,13 +335,16 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._client.close()
 
     def _forget(self, blocks: set[int]) -> None:
-        """Have vLLM's prefix cache find none of these; whoever computes on them goes on."""
+        """Evict these blocks from vLLM's prefix cache. Requests that use them continue."""
         if blocks and self._block_pool is not None:
             self._block_pool.evict_blocks(blocks)
 
     def _is_whole(self, block_id: int) -> bool:
-        """Whether nobody has a block that a request has let go since the last step. Where blocks are zeroed, states are also moved to those
-        of this step, and both may come before its saves are copied; what was zeroed for nobody the plan is told by `prepared`."""
+        """Return whether a freed block has no other reference, so its contents are still intact.
+
+        Only engines that zero blocks need the check: zeroing and state copies may run before this step's saves are
+        copied. Zeroed blocks without a reference are in the plan's `prepared`.
+        """
         if not self._kv_cache_config.needs_kv_cache_zeroing:
             return True
         return self._block_pool is not None and self._block_pool.blocks[block_id].ref_cnt == 0
@@ -355,5 +364,5 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _shards(namespaces: Iterable[bytes]) -> list[Shard]:
-    """Templates of these namespaces in canonical form, each once."""
+    """Return a template for each of these canonical namespaces, without duplicates."""
     return [Shard(Namespace.from_canonical(canonical)) for canonical in dict.fromkeys(namespaces)]

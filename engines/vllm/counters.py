@@ -1,8 +1,7 @@
-"""What a connector reports: counters for vLLM's metrics, and failures of the store in vLLM's log.
+"""Counters for vLLM's metrics, and failures of the store in vLLM's log.
 
-What a connector did since it was last read, as plain numbers that add up over ranks and steps.
-
-Failures of the store in an engine's log: once when they begin and once when they are over, however many there are between.
+Counters are sums since they were last read and add up over ranks and steps. A failure is logged when it begins and when
+it ends, however many calls fail in between.
 """
 
 import dataclasses
@@ -15,13 +14,14 @@ from kvstore.protocol.errors import DeadlineExceeded, Denied, KVStoreError, Unav
 
 
 def count(help: str, default: float = 0) -> Any:
-    """A field of Counters. `help` is its line in vLLM's /metrics."""
+    """Return a dataclass field with its help text for vLLM's /metrics."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(slots=True)
 class ConnectorCounters:
-    """Sums. Requests and their tokens count once each, when vLLM first admits the request; blocks and bytes as often as they are moved."""
+    """Sums since the last `take`. Requests and their tokens count once, when vLLM first admits the request; blocks
+    and bytes count each time."""
 
     lookups: int = count("Lookup messages to the store, each for all waiting requests that were due.")
     lookup_s: float = count("Seconds that the scheduler waited for lookups.", 0.0)
@@ -39,7 +39,7 @@ class ConnectorCounters:
     dropped_blocks: int = count("Blocks not stored: the write-behind memory was full, or the store did not take them in time.")
 
     def values(self) -> dict[str, int | float]:
-        """By name."""
+        """Return the counters by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def add(self, other: "ConnectorCounters") -> None:
@@ -47,7 +47,7 @@ class ConnectorCounters:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     def take(self) -> "ConnectorCounters":
-        """Return all so far, and restart at 0."""
+        """Return the sums so far and reset them to 0."""
         taken = replace(self)
         for field in fields(self):
             setattr(self, field.name, field.default)
@@ -55,31 +55,33 @@ class ConnectorCounters:
 
 
 def metrics() -> Iterator[tuple[str, str, str]]:
-    """Of each counter its name here, its Prometheus name and its help. Prometheus clients append `_total`."""
+    """Yield each counter's field name, Prometheus name and help. Prometheus clients append `_total`."""
     for field in fields(ConnectorCounters):
         unit_named = f"{field.name.removesuffix('_s')}_seconds" if field.name.endswith("_s") else field.name
         yield field.name, f"vllm:kvstore_{unit_named}", field.metadata["help"]
 
 
 LOG: Final = logging.getLogger("vllm.kvstore")
-"""Below vLLM's own logger, the only one that it shows."""
+"""Child of vLLM's own logger; vLLM does not configure others."""
 
 
 NO_ANSWER: Final = (Unavailable, DeadlineExceeded, Denied)
-"""Errors of a store that does not answer or refuses its client: see engines/reachability.py."""
+"""Errors of an unreachable store, or of one that rejects the client: see engines/reachability.py."""
 
 
 class FailureLog:
-    """With one kind of call. Threads may share it: at worst a line comes twice."""
+    """Logs when one kind of call starts to fail and when it recovers. Threads may share it; a line may then appear
+    twice."""
 
     def __init__(self, what: str, consequence: str) -> None:
         self._what = what
         self._consequence = consequence
         self._failures = 0
 
-    def saw(self, error: KVStoreError | None, *, is_store_away: bool = False) -> None:
-        """How a call went; None: well. `is_store_away`: the engine's log says already that the store does not answer."""
-        if is_store_away and isinstance(error, NO_ANSWER):
+    def record(self, error: KVStoreError | None, *, is_store_unreachable: bool = False) -> None:
+        """Record a call's outcome; None: success. `is_store_unreachable`: the engine's log already reports the store as
+        unreachable."""
+        if is_store_unreachable and isinstance(error, NO_ANSWER):
             return
         if error is not None:
             self._failures += 1

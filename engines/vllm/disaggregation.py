@@ -1,9 +1,11 @@
-"""Prefill and decode by different engines: what the engine that computes a prompt says of it in `kv_transfer_params`, and how long the one
-that goes on waits for blocks which are still on their way to the store. Bookkeeping over vLLM's requests, with no store and no clock in it.
+"""Prefill and decode on different engines: the prefill engine's reply, and how long a decode engine waits for blocks.
 
-The prefill engine answers once its token is made, and stores the last blocks after that: the decode engine, which is asked at once, would
-find a part of them only, and compute the rest. So it is told how many tokens to expect, and a request whose blocks are not all there is
-scheduled later, while others are computed. It computes what has not come when its time is over, and does not wait for a store that is away.
+A prefill engine replies once its token is computed, and stores the last blocks after that. A decode engine that looks
+them up at once would find only some and recompute the rest. Therefore `kv_transfer_params` states how many tokens to
+expect. A request whose blocks are incomplete is scheduled later, while others run. It stops waiting after `wait_s`, or
+at once if the store is unreachable, and computes what is missing.
+
+Bookkeeping over vLLM's requests, without a store or a clock.
 """
 
 from dataclasses import dataclass
@@ -13,13 +15,14 @@ from kvstore.engines.vllm.plan import EngineRequest
 
 REMOTE_DECODE: Final = "do_remote_decode"
 REMOTE_PREFILL: Final = "do_remote_prefill"
-"""As vLLM and its proxies call them: what a prefill engine is told, and what it has the decode engine told."""
+"""vLLM's parameter names: the first is set for the prefill engine, the second for the decode engine."""
 TOKENS: Final = "kvstore_tokens"
-"""Those of the prompt whose blocks the prefill engine stores."""
+"""Prompt tokens whose blocks the prefill engine stores."""
 POLL_S: Final = 0.005
-"""Shortest time between two lookups of a request that waits for blocks. Steps of other requests do not get slower by it."""
+"""Shortest interval between lookups of a waiting request. It does not slow down steps of other requests."""
 POLL_GROWTH: Final = 0.25
-"""Later lookups are this share of the time waited apart: about 25 in 2 s. The wait gets longer by as much at most."""
+"""Later intervals are this share of the time waited: about 25 lookups in 2 s. It lengthens the wait by at most that
+share."""
 
 
 @dataclass(slots=True)
@@ -27,24 +30,27 @@ class _Awaited:
     since_s: float
     next_s: float
     is_over: bool = False
-    """All of it was there once, or its time is over: what is missing now is not waited for again."""
+    """All tokens were found once, or the time is over. The request does not wait again."""
 
 
 class Disaggregation:
-    """Of one scheduler, and used by its thread; `now_s` is of any clock that goes forwards."""
+    """State of the decode requests that wait for blocks. One scheduler thread calls it; `now_s` is of any monotonic
+    clock."""
 
     def __init__(self, block_tokens: int, *, wait_s: float, saves: bool) -> None:
-        """`saves`: this engine stores what it computes."""
+        """Create it without requests. `saves`: this engine stores what it computes."""
         self._block_tokens = block_tokens
         self._wait_s = wait_s
         self._saves = saves
         self._awaited: dict[str, _Awaited] = {}
 
     def waits(self, request: EngineRequest, found_tokens: int, now_s: float, *, is_answered: bool) -> bool:
-        """Whether to schedule it later: less of it is found, in the engine and in the store, than its prefill engine stores.
+        """Return whether to schedule the request later: engine and store have less of it than its prefill engine
+        stores.
 
         Args:
-            is_answered: the store can be asked; if not there is nothing to wait for.
+            found_tokens: tokens in the engine and in the store.
+            is_answered: the store responds; if not, the wait ends.
         """
         expected = self._expected(request)
         if not expected:
@@ -57,14 +63,14 @@ class Disaggregation:
         return not awaited.is_over
 
     def next_lookup_s(self, request: EngineRequest) -> float:
-        """When a request that waits is to be looked up again."""
+        """Return when to look a waiting request up again."""
         return self._awaited[request.request_id].next_s
 
     def finished(self, request: EngineRequest, *, is_shared: bool = True) -> dict[str, Any] | None:
-        """The request is over: the parameters for whoever asked for a decode elsewhere, None for others.
+        """Forget the request. Return the decode engine's parameters if it was a prefill for another engine, else None.
 
         Args:
-            is_shared: another engine can have the weights that computed it.
+            is_shared: other engines can have the weights that computed it.
         """
         self._awaited.pop(request.request_id, None)
         if not (request.kv_transfer_params or {}).get(REMOTE_DECODE):
@@ -74,11 +80,12 @@ class Disaggregation:
 
     @property
     def is_waiting(self) -> bool:
-        """A request is scheduled later."""
+        """Whether a request is being scheduled later."""
         return any(not awaited.is_over for awaited in self._awaited.values())
 
     def _expected(self, request: EngineRequest) -> int:
-        """The tokens of full blocks that its prefill engine stores. One token at least an engine computes itself."""
+        """Return the tokens of full blocks that the prefill engine stores, less the one token that every engine
+        computes itself."""
         params = request.kv_transfer_params or {}
         told = params.get(TOKENS)
         if not params.get(REMOTE_PREFILL) or not isinstance(told, int):

@@ -1,14 +1,14 @@
-"""Calls of vLLM's engine that change weights, and the drain of loads and copies before them.
+"""Wrappers around methods of vLLM's EngineCore that change weights, and the drain of loads and copies before them.
 
-The end of loads and copies before vLLM resets its caches or its weights change.
+**Wrappers.** The scheduler's connector lives in the process of EngineCore. vLLM notifies a connector of resets only,
+not of weight names, updates, reloads or sleep. So a few methods of EngineCore are wrapped, once per process; each
+reports to the connector's `Variants`.
 
-vLLM's reset fails while a connector holds blocks: those of requests that wait for a load, which it cannot preempt, and of requests that are
-over and wait to be copied. And what is loaded meanwhile is of the weights before.
+**Drain.** vLLM's reset fails while a connector holds blocks: those of requests that wait for a load, which vLLM cannot
+preempt, and those of finished requests that wait to be copied. Blocks that are loaded meanwhile belong to the old
+weights. So loads and copies end before caches are reset or weights change.
 
-Calls of vLLM's engine that change weights, seen before and after they are made.
-
-The connector of the scheduler lives in the process of vLLM's EngineCore. vLLM tells a connector of resets, and of nothing else: neither
-how weights are called, nor that they are updated, reloaded or asleep. So a few methods of EngineCore are wrapped, once a process.
+The engine's thread calls all of it.
 """
 
 import functools
@@ -27,22 +27,23 @@ from kvstore.engines.vllm.variants import LoraRequest, Variants
 
 
 class StoreConnector(Protocol):
-    """The part of the scheduler's connector that is used here. Its `has_pending_push_work` keeps the engine stepping while loads are under
-    way."""
+    """The part of the scheduler's connector that is used here. Its `has_pending_push_work` keeps the engine stepping
+    while loads run."""
 
     variants: Variants
     drain_deadline_s: float
-    """How long loads and copies take at most."""
+    """Upper bound of the time that loads and copies take."""
 
     def requeued(self, request_ids: list[str]) -> None:
-        """The scheduler took back what it had given these requests to load into."""
+        """The scheduler took back the blocks that these requests were to load into."""
 
 
 def drain(connector: StoreConnector, engine: Any) -> None:
-    """Have the engine finish loads, and let go of the blocks of requests that are over. It computes nothing meanwhile.
+    """Step the engine, without computing, until loads are done and finished requests have released their blocks.
 
-    Blocks that are being loaded, or were loaded and not used, go back to the engine with their requests queued as if they were new: what
-    they hold is of the weights before. Without it vLLM's reset of its caches fails, for requests that wait for a load cannot be preempted.
+    Blocks that are loading, or loaded and unused, hold data of the old weights: the engine takes them back and queues
+    their requests as new. vLLM's cache reset would fail otherwise, because requests that wait for a load cannot be
+    preempted. Returns at the connector's deadline even if loads are left.
     """
     scheduler = engine.scheduler
     is_process = isinstance(engine, EngineCoreProc)
@@ -65,7 +66,7 @@ def drain(connector: StoreConnector, engine: Any) -> None:
 
 
 def _requeue_loaded(scheduler: Any) -> list[str]:
-    """As vLLM does with a request whose load has failed whole."""
+    """Queue requests with loaded blocks as new, like vLLM does after a failed load. Return their ids."""
     requeued = []
     for request in reversed(list(scheduler.kv_holding_waiting)):
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
@@ -89,20 +90,20 @@ def _requeue_loaded(scheduler: Any) -> list[str]:
 
 
 UPDATES: Final = frozenset({"start_weight_update", "start_draft_weight_update", "update_weights", "finish_weight_update", "reset_weights"})
-"""Of a rank's methods those of vLLM's own that change weights."""
+"""vLLM's own worker methods that change weights."""
 RELOAD: Final = "reload_weights"
-KEEPING: Final = frozenset(
+READ_ONLY_METHODS: Final = frozenset(
     {"check_health", "compute_weight_checksums", "init_weight_transfer_engine", "list_loras", "profile", "shutdown_weight_transfer_engine"}
 )
-"""Those that are called often, or before an update, and change none. Effects of other methods are found by samples of the weights."""
+"""Frequent worker methods that change no weights. For all others, samples of the weights show whether they did."""
 
 
 def watch_engines() -> None:
-    """Wrap the methods of EngineCore, unless they are wrapped."""
-    for name, around in AROUND.items():
+    """Wrap the methods of EngineCore that are not wrapped yet. Logs a warning for a method that this vLLM lacks."""
+    for name, around in WRAPPERS.items():
         method = getattr(EngineCore, name, None)
         if method is None:
-            LOG.warning("kvstore: this vLLM has no EngineCore.%s: of what it does to weights the store hears by resets only", name)
+            LOG.warning("kvstore: this vLLM has no EngineCore.%s: changes of weights are only seen at cache resets", name)
         elif not hasattr(method, "of_kvstore"):
             setattr(EngineCore, name, _wrapped(method, around))
 
@@ -119,13 +120,13 @@ def _wrapped(method: Callable[..., Any], around: Callable[..., Any]) -> Callable
 
 
 def _connector(engine: Any) -> StoreConnector | None:
-    """The store's of an engine, itself or one of several."""
+    """Return the engine's KVStoreConnector, also if it is one of a MultiConnector's; None without one."""
     scheduler = getattr(engine, "scheduler", None)
     connector = scheduler.get_kv_connector() if scheduler is not None else None
     return next((one for one in getattr(connector, "_connectors", [connector]) if getattr(one, "variants", None) is not None), None)
 
 
-# --- around each method: its connector, its engine, the call, and the call's arguments ---
+# --- wrappers: (connector, engine, original call, its arguments) ---
 def _set_weight_version(connector: StoreConnector, engine: Any, call: Callable[[], Any], weight_version: str) -> None:
     drain(connector, engine)
     call()
@@ -141,7 +142,7 @@ def _collective_rpc(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    if method in KEEPING or (connector.variants.keeps_asleep and engine.model_executor.is_sleeping):
+    if method in READ_ONLY_METHODS or (connector.variants.compares_on_wake and engine.model_executor.is_sleeping):
         return call()
     if method in UPDATES:
         drain(connector, engine)
@@ -200,7 +201,7 @@ def _release_kv_cache_memory(connector: StoreConnector, engine: Any, call: Calla
 def _wake_up(connector: StoreConnector, engine: Any, call: Callable[[], bool], tags: list[str] | None = None) -> bool:
     is_awake = call()
     if is_awake:
-        connector.variants.awake(_sample(engine) if connector.variants.keeps_asleep else None)
+        connector.variants.awake(_sample(engine) if connector.variants.compares_on_wake else None)
     return is_awake
 
 
@@ -222,7 +223,7 @@ def _remove_lora(connector: StoreConnector, engine: Any, call: Callable[[], bool
     return call()
 
 
-AROUND: Final[dict[str, Callable[..., Any]]] = {
+WRAPPERS: Final[dict[str, Callable[..., Any]]] = {
     "set_weight_version": _set_weight_version,
     "collective_rpc": _collective_rpc,
     "reset_prefix_cache": _reset_prefix_cache,
@@ -236,7 +237,7 @@ AROUND: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _sample(engine: Any) -> str | None:
-    """Of the weights of all ranks; None if they cannot be sampled now."""
+    """Return the hash of samples of all ranks' weights; None if the weights cannot be sampled now."""
     executor = engine.model_executor
     if executor.is_sleeping:
         return None

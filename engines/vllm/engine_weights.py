@@ -1,4 +1,4 @@
-"""Files that vLLM's weights and LoRAs come from, and the `Variants` of an engine that starts from them."""
+"""Weights of a vLLM engine: the files of its model, draft model and LoRAs, and its `Variants`."""
 
 import contextlib
 import itertools
@@ -24,12 +24,13 @@ from kvstore.engines.weights.fingerprint import Mode, adapter_fingerprint, stamp
 
 
 def follow_weights(vllm_config: VllmConfig, settings: VllmSettings, *, on_change: Callable[[], None]) -> Variants:
-    """Begin to identify an engine's weights, and to see the calls that change them. Called once its weights are loaded.
+    """Start to identify an engine's weights and to intercept the calls that change them. Call it after the weights are
+    loaded.
 
     Raises:
         ConfigError: the weights cannot be identified.
     """
-    # A process that is the engine's own began before the engine read its files, and after they were written.
+    # An engine process of its own started after the files were written and before the engine read them.
     is_engine_process = multiprocessing.parent_process() is not None
     since_ns = int((psutil.Process().create_time() if is_engine_process else time.time()) * 1e9)
     checkpoint = WatchedCheckpoint(weights_source(vllm_config, settings), loaded_since_ns=since_ns)
@@ -47,7 +48,7 @@ def follow_weights(vllm_config: VllmConfig, settings: VllmSettings, *, on_change
 
 
 def weights_source(vllm_config: VllmConfig, settings: VllmSettings) -> WeightsSource:
-    """What the engine loads its weights from."""
+    """Return what the engine loads its weights from."""
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(load.load_format) == "dummy":
         return WeightsSource((), text=f"random, seed {model.seed}", revision=settings.revision)
@@ -58,7 +59,7 @@ def weights_source(vllm_config: VllmConfig, settings: VllmSettings) -> WeightsSo
 
 
 class LoraFiles:
-    """See `adapters.AdapterFiles`."""
+    """Files of LoRAs on this machine. Implements `variants.AdapterFiles`."""
 
     def __init__(self, vllm_config: VllmConfig, settings: VllmSettings) -> None:
         self._mode: Mode = "full" if settings.fingerprint == "full" else "sampled"

@@ -1,7 +1,7 @@
-"""vLLM's configuration and layers in plain values, and what each rank stores of them.
+"""Reads vLLM's configuration and layers as plain values, and derives what each rank stores of them.
 
-The facts are identity.py's; of each group of layers a rank stores keys and memory: one value a block or, with `share_tp`, several by
-KV heads.
+The values are those of identity.py. A rank stores keys and memory of each group of layers: one value a block, or with
+`share_tp` several, by KV heads.
 """
 
 import json
@@ -37,28 +37,29 @@ from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup
 from kvstore.protocol.errors import ConfigError
 
-OF_THE_COPY = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
-"""What a model's configuration says of where it lies and who read it."""
+LOCAL_CONFIG_FIELDS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
+"""Entries of a model's configuration that depend on its path or reader."""
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises ConfigError with what to change: for an engine whose blocks would not be found again, or which fails when the store does."""
+    """Raises ConfigError, with what to change, if blocks could not be found again or a store failure would fail
+    requests."""
     check_hash(vllm_config.cache_config.prefix_caching_hash_algo, is_seeded="PYTHONHASHSEED" in os.environ)
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     if (images := vllm_config.model_config.multimodal_config) is not None:
         has_prefix_cache = bool(vllm_config.cache_config.enable_prefix_caching)
         check_images(processor_cache_gb=images.mm_processor_cache_gb, has_prefix_cache=has_prefix_cache)
     if transfer.is_kv_consumer and transfer.kv_load_failure_policy != "recompute":
-        raise ConfigError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config: else a block that is lost fails its request')
+        raise ConfigError('set "kv_load_failure_policy": "recompute" in --kv-transfer-config: otherwise a lost block fails its request')
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        raise ConfigError("context parallelism is not supported: a rank holds parts of blocks there; use tensor or pipeline parallelism")
+        raise ConfigError("context parallelism is not supported (its ranks hold parts of blocks): use tensor or pipeline parallelism")
     groups = layer_groups(kv_cache_config)
     if any(group.is_state for group in groups) and vllm_config.speculative_config is not None:
         raise ConfigError("speculative decoding is not supported with layers that keep a state (Mamba, linear attention)")
 
 
 def layer_groups(kv_cache_config: KVCacheConfig) -> list[LayerGroup]:
-    """One for each block table. Raises ConfigError for a kind of cache that is not supported."""
+    """Return one group for each block table. Raises ConfigError: a kind of cache is not supported."""
     return [_layer_group(group) for group in kv_cache_config.kv_cache_groups]
 
 
@@ -68,7 +69,7 @@ def _layer_group(group: KVCacheGroupSpec) -> LayerGroup:
     if len(kinds) != 1 or None in kinds:
         names = ", ".join(sorted({type(spec).__name__ for spec in iter_layer_specs(group.kv_cache_spec)}))
         raise ConfigError(
-            f"this model's layers have caches of a kind that is not supported ({names}): what is, is attention to all tokens or in a "
+            f"this model's layers have unsupported caches ({names}): supported are full attention, attention in a "
             "sliding window, and states (Mamba, short convolutions) with --enable-prefix-caching and --mamba-cache-mode align"
         )
     (window_tokens,) = kinds
@@ -77,7 +78,8 @@ def _layer_group(group: KVCacheGroupSpec) -> LayerGroup:
 
 
 def _window_tokens(spec: KVCacheSpec) -> int | None:
-    """How many tokens before a position a layer needs, 0: all; None for those that keep what no hash names."""
+    """Return the tokens before a position that a layer needs, 0 for all; None for caches whose contents no block
+    hash identifies."""
     if not spec.prefix_cacheable or isinstance(spec, RSWASpec):
         return None
     if isinstance(spec, MambaSpec):
@@ -90,7 +92,7 @@ def _window_tokens(spec: KVCacheSpec) -> int | None:
 def rank_facts(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: int, pools: Mapping[str, Sequence[torch.Tensor]], settings: VllmSettings
 ) -> RankFacts:
-    """Of the rank that holds `pools`, by name of the layers of group `place`."""
+    """Return the facts of a rank. `pools` has the tensors of its layers of group `place`, by layer name."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase, list(pools))
     forms = [
@@ -122,7 +124,8 @@ def rank_facts(
 def group_pools(
     kv_cache_config: KVCacheConfig, kv_caches: Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 ) -> list[dict[str, Sequence[torch.Tensor]]]:
-    """Of each group the tensors of its layers that this rank has, by name: one of a layer with attention, several of one with a state."""
+    """Return, for each group, the tensors of this rank's layers by name: one for an attention layer, several for a
+    state."""
     pools: dict[str, Sequence[torch.Tensor]] = {
         name: [of_layer] if isinstance(of_layer, torch.Tensor) else list(of_layer) for name, of_layer in kv_caches.items()
     }
@@ -138,17 +141,17 @@ def revision(model: ModelConfig) -> str:
 
 
 def draft_models(vllm_config: VllmConfig) -> list[ModelConfig]:
-    """The model that drafts tokens, if its layers have caches: one that drafts by tokens of the prompt has none."""
+    """Return the draft model if its layers have caches. Drafting from prompt tokens has none."""
     speculative = vllm_config.speculative_config
     return [speculative.draft_model_config] if speculative is not None and speculative.uses_draft_kv_cache() else []
 
 
 def _config(model: ModelConfig) -> str:
-    return _text({name: value for name, value in model.hf_config.to_dict().items() if name not in OF_THE_COPY})
+    return _text({name: value for name, value in model.hf_config.to_dict().items() if name not in LOCAL_CONFIG_FIELDS})
 
 
 def settings_values(vllm_config: VllmConfig) -> dict[str, str]:
-    """Of all configurations the fields that are in the key of every block; see fields.py."""
+    """Return the configuration fields that are part of every block's key; see fields.py."""
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     configs: list[Any] = [vllm_config, model, vllm_config.cache_config, vllm_config.load_config, vllm_config.parallel_config]
     configs += [vllm_config.attention_config, vllm_config.mamba_config, vllm_config.kv_transfer_config]
@@ -163,7 +166,7 @@ def _pool(layer: AttentionLayerBase, spec: KVCacheSpec, name: str) -> str:
 
 
 def _draft(vllm_config: VllmConfig) -> str:
-    """All but its weights that its caches depend on."""
+    """Return what the draft model's caches depend on, other than its weights."""
     method = vllm_config.speculative_config.method if vllm_config.speculative_config is not None else ""
     return "".join(f"{method} {model.quantization or ''} {_config(model)}" for model in draft_models(vllm_config))
 
@@ -173,16 +176,16 @@ def _text(value: dict[str, Any]) -> str:
 
 
 def _backend(layer: AttentionLayerBase) -> str:
-    """Its name, and on CPUs the instruction set by which it orders the elements of a block."""
+    """Return the attention backend's name; on CPUs with the instruction set, which decides the order of elements."""
     return f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}"
 
 
 LATENT: Final = (MLAAttentionSpec, SlidingWindowMLASpec)
-"""Caches of one latent head, which all tensor-parallel ranks hold: one value whatever TP is."""
+"""Caches of one latent head, which all tensor-parallel ranks hold: one value for any TP."""
 
 
 def check_share_tp(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: VllmSettings) -> None:
-    """Raises ConfigError: `share_tp` does not go with the model, the ranks or other settings."""
+    """Raises ConfigError: `share_tp` does not fit the model, the ranks or other settings."""
     for place in range(len(kv_cache_config.kv_cache_groups)):
         group_split(vllm_config, kv_cache_config, place, settings.share_tp)
 
@@ -190,7 +193,7 @@ def check_share_tp(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, sett
 def rank_group(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: int, pools: Mapping[str, Sequence[torch.Tensor]], settings: VllmSettings
 ) -> RankGroup:
-    """Return what this rank stores of group `place`, whose layers have `pools`. Raises ConfigError."""
+    """Return this rank's keys and memory of group `place`, whose layers have `pools`. Raises ConfigError."""
     block_count = kv_cache_config.num_blocks
     split = group_split(vllm_config, kv_cache_config, place, settings.share_tp)
     if split is None:
@@ -207,7 +210,7 @@ def rank_group(
 
 
 def group_split(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: int, share_tp: int) -> HeadSplit | None:
-    """Return the values by heads of the blocks of group `place` that this rank holds; None for one value with all that the rank has.
+    """Return which values by heads this rank holds of group `place`; None: one value with all heads of the rank.
 
     Raises ConfigError: `share_tp` is not possible for this model and these ranks.
     """
@@ -222,14 +225,14 @@ def group_split(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, place: 
     for spec in specs:
         if spec.num_kv_heads != max(1, heads // size) or spec.num_heads != spec.num_kv_heads:
             raise ConfigError(
-                f"share_tp is {share_tp}: set it to 0, for not all layers of this model (or of the one that drafts for it) have {heads} KV "
-                "heads with a place of their own for each in the attention backend's memory"
+                f"share_tp is {share_tp}: set it to 0, because not all layers of this model (or of its draft model) have {heads} KV "
+                "heads that the attention backend stores separately"
             )
     return split
 
 
-def log_unshared(kv_cache_config: KVCacheConfig, share_tp: int, tp_size: int) -> None:
-    """Log in one line which layers' blocks engines of another TP do not share, where `share_tp` asks that they do."""
+def log_unshareable_layers(kv_cache_config: KVCacheConfig, share_tp: int, tp_size: int) -> None:
+    """Log which layers' blocks engines of another TP cannot share although `share_tp` is set."""
     kinds = {
         type(spec).__name__
         for group in kv_cache_config.kv_cache_groups
@@ -238,7 +241,7 @@ def log_unshared(kv_cache_config: KVCacheConfig, share_tp: int, tp_size: int) ->
     }
     if share_tp and kinds:
         LOG.warning(
-            "kvstore: share_tp %d: caches of the kind %s cannot be cut by heads: only engines of the same TP, %d, share blocks",
+            "kvstore: share_tp %d: caches of kind %s cannot be split by heads: only engines with the same TP, %d, share blocks",
             share_tp,
             ", ".join(sorted(kinds)),
             tp_size,

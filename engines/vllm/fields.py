@@ -1,6 +1,8 @@
-"""Fields of vLLM's configurations and cache specifications: which change the bytes of blocks, and why the others do not.
+"""Fields of vLLM's configurations and cache specifications: which are part of a block's key, and why the others are
+not.
 
-A field that stands in neither table is a newer vLLM's: it is in the key if its value is not its default. A live test names such fields.
+A field in neither table is of a newer vLLM: it is part of the key if its value is not the default. A live test lists
+such fields.
 """
 
 import dataclasses
@@ -11,15 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-ELSEWHERE: Final = "in the key by another of its parts"
-WEIGHTS: Final = "seen in the fingerprint of the weights"
-LAYERS: Final = "seen in the layers: their names, backends, element types, sizes and memory order"
-ROUNDING: Final = "the same values by another way: kernels, processes, schedules; they differ by rounding"
-TOKENS: Final = "changes tokens or hashes, which keys begin with"
-SAMPLING: Final = "changes what is made of logits"
-SIZES: Final = "how much there is, and of what is kept"
-ACCESS: Final = "who may read what, and where it lies"
-REFUSED: Final = "an engine with it is refused"
+ELSEWHERE: Final = "covered by another part of the key"
+WEIGHTS: Final = "covered by the fingerprint of the weights"
+LAYERS: Final = "covered by the layers: names, backends, element types, sizes and memory order"
+ROUNDING: Final = "same values from other kernels, processes or schedules; they differ by rounding"
+TOKENS: Final = "changes tokens or their hashes, which are in the key"
+SAMPLING: Final = "changes sampling from logits only"
+SIZES: Final = "capacity and retention of memory"
+ACCESS: Final = "access rights and locations"
+REFUSED: Final = "engines with it are refused"
 
 IN_KEY: Final[Mapping[str, str]] = {
     "ModelConfig": "runner convert trust_remote_code code_revision disable_sliding_window model_class_overrides model_impl",
@@ -38,7 +40,7 @@ IN_KEY: Final[Mapping[str, str]] = {
     "KVTransferConfig": "",
     "VllmConfig": "additional_config diffusion_config engram_config",
 }
-"""Of each class the fields whose values are in the key. Those of LoRAConfig are in that of requests with a LoRA only."""
+"""Fields of each class whose values are in the key. Those of LoRAConfig are in the key of requests with a LoRA only."""
 NOT_IN_KEY: Final[Mapping[str, Mapping[str, str]]] = {
     "ModelConfig": {
         ELSEWHERE: "model dtype hf_config hf_text_config hf_config_path hf_overrides quantization quantization_config max_model_len "
@@ -135,15 +137,15 @@ SPEC_NOT_IN_KEY: Final[Mapping[str, str]] = {
     "extra_retained_tokens is_index_group_leader",
     REFUSED: "dcp_sharded",
 }
-"""Of KVCacheSpec and all below it. The other fields are in the key."""
+"""Fields of KVCacheSpec and its subclasses. The other fields are in the key."""
 FILES: Final = frozenset({"mm_encoder_fp8_scale_path"})
-"""Fields that name a file, which is in the key by its contents."""
+"""Fields that name a file: the key has its contents."""
 MAX_TEXT: Final = 900
-"""Characters of `summary`: a Namespace has texts of 1,024 bytes."""
+"""Maximum length of `summary` in characters: a Namespace's texts have at most 1,024 bytes."""
 
 
 def values(config: Any) -> dict[str, str]:
-    """Of one of vLLM's configurations the fields that are in the key, by `Class.field`."""
+    """Return the fields of one vLLM configuration that are in the key, as `Class.field`."""
     kind = type(config).__name__
     known, outside = IN_KEY[kind].split(), {name for names in NOT_IN_KEY[kind].values() for name in names.split()}
     found = {}
@@ -155,7 +157,7 @@ def values(config: Any) -> dict[str, str]:
 
 
 def spec_text(spec: Any) -> str:
-    """Of a layer's KVCacheSpec: its kind, and the fields that are in the key."""
+    """Return the kind of a layer's KVCacheSpec and its fields that are in the key."""
     outside = {name for names in SPEC_NOT_IN_KEY.values() for name in names.split()}
     fields = (field.name for field in dataclasses.fields(spec) if field.name not in outside)
     return f"{type(spec).__name__} {' '.join(f'{name}={_text(getattr(spec, name))}' for name in fields)}"
@@ -166,7 +168,7 @@ def digest(found: Mapping[str, str]) -> str:
 
 
 def summary(found: Mapping[str, str]) -> str:
-    """Equal for equal `values`: a hash of all, and, for people, those that are not empty, as far as there is space for them."""
+    """Return a text that is equal for equal `values`: a hash, then the non-empty values for people, cut at MAX_TEXT."""
     shown = ", ".join(f"{name}={value}" for name, value in sorted(found.items()) if value not in ("null", "false", "[]", "{}", '"auto"'))
     return f"{digest(found)} {shown}"[:MAX_TEXT].strip()
 
@@ -178,7 +180,7 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 
 
 def _text(value: Any) -> str:
-    """Equal for equal values, in every process."""
+    """Return JSON that is equal for equal values, in every process."""
     return json.dumps(value, sort_keys=True, default=_plain)
 
 
@@ -194,5 +196,5 @@ def _plain(value: Any) -> Any:
 
 
 def _contents(path: Any) -> str:
-    """Raises OSError, as vLLM does for a file that it cannot read."""
+    """Return a hash of the file. Raises OSError, like vLLM does for an unreadable file."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]

@@ -1,15 +1,17 @@
-"""Which engines share blocks, and which engines are refused.
+"""Which engines share blocks, as the namespace of each rank; and which engine configurations are refused.
 
-Which engines may read one another's blocks: everything that changes the bytes of a block and is not in vLLM's own block hash.
+**Keys.** A block's key is the id of a kvcache Namespace followed by vLLM's block hash. vLLM's hash covers the tokens up
+to the block's end, the LoRA's name, multimodal inputs and the request's salt. The namespace covers everything else that
+changes a block's bytes: model and weights, element types, the split over ranks, and the attention backend's memory
+layout.
 
-A block's key is the id of a kvcache Namespace and vLLM's hash of the block, which covers its tokens and all before it, the LoRA's name,
-multimodal inputs and the request's salt. The namespace covers the rest: the model and its weights, element types, the split over ranks, and
-how the attention backend lays out a block in memory. Each rank of an engine has one of its own, unless ranks hold equal bytes; it is made
-where that memory is known, in the rank, and told to the scheduler.
+**Ranks.** Each rank has its own namespace, unless ranks hold equal bytes. The rank computes it, because only it knows
+the memory layout, and sends it to the scheduler.
 
-How an engine must not be started: refusals in plain values, which facts.py reads from vLLM, each with what to change.
+**Refusals.** `check_hash` and `check_images` reject configurations whose hashes are not reproducible in other
+processes.
 
-Blocks would not be found again, be found under a name by which others mean something else, or count as loaded when they are not.
+facts.py reads the plain values from vLLM; this module imports no engine.
 """
 
 import hashlib
@@ -22,38 +24,39 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 
 MAX_VARIANTS: Final = 4096
-"""Namespaces that are remembered: shards times adapters and weight versions."""
+"""Cached namespaces: shards times adapters and weight versions."""
 LONG_ROPE: Final = ("longrope", "su")
-"""Its names in configurations."""
+"""Names of LongRoPE in model configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What one rank of an engine is, in plain values; `facts.py` reads them from vLLM. Texts may be empty where there is nothing to say."""
+    """Everything that decides a rank's namespace, in plain values; `facts.py` reads them from vLLM. Empty texts: not
+    applicable."""
 
     model: str
-    """Its name, or its architecture: weights are identified by their bytes, wherever they lie."""
+    """Name or architecture. The weights are identified by their bytes, not by their path."""
     config: str
-    """The model's configuration: rope scaling, overrides and all."""
+    """Model configuration as JSON, with rope scaling and overrides."""
     rope: str
-    """What else the engine's settings change about positions: see `long_rope`."""
+    """Other settings that change positions: see `long_rope`."""
     settings: str
-    """Values of the engine's other settings that change bytes: see fields.py."""
+    """Other engine settings that change bytes: see fields.py."""
     draft: str
-    """The model that drafts tokens, whose layers have caches among the others."""
+    """Draft model of speculative decoding, if its layers have caches."""
     dtype: str
     cache_dtype: str
-    """`auto` is the model's."""
+    """`auto` is the model's dtype."""
     quantization: str
     quantization_config: str
-    """What the engine was told of it."""
+    """Quantization options that the engine was started with."""
     block_tokens: int
     hash_algorithm: str
     device: str
     layers: tuple[str, ...]
-    """Of each layer that this rank holds its name, backend, element type, and the axes of a block in memory order with their places."""
+    """Name, backend, element type and memory order of block axes of each layer on this rank."""
     pools: tuple[str, ...]
-    """Of each layer the kind of its cache, and the engine's own name of its elements: several are stored as uint8."""
+    """Cache kind and engine-side element type of each layer: several types are stored as uint8."""
     tp_rank: int
     tp_size: int
     kv_replicas: int
@@ -61,36 +64,37 @@ class RankFacts:
 
     @property
     def is_writer(self) -> bool:
-        """Of ranks with equal bytes one stores them."""
+        """Whether this rank stores the blocks: one of the ranks with equal bytes does."""
         return self.tp_rank % self.kv_replicas == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Weights and adapter that computed a request's blocks. The scheduler chooses one for each request and sends it with every transfer."""
+    """Weights and adapter that computed a request's blocks. The scheduler assigns it to each request and sends it
+    with every transfer."""
 
     weights: str
-    """Identity of the weights: a fingerprint of the files or a revision, with the weight version where there is one."""
+    """Fingerprint of the files or a revision, followed by the weight version if there is one."""
     adapter: str = ""
-    """Fingerprint of the LoRA; empty for none."""
+    """Fingerprint of the LoRA; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The blocks of one rank, or of several that hold equal bytes."""
+    """Keys of one rank's blocks, or of several ranks with equal bytes."""
 
     namespace: Namespace
 
     def of(self, variant: Variant) -> "Shard":
-        """This shard's blocks of one variant. The shard that a rank describes is a template that names no weights."""
+        """Return this shard for one variant. A rank describes a template without weights."""
         return _varied(self, variant)
 
     def canonical(self) -> list[bytes]:
-        """The canonical form of its namespace, alone in a list: see `HeadShards`."""
+        """Return the canonical form of its namespace, as a list of one: see `HeadShards`."""
         return [self.namespace.canonical()]
 
     def key(self, block_hash: bytes) -> bytes:
-        """Of the block that vLLM calls `block_hash`."""
+        """Return the key of a block by vLLM's hash."""
         return self.namespace.id + block_hash
 
     def keys(self, hashes: Iterable[bytes]) -> list[bytes]:
@@ -99,7 +103,7 @@ class Shard:
 
 
 def shard(facts: RankFacts, *, salt: str = "") -> Shard:
-    """That of a rank. Equal for engines that may share blocks."""
+    """Return a rank's shard, without weights. Equal for engines that may share blocks."""
     head_shards = facts.tp_size // facts.kv_replicas
     extra = {
         "engine": "vllm",
@@ -134,8 +138,11 @@ def _varied(template: Shard, variant: Variant) -> Shard:
 
 
 def long_rope(config: Mapping[str, Any], max_model_tokens: int) -> str:
-    """Of a model with LongRoPE, by its configuration, which factors its keys are turned by: vLLM takes the long ones for prompts of any
-    length if the engine takes longer prompts than the model was first trained for. Empty for other models."""
+    """Return which LongRoPE factors rotate a model's keys; empty for models without LongRoPE.
+
+    vLLM uses the long factors for prompts of any length if the engine accepts longer prompts than the model was first
+    trained for.
+    """
     found = list(_mappings(config))
     if not any(of.get(name) in LONG_ROPE for of in found for name in ("rope_type", "type")):
         return ""
@@ -145,7 +152,7 @@ def long_rope(config: Mapping[str, Any], max_model_tokens: int) -> str:
 
 
 def _mappings(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """It and all those in it."""
+    """Yield `value` and all mappings nested in it."""
     yield value
     for inner in value.values():
         if isinstance(inner, Mapping):
@@ -157,23 +164,23 @@ def _digest(text: str) -> str:
 
 
 UNSTABLE_HASHES: Final = frozenset({"xxhash", "xxhash_cbor"})
-"""vLLM seeds these anew in each process, unless PYTHONHASHSEED is set."""
+"""vLLM seeds these in each process, unless PYTHONHASHSEED is set."""
 
 
 def check_hash(algorithm: str, *, is_seeded: bool) -> None:
-    """`is_seeded`: PYTHONHASHSEED is set. Raises ConfigError if what vLLM calls a block is not what any other process calls it."""
+    """Raises ConfigError if other processes compute other block hashes. `is_seeded`: PYTHONHASHSEED is set."""
     if algorithm in UNSTABLE_HASHES and not is_seeded:
         raise ConfigError(
-            f"vLLM's {algorithm} hashes are other ones in each process, so that no other would find a block again: start it with "
+            f"vLLM's {algorithm} hashes differ in each process, so no other process would find a block: start vLLM with "
             "--prefix-caching-hash-algo sha256, or with the same PYTHONHASHSEED everywhere"
         )
 
 
 def check_images(*, processor_cache_gb: float, has_prefix_cache: bool) -> None:
-    """Of an engine that takes images, audio or video. Raises ConfigError if vLLM, which has no use for it, does not hash them: it numbers
-    them then, as any other engine does."""
+    """Check an engine with multimodal inputs. Raises ConfigError if vLLM does not hash them: with both caches off it
+    numbers them instead, and numbers repeat in other engines."""
     if not processor_cache_gb and not has_prefix_cache:
         raise ConfigError(
-            "vLLM calls images by numbers, not by their content, without its caches, so that prompts would find blocks of other images: "
-            "start it with --enable-prefix-caching, or with --mm-processor-cache-gb above 0"
+            "without its caches vLLM numbers images instead of hashing them, so prompts would find blocks of other images: "
+            "start vLLM with --enable-prefix-caching, or with --mm-processor-cache-gb above 0"
         )

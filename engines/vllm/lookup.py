@@ -1,14 +1,13 @@
-"""Lookups of the scheduler: how many tokens of a prompt the store has, for all ranks and groups of layers. Never raises.
+"""Lookups of the scheduler: how many tokens of a prompt the store has, for all ranks and groups of layers.
 
-One message asks for all waiting requests that are due (waiting_requests.py), within a deadline. While the store cannot be reached the
-answer is what this host's nodes have in shared memory, at once: see Jobs.
+- **Batching.** One message looks up all waiting requests that are due (waiting_requests.py), within a deadline. While
+  the store is unreachable, the result comes at once from the shared memory of local nodes: see `Jobs`.
+- **Holds.** One lookup takes one hold for all its requests. The hold is released with the last of them: when its load
+  is over, when vLLM admits it without a load, when it ends, or when a later lookup holds its blocks.
+- **Counters.** A request counts once, when vLLM first admits it, as in vLLM's own prefix cache statistics. Requests
+  aborted in the queue, loads after a preemption and retries after a failed load do not count.
 
-Holds: which requests still need the blocks that a lookup found. One lookup asks for several requests and takes one hold. The hold is
-released with the last of them: when its load is over, when it is admitted without a load, when it ends, or when a later lookup holds its
-blocks.
-
-A request counts, once, when vLLM first admits it, as in vLLM's own prefix cache statistics: one that is aborted in the queue does not. What
-a request loads again after a preemption, and its retry after a failed load, do not count.
+Errors of the store are never raised. The scheduler's thread makes all calls.
 """
 
 import time
@@ -30,22 +29,25 @@ from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.waiting_requests import FoundTokens, LookupRequest, WaitingRequests
 
 CONNECT_S: Final = 5.0
-"""For an engine that starts, which takes longer than that."""
+"""Deadline of the first lookup, at engine start."""
 INTERVAL_S: Final = 1.0
-"""Age from which a result is not reused: waiting requests are looked up again then, all in one message."""
+"""Age after which a result is not reused. All waiting requests are then looked up again in one message."""
 HOLD_S: Final = 10.0
-"""How long blocks that were found stay unless their request is loaded or over sooner: until the next lookup, and the load."""
+"""Duration of a hold, unless its requests are loaded or over sooner. Covers the time to the next lookup, and the
+load."""
 MAX_BATCH_KEYS: Final = 8192
-"""Keys of one lookup: about 4 ms of the scheduler's thread. Further waiting requests are left to a later one."""
+"""Keys of one lookup: about 4 ms of the scheduler's thread. A later lookup takes the other waiting requests."""
 
 
 class StoreLookup:
-    """Used by the scheduler's thread, which waits `lookup_deadline_s` at most for a message."""
+    """Looks up waiting requests in the store. The scheduler's thread calls it and blocks at most `lookup_deadline_s`
+    a message."""
 
     def __init__(
         self, jobs: Jobs, groups: Sequence[LayerGroup], shards: Sequence[Sequence[Shard]], plan: SchedulerPlan, settings: VllmSettings
     ) -> None:
-        """`shards` has, of each group, those of all ranks: a block is present once each of them is."""
+        """Create it without waiting requests. `shards`: those of all ranks for each group; a block is present if
+        every shard has it."""
         self._jobs = jobs
         self._shards = shards
         self._deadline_s = settings.lookup_deadline_s
@@ -57,25 +59,27 @@ class StoreLookup:
         self._loading: set[str] = set()
 
     def connect(self) -> None:
-        """Ask once, so that no request waits for the connection: for CONNECT_S at the most. Errors are ignored."""
+        """Send one lookup, so that no request waits for the connection. Blocks at most CONNECT_S. Errors are
+        ignored."""
         self._jobs.exists([shard.key(b"") for shard in self._shards[0][:1]], deadline_s=CONNECT_S)
 
     def find(self, request: EngineRequest, computed_tokens: int, now_s: float) -> FoundTokens:
-        """Return how many tokens after the first `computed_tokens` can be loaded; none if the store does not answer in time.
+        """Return how many tokens after `computed_tokens` can be loaded; none if the store does not respond in time.
 
-        A multiple of every group's block. A result younger than INTERVAL_S is returned without asking. `now_s` is of
+        The number is a multiple of every group's block. A result younger than INTERVAL_S is reused. `now_s` is of
         time.monotonic.
         """
-        if questions := self.waiting.questions(request, computed_tokens, now_s):
+        if lookup_requests := self.waiting.lookup_requests(request, computed_tokens, now_s):
             begin_s = time.monotonic()
             hold = new_hold(HOLD_S)
-            self.waiting.answered(questions, self._ask(questions, hold), now_s)
-            self._release(self._holds.take(hold, [question.request_id for question in questions]))
+            self.waiting.record_results(lookup_requests, self._ask(lookup_requests, hold), now_s)
+            self._release(self._holds.take(hold, [lookup_request.request_id for lookup_request in lookup_requests]))
             self._counters.add(ConnectorCounters(lookups=1, lookup_s=time.monotonic() - begin_s))
         return self.waiting.found(request, computed_tokens)
 
     def admitted(self, request_id: str, table: Sequence[int], external_tokens: int) -> None:
-        """vLLM gave the request the blocks `table`, of the first group, and loads `external_tokens`: see HitCounter."""
+        """vLLM allocated `table` (first group) for the request and loads `external_tokens`. Releases the hold if
+        nothing is loaded."""
         self.hits.admitted(request_id, self.waiting.remove(request_id), table, external_tokens)
         if external_tokens:
             self._loading.add(request_id)
@@ -83,48 +87,49 @@ class StoreLookup:
             self._release(self._holds.end([request_id]))
 
     def loaded(self, request_ids: Iterable[str]) -> None:
-        """The loads of these requests are over."""
+        """The loads of these requests ended."""
         requests = list(request_ids)
         self._loading.difference_update(requests)
         self.hits.loaded(requests)
         self._release(self._holds.end(requests))
 
     def ended(self, request_id: str) -> None:
-        """The request is over, or was aborted."""
+        """The request finished or was aborted."""
         self.waiting.remove(request_id)
         self.hits.ended(request_id)
         self._loading.discard(request_id)
         self._release(self._holds.end([request_id]))
 
     def take_counters(self) -> ConnectorCounters:
-        """Return what was counted since the last call."""
+        """Return the counters since the last call."""
         counters = self._counters.take()
         counters.add(self.hits.counters.take())
         return counters
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the last message to the store was answered."""
+        """Whether the store answered the last message: the circuit breaker is closed."""
         return self._jobs.stats().reads.state is CircuitState.CLOSED
 
     def _release(self, holds: Iterable[Hold]) -> None:
         for hold in holds:
             self._jobs.release(hold)
 
-    def _ask(self, questions: Sequence[LookupRequest], hold: Hold) -> list[list[Present]]:
-        """Of each question and group which blocks all ranks have, by one message. They stay in the name of `hold`."""
+    def _ask(self, lookup_requests: Sequence[LookupRequest], hold: Hold) -> list[list[Present]]:
+        """Send one lookup of all `lookup_requests`. Return, for each of them and each group, which blocks all ranks have.
+        `hold` protects the blocks."""
         keys = [
-            shard.of(question.variant).keys(hashes)
-            for question in questions
-            for hashes, of_group in zip(question.hashes, self._shards, strict=True)
+            shard.of(lookup_request.variant).keys(hashes)
+            for lookup_request in lookup_requests
+            for hashes, of_group in zip(lookup_request.hashes, self._shards, strict=True)
             for shard in of_group
         ]
         found = self._jobs.exists(list(chain.from_iterable(keys)), hold=hold, deadline_s=self._deadline_s)
         flags = np.array(found, np.bool_)
         answers: list[list[Present]] = []
-        for question in questions:
+        for lookup_request in lookup_requests:
             present: list[Present] = []
-            for hashes, of_group in zip(question.hashes, self._shards, strict=True):
+            for hashes, of_group in zip(lookup_request.hashes, self._shards, strict=True):
                 of_ranks, flags = np.split(flags, [len(of_group) * len(hashes)])
                 present.append(np.all(of_ranks.reshape(-1, len(hashes)), axis=0))
             answers.append(present)
@@ -132,14 +137,15 @@ class StoreLookup:
 
 
 class RequestHolds:
-    """Used by the scheduler's thread."""
+    """Reference counts of holds by request. Scheduler's thread only."""
 
     def __init__(self) -> None:
         self._by_request: dict[str, Hold] = {}
         self._users: dict[Hold, int] = {}
 
     def take(self, hold: Hold, request_ids: Iterable[str]) -> list[Hold]:
-        """A lookup of these requests took `hold`. Return the holds to release: those of earlier lookups of the same requests."""
+        """Record that a lookup of these requests took `hold`. Return the earlier holds that no request uses any
+        more."""
         requests = list(request_ids)
         self._users[hold] = len(requests)
         earlier = [self._by_request[request_id] for request_id in requests if request_id in self._by_request]
@@ -147,12 +153,13 @@ class RequestHolds:
         return [over for over in earlier if self._drop(over)]
 
     def end(self, request_ids: Iterable[str]) -> list[Hold]:
-        """These requests need no hold any more. Return the holds to release. Unknown requests are ignored."""
+        """Drop the holds of these requests. Return those that no request uses any more. Unknown requests are
+        ignored."""
         holds = [self._by_request.pop(request_id) for request_id in request_ids if request_id in self._by_request]
         return [hold for hold in holds if self._drop(hold)]
 
     def _drop(self, hold: Hold) -> bool:
-        """One request less: whether that was the last."""
+        """Remove one reference; return whether it was the last."""
         self._users[hold] -= 1
         if self._users[hold]:
             return False
@@ -163,23 +170,24 @@ class RequestHolds:
 @dataclass(slots=True)
 class _Load:
     tokens: int
-    """Those that no rank has failed to load."""
+    """Leading tokens that no rank has failed to load so far."""
     blocks: Sequence[int]
-    """Of the engine's pool, in the order of the tokens."""
+    """Pool blocks in token order."""
 
 
 class HitCounter:
-    """Used by the scheduler's thread."""
+    """Counts requests, queried, found and loaded tokens. Scheduler's thread only."""
 
     def __init__(self, block_tokens: int) -> None:
-        """`block_tokens` is of the first group of layers."""
+        """Start at zero. `block_tokens` is of the first group of layers."""
         self._block_tokens = block_tokens
         self._counted: set[str] = set()
         self._loads: dict[str, _Load] = {}
         self.counters = ConnectorCounters()
 
     def admitted(self, request_id: str, found: FoundTokens, table: Sequence[int], external_tokens: int) -> None:
-        """vLLM gave the request the blocks `table`, of the first group, and loads `external_tokens` after those that it had."""
+        """vLLM allocated `table` (first group) for the request and loads `external_tokens` after the tokens that it
+        had."""
         if not found.asked_tokens or request_id in self._counted:
             return
         self._counted.add(request_id)
@@ -190,7 +198,7 @@ class HitCounter:
             self._loads[request_id] = _Load(external_tokens, table[start:stop])
 
     def failed(self, block_ids: Collection[int], request_ids: Iterable[str]) -> None:
-        """These blocks of the pool were not loaded, and nothing of these requests."""
+        """These pool blocks were not loaded, and nothing of these requests was."""
         for request_id in request_ids:
             self._loads.pop(request_id, None)
         for load in self._loads.values() if block_ids else ():
@@ -199,12 +207,12 @@ class HitCounter:
                 load.tokens = min(load.tokens, first * self._block_tokens)
 
     def loaded(self, request_ids: Iterable[str]) -> None:
-        """The loads of these requests are over."""
+        """The loads of these requests ended: count their tokens."""
         for request_id in request_ids:
             if (load := self._loads.pop(request_id, None)) is not None:
                 self.counters.add(ConnectorCounters(loaded_tokens=load.tokens))
 
     def ended(self, request_id: str) -> None:
-        """The request is over; a load of it that was not is not counted."""
+        """Forget the request. Its unfinished load is not counted."""
         self._counted.discard(request_id)
         self._loads.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""The connector's counters as vLLM takes them: in its log (`KV Transfer metrics`) and in its /metrics (`vllm:kvstore_*`)."""
+"""The connector's counters in vLLM's log (`KV Transfer metrics`) and in its /metrics (`vllm:kvstore_*`)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from kvstore.engines.vllm.counters import ConnectorCounters, metrics
 
 @dataclass
 class KVStoreStats(KVConnectorStats):
-    """What the connector did in an interval: the fields of Counters."""
+    """Counters of one interval: the fields of `ConnectorCounters`."""
 
     data: dict[str, Any] = field(default_factory=lambda: ConnectorCounters().values())
 
@@ -32,7 +32,7 @@ class KVStoreStats(KVConnectorStats):
 
 
 class KVStorePromMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter for each field of Counters and engine."""
+    """One Prometheus counter for each engine and field of `ConnectorCounters`."""
 
     def __init__(
         self,

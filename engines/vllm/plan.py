@@ -1,22 +1,21 @@
-"""Plan of what each step of vLLM's scheduler loads and saves, for all groups of layers.
+"""Scheduler-side plan: which blocks each engine step loads and saves, for every group of layers.
 
-Groups of an engine's layers with a block table each, as vLLM's hybrid cache manager makes them: which blocks of each a prefix needs.
+Bookkeeping over vLLM's requests, without a store, an engine or a clock. One thread calls it, the scheduler's.
 
-A model whose layers are all alike is one group. Layers with a sliding window need the blocks of the last tokens only, and their engine lets
-the others go while the request runs; layers with a recurrent state (Mamba, short convolutions) have a block at some of its places, which
-holds the state after the last token there.
+**Groups.** Each group of layers has its own block table, as vLLM's hybrid cache manager makes them. Models with uniform
+layers have one group. Sliding-window layers need only the blocks of the last tokens, and the engine frees the others
+while the request runs. Layers with a recurrent state (Mamba, short convolutions) have blocks at some positions only;
+such a block holds the state after its last token.
 
-What each step of vLLM's scheduler loads and saves: pure bookkeeping over its requests, with no store and no engine in it.
+**Saves.** A block is saved once it is confirmed: in the plan of a step that was scheduled after the outcome of the step
+that computed it was known. Only then does the scheduler know that no load below it failed. This costs one step of
+delay. In return no rank of any pipeline stores data that was computed on top of a failed load. Blocks that the last
+step of a request confirms are saved by the next step; vLLM keeps them until then (`finished`).
 
-Blocks are saved when they are confirmed: the first plan that names them is that of a step which was scheduled after the outcome of the one
-that computed them was known, for only then does the scheduler know that no load failed under them. That costs one step's delay, and
-buys that what was computed on top of a block that did not come is never stored, by no rank of no pipeline, whatever is scheduled ahead.
-What is confirmed with the last step of a request is saved by the step after, until which vLLM keeps its blocks (`finished`).
+The pool block of each position is recorded in the step that computes it. The engine may free a window's blocks in the
+very step that confirms them, but the copy is made before that.
 
-Where a block lies is noted in the step that computes it: the engine lets a window's blocks go in the very step in which they are confirmed,
-before which they are copied, too.
-
-A request's tokens are those of its block hashes, so that tokens which speculation may take back are not in any block that is saved.
+Only tokens that block hashes cover are saved, so no saved block holds speculative tokens that may be rolled back.
 """
 
 import math
@@ -30,112 +29,116 @@ from kvstore.engines.vllm.identity import Variant
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """What the plan knows of one."""
+    """Layers that share a block table."""
 
     block_tokens: int
     window_tokens: int = 0
-    """How many tokens before a position are needed to go on from there; 0: all. 1 for a state."""
+    """Tokens before a position that a request needs to resume there. 0: all of them. 1 for a state."""
     is_state: bool = False
-    """The engine says by itself which of its blocks holds a state that is whole: see `SchedulerPlan.step`."""
+    """The engine reports which of its blocks hold a complete state: see `SchedulerPlan.step`."""
 
     def first_needed(self, tokens: int) -> int:
-        """The first block that is needed to go on after so many tokens."""
+        """Return the index of the first block that a request needs to resume after `tokens`."""
         return max(0, tokens - self.window_tokens) // self.block_tokens if self.window_tokens else 0
 
     def can_go_on(self, present: Present) -> Present:
-        """For each block of a sequence whether its end is a position from which these layers can go on."""
+        """Return, for each block of a sequence, whether a request can resume at the block's end."""
         return can_resume(present, block_tokens=self.block_tokens, window_tokens=self.window_tokens)
 
 
-def fail_whole(groups: Sequence[LayerGroup]) -> bool:
-    """Whether a block that does not come fails all that its request was to load: what lies before it is no prefix to go on from where only
-    a window's blocks were loaded, and vLLM cannot say of which of several groups a block is."""
+def loads_all_or_nothing(groups: Sequence[LayerGroup]) -> bool:
+    """Return whether one missing block fails the whole load of a request.
+
+    True for windows, because the blocks before the missing one are no usable prefix if only a window was loaded. True
+    for several groups, because vLLM cannot report which group a block belongs to.
+    """
     return len(groups) > 1 or any(group.window_tokens for group in groups)
 
 
 BlockTables = Sequence[Sequence[int]]
-"""Of each group of layers the blocks of a request, of the engine's pool."""
+"""Pool blocks of a request, for each group of layers."""
 
 
 class EngineRequest(Protocol):
-    """What is used of vLLM's `Request`."""
+    """The part of vLLM's `Request` that the plan uses."""
 
     @property
     def request_id(self) -> str: ...
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt and what has been generated."""
+        """Tokens of the prompt and of the output so far."""
 
     @property
     def num_computed_tokens(self) -> int:
-        """Those scheduled so far among them."""
+        """Tokens scheduled so far."""
 
     @property
     def num_in_flight_tokens(self) -> int:
-        """Those of steps whose outcome the scheduler has not seen."""
+        """Tokens of steps whose outcome the scheduler does not know yet."""
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """Chained, of each full `hash_block_tokens`."""
+        """Chained hash of each full `hash_block_tokens`."""
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """As a client gave it: anything may be in it."""
+        """Unvalidated parameters from the HTTP client."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTransfer:
-    """Blocks of one request and group: `blocks[i]` of the engine's pool and the block that has `hashes[i]`."""
+    """Blocks of one request and group to copy: `blocks[i]` of the engine's pool has the hash `hashes[i]`."""
 
     request_id: str
     blocks: list[int]
     hashes: list[bytes]
     parent: bytes | None = None
-    """The hash of the block before the first."""
+    """Hash of the block before the first one. None: the first block starts the sequence."""
     group: int = 0
     variant: Variant = Variant("")
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the workers do in one step."""
+    """Loads and saves that the ranks carry out in one step."""
 
     loads: list[BlockTransfer] = field(default_factory=list)
-    """Those of a request follow one another."""
+    """Transfers of one request are adjacent."""
     saves: list[BlockTransfer] = field(default_factory=list)
     finishing: list[str] = field(default_factory=list)
-    """Requests of `saves` that are over: the engine keeps their blocks until it is told that these saves have been copied."""
+    """Finished requests among `saves`. The engine keeps their blocks until the ranks report these saves as copied."""
     is_idle: bool = False
-    """No tokens are computed in it: whoever has time waits for loads."""
+    """The step computes no tokens, so ranks may wait for loads."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """Of a request in one group."""
+    """Saved and computed blocks of one request in one group."""
 
     saved: int = 0
-    """The first blocks of the request, which came from the store or have been handed out to be saved, or which the engine had."""
-    noted: int = 0
-    """Up to here it has been noted where blocks lie."""
+    """Leading blocks that need no save: loaded, already planned for saving, or cached by the engine."""
+    recorded: int = 0
+    """Leading blocks whose pool block is recorded."""
     places: dict[int, int] = field(default_factory=dict)
-    """Blocks of the pool, by their place in the request: those computed and not saved."""
+    """Pool block of each block index that is computed but not saved."""
     hits: Sequence[int] = ()
-    """The first blocks, which the engine had when it gave the request its table, and the request has for as long as it runs: none of a
-    window, which lets them go."""
+    """Leading pool blocks that the engine's own prefix cache had when the request was allocated. Empty for a window,
+    which frees them while the request runs."""
 
     def take(self, start: int, end: int) -> dict[int, int]:
-        """Those of the places [start, end), which are not kept."""
+        """Remove and return the recorded blocks with an index in [start, end). Indices below `start` are dropped."""
         taken = {place: block for place, block in self.places.items() if start <= place < end}
         self.places = {place: block for place, block in self.places.items() if place >= end}
         return taken
 
     def restart(self, saved: int) -> None:
-        self.saved = self.noted = saved
+        self.saved = self.recorded = saved
         self.places.clear()
 
-    def take_over(self, left: dict[int, int]) -> None:
-        """Of the blocks `left` by another request, which had not saved them, have those that are hits saved by this one; the rest stays."""
+    def adopt(self, left: dict[int, int]) -> None:
+        """Adopt those unsaved blocks `left` by a finished request that this request shares, and remove them from
+        `left`."""
         shared = [place for place, block in left.items() if place < len(self.hits) and self.hits[place] == block]
         self.places = dict(sorted({**self.places, **{place: left.pop(place) for place in shared}}.items()))
         self.saved = min([self.saved, *shared])
@@ -143,39 +146,42 @@ class _Progress:
 
 @dataclass(slots=True)
 class _TrackedRequest:
+    """State of a request that is not finished."""
+
     request: EngineRequest
     groups: list[_Progress]
     variant: Variant | None = None
-    """Weights and adapter that compute it; fixed once it has begun. None: unknown, so that nothing of it is loaded or saved."""
+    """Weights and adapter that compute the request, fixed once it has begun. None: unknown; nothing is loaded or
+    saved."""
     has_begun: bool = False
-    """The engine has given it blocks."""
+    """The engine has allocated blocks for it."""
     has_computed: bool = False
     """The engine has computed tokens of it."""
     is_outdated: bool = False
-    """Weights or adapter have changed since it began: nothing of it is loaded or saved any more."""
+    """Its weights or adapter changed after it began: nothing of it is loaded or saved any more."""
     first_tokens: int = 0
-    """Those before are the engine's, said the last look-up."""
+    """Tokens that the engine had at the last lookup."""
     loading: list[int] = field(default_factory=list)
-    """Blocks of the pool that are being loaded, of the first group."""
+    """Pool blocks of the first group that are being loaded."""
     loading_from: int = 0
-    """The tokens before those that are being loaded."""
+    """Tokens before the first block that is being loaded."""
     has_failed: bool = False
-    """A load of it failed: what the store says of its blocks is not believed again."""
-    is_barred: bool = False
-    """It stands on blocks that another request did not load: what it computes is not saved."""
+    """A load of it failed; the store is not asked for it again."""
+    is_tainted: bool = False
+    """It uses blocks that another request failed to load: what it computes is not saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FinishedRequest:
-    """What is still to be saved of a request that is over."""
+    """Blocks of a finished request that are still to be saved."""
 
     transfer: BlockTransfer
-    loose: frozenset[int]
-    """Blocks among them that the engine has let go."""
+    freed: frozenset[int]
+    """Blocks of the transfer that the engine has already freed."""
 
 
 class SchedulerPlan:
-    """The scheduler's side of a connector. Used by one thread."""
+    """Plans the loads and saves of each step. One thread calls it, the scheduler's."""
 
     def __init__(
         self,
@@ -187,9 +193,13 @@ class SchedulerPlan:
         loads: bool = True,
         saves: bool = True,
     ) -> None:
-        """The blocks of each group are multiples of `hash_block_tokens`. `is_whole`: nobody who has been given a block that was let go
-        writes to it before this step's saves are copied. `variant`: weights and adapter that a new request is computed by, None while
-        they are unknown."""
+        """Create an empty plan.
+
+        Args:
+            groups: their block sizes are multiples of `hash_block_tokens`.
+            is_whole: whether a freed block keeps its contents until this step's saves are copied.
+            variant: weights and adapter that compute a new request, None while they are unknown.
+        """
         self._groups = groups
         self._hash_block_tokens = hash_block_tokens
         self._step_tokens = math.lcm(*(group.block_tokens for group in groups))
@@ -199,51 +209,55 @@ class SchedulerPlan:
         self._saves = saves
         self._tracked: dict[str, _TrackedRequest] = {}
         self._to_load: list[BlockTransfer] = []
-        self._to_give: dict[str, list[int]] = {}
-        """Tables of the first group, by request, that were given out for the step that is still to be planned."""
-        self._given: dict[str, list[int]] = {}
-        """The same of the step that was planned last."""
-        self._leaving: list[_FinishedRequest] = []
+        self._next_tables: dict[str, list[int]] = {}
+        """First group's block tables that were allocated for the step to be planned next, by request."""
+        self._last_tables: dict[str, list[int]] = {}
+        """The same for the step that was planned last."""
+        self._finished_requests: list[_FinishedRequest] = []
         self._held: set[str] = set()
         self._prepared: Collection[int] = ()
-        """See `step`: of the step that is being planned."""
+        """Argument of the `step` call in progress."""
 
     def reads(self, request: EngineRequest) -> bool:
-        """Whether the store may be asked for the request's blocks."""
+        """Return whether the store may be asked for the request's blocks."""
         return self._loads and not self._track(request).has_failed and self.variant(request) is not None
 
-    def wanted(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
-        """The hashes to look for, of each group, from the first block on that the engine does not have. Not those of the whole request: the
-        engine has to compute one token at least."""
+    def missing_hashes(self, request: EngineRequest, computed_tokens: int) -> list[list[bytes]]:
+        """Return the block hashes to look up for each group, from the first block that the engine does not have.
+
+        The block of the last token is left out, because the engine has to compute at least one token.
+        """
         if not self.reads(request):
             return [[] for _ in self._groups]
         last = (request.num_tokens - 1) // self._step_tokens * self._step_tokens
         return [self._hashes(request, group, computed_tokens // group.block_tokens, last // group.block_tokens) for group in self._groups]
 
     def variant(self, request: EngineRequest) -> Variant | None:
-        """Weights and adapter that the request's blocks are computed by. None: nothing of it is to be loaded or saved."""
+        """Return the weights and adapter that compute the request. None: nothing of it is loaded or saved."""
         tracked = self._track(request)
         if not tracked.has_begun:
             tracked.variant = self._variant(request)
         return None if tracked.is_outdated else tracked.variant
 
     def adapters(self) -> list[Any]:
-        """LoRAs of the requests."""
+        """Return the LoRAs of all tracked requests, each once."""
         of_requests = [getattr(tracked.request, "lora_request", None) for tracked in self._tracked.values()]
         return list({lora.lora_int_id: lora for lora in of_requests if lora is not None}.values())
 
     def change_variants(self) -> None:
-        """Weights or adapters have changed. A request that began with others is neither loaded nor saved from now on. What was computed
-        before the change and waits to be copied is saved as what it is."""
+        """Stop loads and saves of requests that began with other weights or another adapter than the current ones.
+
+        Blocks that were computed before the change and wait to be copied are saved under their old variant.
+        """
         for tracked in self._tracked.values():
             if tracked.has_begun and not tracked.is_outdated and self._variant(tracked.request) != tracked.variant:
                 tracked.is_outdated = True
-                tracked.is_barred = tracked.is_barred or tracked.request.num_computed_tokens > 0
+                tracked.is_tainted = tracked.is_tainted or tracked.request.num_computed_tokens > 0
                 for progress in tracked.groups:
                     progress.places.clear()
 
     def requeued(self, request_ids: Iterable[str]) -> None:
-        """The engine took back what it had given these requests to load into. Those of which it computed nothing begin again."""
+        """The engine took back the blocks of these requests. A request without computed tokens begins again."""
         for request_id in request_ids:
             if (tracked := self._tracked.get(request_id)) is not None:
                 tracked.has_begun = tracked.has_computed
@@ -251,18 +265,18 @@ class SchedulerPlan:
                     progress.restart(0)
 
     def found(self, request: EngineRequest, computed_tokens: int) -> None:
-        """The store has been asked for what is wanted after `computed_tokens`."""
+        """The store was asked for the request's blocks after `computed_tokens`."""
         self._track(request).first_tokens = computed_tokens
 
     def allocated(self, request: EngineRequest, tables: BlockTables, external_tokens: int) -> None:
-        """The engine has given `request` these blocks, and wants `external_tokens` of what was found in them."""
+        """The engine allocated `tables` for `request` and will load `external_tokens` of what was found into them."""
         tracked = self._track(request)
         variant = self.variant(request)
         tracked.has_begun = True
         tracked.is_outdated = variant is None
         start = tracked.first_tokens
         end = start + external_tokens
-        self._to_give[request.request_id] = list(tables[0])
+        self._next_tables[request.request_id] = list(tables[0])
         tracked.loading, tracked.loading_from, tracked.first_tokens = [], start, 0
         for place, (group, table, progress) in enumerate(zip(self._groups, tables, tracked.groups, strict=True)):
             first, last = max(start // group.block_tokens, group.first_needed(end)), end // group.block_tokens
@@ -272,12 +286,12 @@ class SchedulerPlan:
                 self._to_load.append(BlockTransfer(request.request_id, list(table[first:last]), hashes, group=place, variant=variant))
                 if place == 0:
                     tracked.loading = self._to_load[-1].blocks
-            # What the engine has by itself is saved by who computed it, or by this one if that one ends before (`finished`). It may be what
-            # another request loads or computes in this very step: vLLM shares blocks before they are there.
+            # Prefix-cache hits are saved by the request that computed them, or by this one if that one ends first
+            # (`finished`). Another request may load or compute them in this very step: vLLM shares blocks early.
             unsaved = dict(progress.places)
             progress.restart(max(progress.saved, end // group.block_tokens))
             progress.hits = () if group.window_tokens else table[: start // group.block_tokens]
-            progress.take_over(unsaved)
+            progress.adopt(unsaved)
 
     def step(
         self,
@@ -288,95 +302,104 @@ class SchedulerPlan:
         is_idle: bool,
         prepared: Collection[int] = (),
     ) -> StepPlan:
-        """The plan of the step that is being scheduled, in which requests compute as many tokens as `scheduled` has.
+        """Return the plan of the step that is being scheduled.
 
-        `block_tables` gives a request's blocks. `states` has, of requests, (group, block, tokens): once this step is over the block has the
-        state after so many tokens of the request. `prepared`: blocks that the engine zeroes or copies to, perhaps before this step's saves
-        are copied: for whom it gave them to, even if that one was preempted before the step and nobody has them any more.
+        Args:
+            block_tables: returns a request's block tables, None if it has none.
+            scheduled: tokens that each request computes in this step.
+            states: (group, block, tokens) for requests with a state: after this step `block` has the state after
+                `tokens`.
+            is_idle: the step computes no tokens.
+            prepared: blocks that the engine may zero or copy to before this step's saves are copied. They are listed
+                even if the request that they were allocated for was preempted before the step.
         """
         loads, self._to_load = self._to_load, []
-        self._given, self._to_give = self._to_give, {}
-        leaving, self._leaving = self._leaving, []
+        self._last_tables, self._next_tables = self._next_tables, {}
+        leaving, self._finished_requests = self._finished_requests, []
         self._prepared = prepared
-        saves = [kept for over in leaving if (kept := self._without_lost(over.transfer, over.loose))]
+        saves = [kept for over in leaving if (kept := self._copyable(over.transfer, over.freed))]
         finishing = list(dict.fromkeys(over.transfer.request_id for over in leaving))
         for request_id, tokens in scheduled.items():
             if (tracked := self._tracked.get(request_id)) is not None:
                 tracked.has_computed = True
-                if self._saves and not tracked.is_barred and not tracked.is_outdated:
+                if self._saves and not tracked.is_tainted and not tracked.is_outdated:
                     saves += self._step(tracked, block_tables, tokens, states.get(request_id, ()))
         return StepPlan(loads, saves, finishing, is_idle)
 
-    def barred_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
-        """Blocks of those of the `scheduled` requests that stand on what was not loaded, or on what other weights computed: the engine has
-        to forget their hashes in each step, for it hashes what they compute in it."""
-        barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_barred]
+    def tainted_blocks(self, block_tables: Callable[[str], BlockTables | None], scheduled: Iterable[str]) -> set[int]:
+        """Return all blocks of the `scheduled` requests that build on failed loads or on other weights.
+
+        The engine hashes what these requests compute, so their hashes have to be dropped in each step.
+        """
+        barred = [request_id for request_id in scheduled if request_id in self._tracked and self._tracked[request_id].is_tainted]
         return {block for request_id in barred for table in block_tables(request_id) or () for block in table}
 
     def failed_blocks(self, block_ids: Iterable[int]) -> set[int]:
-        """These blocks of the pool were not loaded: the engine computes them, and they are saved again. Of models with one group.
+        """Handle pool blocks that were not loaded: the engine recomputes them and they are saved again. For models with
+        one group.
 
-        Returns those whose hashes the engine has to forget: these blocks, and all behind them in tables of this step. Where a load is part
-        of the step vLLM has hashed and shared them by now, and who was to compute them may be gone, or take several steps. What
-        other requests compute that share them is not saved.
+        Returns the blocks whose hashes the engine has to drop: `block_ids`, and all that follow them in tables of this
+        step. vLLM has hashed and shared them by now if the load is part of the step, and the request that recomputes
+        them may end first or take several steps. What other requests compute on top of them is not saved.
         """
         missing = set(block_ids)
-        hollow: set[int] = set()
+        invalid_blocks: set[int] = set()
         for tracked in self._tracked.values() if missing else ():
             first = next((place for place, block in enumerate(tracked.loading) if block in missing), None)
             if first is not None:
                 self._fail(tracked, tracked.loading_from + first * self._step_tokens)
-        for request_id, table in self._given.items() if missing else ():
+        for request_id, table in self._last_tables.items() if missing else ():
             first = next((place for place, block in enumerate(table) if block in missing), len(table))
-            hollow.update(table[first:])
+            invalid_blocks.update(table[first:])
             sharing = self._tracked.get(request_id) if first < len(table) else None
             if sharing is not None and table[first] not in sharing.loading:
-                sharing.is_barred = True
+                sharing.is_tainted = True
                 for progress in sharing.groups:
                     progress.places.clear()
-        return hollow
+        return invalid_blocks
 
     def failed_requests(self, request_ids: Iterable[str]) -> None:
-        """What these requests were to load did not come: the engine begins them anew."""
+        """The loads of these requests failed: the engine starts them again without loads."""
         for request_id in request_ids:
             if (tracked := self._tracked.get(request_id)) is not None:
                 self._fail(tracked, tracked.loading_from)
 
     def finished(self, request: EngineRequest, tables: BlockTables) -> bool:
-        """The request is over, with these blocks: whether the engine has to keep them until they have been copied."""
+        """The request finished with `tables`. Return whether the engine has to keep its blocks until they are
+        copied."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None or not self._saves:
             return False
         for transfer in self._unsaved(tracked):
-            loose = frozenset(transfer.blocks).difference(tables[transfer.group])
-            self._leaving.append(_FinishedRequest(transfer, loose))
+            freed = frozenset(transfer.blocks).difference(tables[transfer.group])
+            self._finished_requests.append(_FinishedRequest(transfer, freed))
             self._held.add(request.request_id)
         for place, progress in enumerate(tracked.groups):
             for other in self._tracked.values() if progress.places else ():
-                if not other.is_barred and not other.is_outdated and other.variant == tracked.variant:
-                    other.groups[place].take_over(progress.places)
+                if not other.is_tainted and not other.is_outdated and other.variant == tracked.variant:
+                    other.groups[place].adopt(progress.places)
         return request.request_id in self._held
 
     def released(self, request_ids: Iterable[str]) -> None:
-        """The engine has been told that these need their blocks no longer."""
+        """The engine was notified that the blocks of these requests are copied."""
         self._held.difference_update(request_ids)
 
     @property
     def is_holding(self) -> bool:
-        """Requests that are over have blocks which are still to be copied."""
+        """Whether finished requests have blocks that are still to be copied."""
         return bool(self._held)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if it contradicts itself."""
+        """Check the invariants between requests, transfers and held blocks. Raises AssertionError."""
         for request_id, tracked in self._tracked.items():
             assert tracked.request.request_id == request_id
             assert tracked.first_tokens >= 0
             for progress in tracked.groups:
                 assert 0 <= progress.saved
                 assert all(progress.saved <= place for place in progress.places)
-        for transfer in (*self._to_load, *(over.transfer for over in self._leaving)):
+        for transfer in (*self._to_load, *(over.transfer for over in self._finished_requests)):
             assert 0 < len(transfer.blocks) == len(transfer.hashes)
-        assert {over.transfer.request_id for over in self._leaving} <= self._held
+        assert {over.transfer.request_id for over in self._finished_requests} <= self._held
         assert not self._held & self._tracked.keys()
 
     def _track(self, request: EngineRequest) -> _TrackedRequest:
@@ -392,20 +415,20 @@ class SchedulerPlan:
         tokens: int,
         states: Sequence[tuple[int, int, int]],
     ) -> list[BlockTransfer]:
-        """What is saved of a request, after which its blocks that this step computes are noted."""
+        """Return a request's saves, then record the pool blocks that this step computes."""
         saves = self._unsaved(tracked)
         computed = tracked.request.num_computed_tokens + tokens
         ends = [computed // group.block_tokens for group in self._groups]
-        is_noted = all(group.is_state or end <= of.noted for group, end, of in zip(self._groups, ends, tracked.groups, strict=True))
+        is_noted = all(group.is_state or end <= of.recorded for group, end, of in zip(self._groups, ends, tracked.groups, strict=True))
         has_windows = any(self._groups[transfer.group].window_tokens for transfer in saves)
         tables = block_tables(tracked.request.request_id) if has_windows or not is_noted else None
-        saves = [kept for save in saves if (kept := self._without_lost(save, self._let_go(save, tables)))]
+        saves = [kept for save in saves if (kept := self._copyable(save, self._freed_blocks(save, tables)))]
         for place, (group, end, progress) in enumerate(zip(self._groups, ends, tracked.groups, strict=True)):
             if tables is not None and not group.is_state:
-                start = max(progress.saved, progress.noted)
+                start = max(progress.saved, progress.recorded)
                 blocks = tables[place][start:end]
                 progress.places.update(zip(range(start, start + len(blocks)), blocks, strict=True))
-                progress.noted = start + len(blocks)
+                progress.recorded = start + len(blocks)
         for place, block, boundary in states:
             index, rest = divmod(boundary, self._groups[place].block_tokens)
             if not rest and index > tracked.groups[place].saved:
@@ -413,7 +436,7 @@ class SchedulerPlan:
         return saves
 
     def _unsaved(self, tracked: _TrackedRequest) -> list[BlockTransfer]:
-        """The blocks that are confirmed and have not been saved, which they count as from now on."""
+        """Return the confirmed, unsaved blocks and mark them as saved."""
         request, variant = tracked.request, tracked.variant
         if variant is None or tracked.is_outdated:
             return []
@@ -431,15 +454,16 @@ class SchedulerPlan:
             progress.saved = max(progress.saved, end)
         return transfers
 
-    def _let_go(self, transfer: BlockTransfer, tables: BlockTables | None) -> frozenset[int]:
-        """Blocks of a running request that it has not any more: of a window which has moved on, or of a state that others have followed."""
+    def _freed_blocks(self, transfer: BlockTransfer, tables: BlockTables | None) -> frozenset[int]:
+        """Return blocks of the transfer that the running request no longer has: its window or state moved on."""
         if tables is None or not self._groups[transfer.group].window_tokens:
             return frozenset()
         return frozenset(transfer.blocks).difference(tables[transfer.group])
 
-    def _without_lost(self, transfer: BlockTransfer, loose: frozenset[int]) -> BlockTransfer | None:
-        """`transfer` without those of the `loose` blocks, which the engine has let go, that cannot be copied any more."""
-        lost = {block for block in loose if block in self._prepared or not self._is_whole(block)}
+    def _copyable(self, transfer: BlockTransfer, freed: frozenset[int]) -> BlockTransfer | None:
+        """Return `transfer` without the freed blocks (`freed`) whose contents may be overwritten before the copy;
+        None if no block is left."""
+        lost = {block for block in freed if block in self._prepared or not self._is_whole(block)}
         if not lost:
             return transfer
         kept = [(block, name) for block, name in zip(transfer.blocks, transfer.hashes, strict=True) if block not in lost]
@@ -449,12 +473,13 @@ class SchedulerPlan:
         return replace(transfer, blocks=list(blocks), hashes=list(hashes))
 
     def _fail(self, tracked: _TrackedRequest, tokens: int) -> None:
-        """Nothing of what is loaded after so many tokens came."""
-        tracked.has_failed = True  # `loading` stays: another rank may tell in a later step of blocks before these
+        """Mark as not loaded what follows the first `tokens`."""
+        tracked.has_failed = True  # `loading` stays: another rank may report earlier blocks in a later step
         for group, progress in zip(self._groups, tracked.groups, strict=True):
             progress.restart(min(progress.saved, tokens // group.block_tokens))
 
     def _hashes(self, request: EngineRequest, group: LayerGroup, start: int, end: int) -> list[bytes]:
-        """Of blocks [start, end). A block's hash is that of the last part of it that vLLM hashes: it covers those before."""
+        """Return the hashes of blocks [start, end). A block has the hash of its last `hash_block_tokens`, which
+        covers those before."""
         step = group.block_tokens // self._hash_block_tokens
         return [bytes(block) for block in request.block_hashes[(start + 1) * step - 1 : end * step : step]]

@@ -1,13 +1,13 @@
-"""The pools of an engine's layers as values: all layers of a block, one after another, each in the order in which its bytes lie in memory.
+"""The pools of an engine's layers as values: all layers of a block one after another, each in its memory order.
 
-Torch tensors on the CPU or a GPU; nothing here knows an engine or the store.
+Torch tensors on the CPU or a GPU, without an engine or a store.
 
-KV heads of a block that are in several values have each a key and a place in the pools. The values of a block follow one another, block by
-block, in keys and in staging memory. Each has the same value of the block before as its parent. All are stored under one label, by which
-nodes evict the values of a block together (tiers/policies/block_values.py).
-
-Chunks of memory between pools and store are made when they are first needed, and kept. Memory that is touched for the first time is many
-times slower than a copy: 120 MiB of it took 300 ms.
+- **Values by heads.** With `share_tp` a block has several values, one for each group of KV heads, with its own key.
+  Keys and staging memory list a block's values one after another, block by block. A value's parent is the same value of
+  the previous block. All are stored under one label, by which nodes evict a block's values together
+  (tiers/policies/block_values.py).
+- **Staging.** Chunks of memory between pools and store are allocated on first use and kept, because first-touched
+  memory is many times slower than a copy: 120 MiB took 300 ms.
 """
 
 import itertools
@@ -26,21 +26,28 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 
 MIN_PIECE_BYTES: Final = 32 << 10
-"""Of a block in one layer, for values to be filled in piece by piece: the store takes some microseconds for each, and a copy of so many
-bytes takes as long. Pieces of 256 KiB took half the time of a way over staging memory, pieces of 16 KiB more."""
+"""Smallest part of a block in one layer for direct loads, piece by piece, without staging. The store takes some
+microseconds a piece, as long as a copy of this many bytes. Pieces of 256 KiB took half the time of staged loads,
+pieces of 16 KiB more."""
 
 
 class LayerPools:
-    """The KV cache of an engine: a tensor `[blocks, ...]` a layer, in any memory order. Threads may use it at once, on different blocks."""
+    """An engine's KV cache: one tensor `[blocks, ...]` a layer, in any memory order. Thread-safe for distinct
+    blocks."""
 
     values_per_block: Final = 1
-    """See `HeadPools`, which has more."""
+    """`HeadPools` has more."""
 
     def __init__(self, layers: Sequence[torch.Tensor], block_count: int, *, copies_on_device: bool | None = None) -> None:
-        """Each of `layers` has `block_count` blocks along its first axis, or a multiple of that: smaller ones, which belong together.
+        """Prepare copies of these tensors, which are not copied or owned.
 
-        `copies_on_device` (default: on GPUs) puts blocks together on their device before they leave it; else they are copied one by one,
-        which on a CPU takes a third of the time. Raises ConfigError: no layers, or one that is not made of such blocks.
+        Args:
+            layers: their first axis has `block_count` blocks, or a multiple: smaller blocks that belong together.
+            copies_on_device: assemble blocks on the device before they leave it; the default on GPUs. Otherwise blocks
+                are copied one by one, which takes a third of the time on a CPU.
+
+        Raises:
+            ConfigError: no layers, or a layer that is not made of such blocks.
         """
         if not layers:
             raise ConfigError("the engine has no KV cache: there is nothing to store")
@@ -56,18 +63,19 @@ class LayerPools:
 
     @staticmethod
     def form(layer: torch.Tensor, block_count: int) -> str:
-        """What two layers must have in common for their blocks to be interchangeable: element type and axes of a block, outermost first,
-        without those of one place, which have none among the others; and which axis of the layer each of them is, counted over these, for
-        axes of equal size look alike.
+        """Return what two layers must have in common for interchangeable blocks.
 
-        Raises ConfigError as the constructor."""
+        That is the element type, and the sizes of a block's axes in memory order with the layer axis that each is,
+        because axes of equal size look alike. Axes of size 1 are left out: their order has no effect. Raises
+        ConfigError as the constructor.
+        """
         blocks = _in_blocks(layer, block_count)
         order = [axis for axis in _memory_order(blocks) if blocks.shape[axis] > 1]
         return f"{layer.dtype} {[blocks.shape[axis] for axis in order]} of {[sorted(order).index(axis) for axis in order]}"
 
     @property
     def value_bytes(self) -> int:
-        """Of one block."""
+        """Bytes of one block."""
         return self._starts[-1]
 
     def gather(self, blocks: Sequence[int], values: torch.Tensor) -> None:
@@ -85,7 +93,8 @@ class LayerPools:
                     row.view(place.shape).copy_(place)
 
     def scatter(self, values: torch.Tensor, blocks: Sequence[int]) -> None:
-        """Copy the rows of `values`, as in `gather`, into `blocks`, which differ. They are there when it returns."""
+        """Copy the rows of `values`, as in `gather`, into `blocks`, which are distinct. The copies are complete on
+        return."""
         if self._rows:
             for value, of_block in self._side_by_side(values, blocks):
                 of_block[:] = value
@@ -99,16 +108,22 @@ class LayerPools:
                     place = run[:, block]
                     place.copy_(row.view(place.shape))
         if (device := self._runs[0].device).type != "cpu":
-            torch.accelerator.synchronize(device)  # the thread's own device is the first one, whatever rank it is of
+            torch.accelerator.synchronize(device)  # a new thread's current device is the first one, not the rank's
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
-        """The memory of each block, a piece a layer, which together are its value: to be filled without `scatter`. None where a CPU does
-        not reach it as bytes in a row, or where the pieces are too small for that to pay."""
+        """Return each block's memory as one piece a layer, which together are its value: a load may fill them without
+        `scatter`.
+
+        None if the CPU cannot address the memory as contiguous bytes, or if pieces are smaller than MIN_PIECE_BYTES.
+        """
         return [[rows[block] for rows in self._rows] for block in blocks] if self._is_in_pieces else None
 
     def _side_by_side(self, values: torch.Tensor, blocks: Sequence[int]) -> Iterator[tuple[memoryview, memoryview]]:
-        """Each part of a value, and where it lies in the pools. To be copied by this thread alone, with the GIL: torch has several threads
-        copy, which wait for one another, and where others compute on their cores 120 MiB took them 0.6 to 2 s in place of 0.03."""
+        """Yield each part of a value with its memory in the pools.
+
+        This thread copies them alone, with the GIL. Torch would copy with several threads that wait for one another:
+        while others computed on their cores, 120 MiB took 0.6 to 2 s instead of 0.03 s.
+        """
         columns = list(itertools.pairwise(self._row_starts))
         for row, block in zip(values.numpy(), blocks, strict=True):
             value = memoryview(row)
@@ -116,7 +131,7 @@ class LayerPools:
                 yield value[start:end], memoryview(rows[block])
 
     def _parts(self, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each run with its columns of `values`."""
+        """Return each run with its columns of `values`."""
         columns = itertools.pairwise(self._starts)
         return [(run, values[:, start:end]) for run, (start, end) in zip(self._runs, columns, strict=True)]
 
@@ -126,28 +141,29 @@ class LayerPools:
 
 
 def _in_blocks(layer: torch.Tensor, block_count: int) -> torch.Tensor:
-    """`[block_count, ...]`. Raises ConfigError."""
+    """Return a view `[block_count, ...]`. Raises ConfigError."""
     if layer.shape[0] % block_count:
         raise ConfigError(f"a layer of shape {tuple(layer.shape)} is not made of {block_count} blocks")
     return layer.unflatten(0, (block_count, -1))
 
 
 def _memory_order(blocks: torch.Tensor) -> list[int]:
-    """The axes of a block by falling stride: a dense block is a run of bytes then. Raises ConfigError."""
+    """Return a block's axes by falling stride, in which a dense block is contiguous. Raises ConfigError."""
     order = sorted(range(1, blocks.dim()), key=lambda axis: (-blocks.stride(axis), axis))
     if blocks.stride(order[-1]) != 1:
-        raise ConfigError(f"no elements lie side by side in a layer with strides {blocks.stride()[1:]}: its bytes cannot be copied")
+        raise ConfigError(f"a layer with strides {blocks.stride()[1:]} has no axis of stride 1: its bytes cannot be copied")
     return order
 
 
 def _in_memory_order(layer: torch.Tensor, block_count: int) -> torch.Tensor:
-    """`[block_count, ...]`, the axes of a block as they lie in memory. Raises ConfigError."""
+    """Return a view `[block_count, ...]` with a block's axes in memory order. Raises ConfigError."""
     blocks = _in_blocks(layer, block_count)
     return blocks.permute(0, *_memory_order(blocks))
 
 
 def _runs(layers: list[torch.Tensor]) -> list[torch.Tensor]:
-    """`[layers, blocks, ...]` of those that follow one another at equal distances in one piece of memory: one copy moves all of a run."""
+    """Join layers at equal distances in one storage into views `[layers, blocks, ...]`, so that one copy moves them
+    all."""
     runs: list[torch.Tensor] = []
     while layers:
         first, count, distance = layers[0], 1, 0
@@ -167,10 +183,10 @@ def _follows(layer: torch.Tensor, first: torch.Tensor, distance: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HeadShards:
-    """The shards of the values that one rank holds of each block, in order. It has the methods of `Shard`."""
+    """Shards of the values that one rank holds of each block, in order. It has the methods of `Shard`."""
 
     label: Shard
-    """What they are stored under."""
+    """Namespace that the values are stored under."""
     shards: tuple[Shard, ...]
     """At least one."""
 
@@ -180,7 +196,7 @@ class HeadShards:
 
     @property
     def namespace(self) -> Namespace:
-        """What the values are stored under."""
+        """The label's namespace."""
         return self.label.namespace
 
     def canonical(self) -> list[bytes]:
@@ -198,10 +214,10 @@ class HeadShards:
 
 
 class HeadPools:
-    """The KV cache of an engine as `LayerPools` has it, with several values a block. Threads may use it at once, on different blocks."""
+    """An engine's KV cache with several values a block, else as `LayerPools`. Thread-safe for distinct blocks."""
 
     def __init__(self, values: Sequence[LayerPools]) -> None:
-        """`values`: of each value the heads of all layers that it holds; all of one size."""
+        """Combine `values`: each has the heads of one value in all layers; all have one size."""
         self._values = values
         self.values_per_block = len(values)
         self.value_bytes = values[0].value_bytes
@@ -212,12 +228,13 @@ class HeadPools:
             pools.gather(blocks, columns)
 
     def scatter(self, values: torch.Tensor, blocks: Sequence[int]) -> None:
-        """Copy the rows of `values`, as in `gather`, into `blocks`, which differ. They are there when it returns."""
+        """Copy the rows of `values`, as in `gather`, into `blocks`, which are distinct. The copies are complete on
+        return."""
         for pools, columns in self._columns(values):
             pools.scatter(columns, blocks)
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
-        """Return the memory of each value, block by block, a piece a layer: see `LayerPools.pieces`."""
+        """Return the memory of each value, block by block, one piece a layer: see `LayerPools.pieces`."""
         of_values = [pools.pieces(blocks) for pools in self._values]
         if any(pieces is None for pieces in of_values):
             return None
@@ -229,39 +246,45 @@ class HeadPools:
 
 
 def head_slices(layer: torch.Tensor, kv_heads: int, count: int) -> list[torch.Tensor]:
-    """Return views of the `count` groups of KV heads of `layer`, `[blocks, kv_heads, tokens, elements]` in any memory order.
+    """Return views of the `count` groups of KV heads of `layer`, `[blocks, kv_heads, tokens, elements]` in any memory
+    order.
 
-    Raises ConfigError: the layer is not of that shape, so that its heads cannot be told from other axes, or `count` does not divide them.
+    Raises ConfigError: the layer does not have that shape, so its head axis is ambiguous, or `count` does not divide
+    the heads.
     """
     if layer.dim() != 4 or layer.shape[1] != kv_heads or kv_heads % count:
         raise ConfigError(
-            f"share_tp is not 0, and {kv_heads} KV heads in {count} values are not found in a layer of shape {tuple(layer.shape)}: set "
+            f"share_tp is not 0, but a layer of shape {tuple(layer.shape)} does not split {kv_heads} KV heads into {count} values: set "
             "share_tp to 0, or choose an attention backend whose KV cache is [blocks, KV heads, tokens, elements]"
         )
     return list(layer.chunk(count, dim=1))
 
 
 CHUNK_BYTES: Final = 16 << 20
-"""About what one request to the store moves: large enough that its round trip does not count."""
+"""Approximate size of one request to the store: its round trip is negligible at this size."""
 
 
 class ChunkStaging:
-    """So many chunks at the most. Threads may use it at once."""
+    """Bounded pool of staging chunks. Thread-safe."""
 
     def __init__(self, value_bytes: int, max_bytes: int) -> None:
-        """As many as `max_bytes` hold, one at least, of CHUNK_BYTES, or of `value_bytes`, the largest value, if that is more."""
+        """Allow as many chunks as fit in `max_bytes`, at least one. A chunk has CHUNK_BYTES, or `value_bytes`, the
+        largest value, if that is more."""
         self._chunk_bytes = max(CHUNK_BYTES, value_bytes)
         self._left = max(1, max_bytes // self._chunk_bytes)
         self._free: list[torch.Tensor] = []
         self._lock = threading.Lock()
 
     def values(self, value_bytes: int) -> int:
-        """How many values of so many bytes a chunk has room for."""
+        """Return how many values of this size fit in a chunk."""
         return self._chunk_bytes // value_bytes
 
     def take(self) -> torch.Tensor | None:
-        """A chunk, uint8 of undefined content; None while all are in use. Its taker gives it back. Raises what torch does where there is no
-        memory; the chunk may be tried for again."""
+        """Return a chunk, uint8 with undefined contents; None while all are in use. The caller returns it with
+        `release`.
+
+        Raises what torch raises without memory; a later call may succeed.
+        """
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -275,11 +298,11 @@ class ChunkStaging:
                 self._left += 1
             raise
 
-    def give_back(self, chunk: torch.Tensor) -> None:
+    def release(self, chunk: torch.Tensor) -> None:
         with self._lock:
             self._free.append(chunk)
 
 
 def rows(chunk: torch.Tensor, count: int, value_bytes: int) -> torch.Tensor:
-    """The first bytes of a chunk as `[count, value_bytes]`."""
+    """Return the first bytes of a chunk as `[count, value_bytes]`."""
     return chunk[: count * value_bytes].view(count, value_bytes)

@@ -1,4 +1,7 @@
-"""Settings of the connector: `kv_connector_extra_config` of vLLM's `--kv-transfer-config`; else `KVSTORE_VLLM_*`, or [vllm] in the file."""
+"""Settings of the vLLM connector and tier.
+
+Sources: `kv_connector_extra_config` in vLLM's `--kv-transfer-config`, then `KVSTORE_VLLM_*`, then [vllm] in the file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,9 +16,9 @@ from kvstore.protocol.settings import Size, setting
 
 SECTION: Final = "vllm"
 LOAD_THREADS: Final = 4
-"""Requests, or jobs of a tier, that are loaded at once: one that waits for a node that hangs does not hold up the others."""
+"""Requests, or jobs of a tier, that load concurrently, so that one stuck node does not block the others."""
 CONNECT_TIMEOUT_S: Final = 0.5
-"""Time for a master to accept a connection; then the engine computes instead."""
+"""Time for a master to accept a connection; after it the engine computes instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +28,14 @@ class VllmSettings(StoreSettings):
     model: str = shared_settings.MODEL()
     resets_keep_weights: bool = setting(
         False,
-        "The engine's caches are reset for other reasons than new weights, so that a reset without a name for the weights keeps their "
-        "identity. Off: it gives the engine a version of its own, which nothing is shared under until it is named.",
+        "Resets of the engine's caches do not mean new weights: a reset without a new weight version keeps the weights' "
+        "identity. Off: a reset gives the engine a private version, whose blocks are not shared until the weights are named.",
     )
     share_tp: int = shared_settings.SHARE_TP()
     lookup_deadline_s: float = shared_settings.LOOKUP_DEADLINE_S(default=0.1)
     prefill_wait_s: float = setting(
         2.0,
-        "Time that a request whose prompt another engine computed waits for blocks that one is still storing; then it is computed.",
+        "Time that a decode request waits for blocks that the prefill engine is still storing; then it computes them.",
         minimum=0,
         maximum=600,
     )
@@ -44,15 +47,18 @@ class VllmSettings(StoreSettings):
         return replace(StoreSettings.client(self), connect_timeout_s=CONNECT_TIMEOUT_S)
 
     def jobs(self) -> JobSettings:
-        """One thread looks for a store that is away: lookups and loads are carried out by threads of the engine and of `Worker`."""
+        """Return settings with one read worker, which probes an unreachable store; lookups and loads run in threads
+        of the engine and `Worker`."""
         return replace(StoreSettings.jobs(self), read_workers=1, queue_bytes=self.write_behind_bytes)
 
 
 def from_extra_config(given: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> VllmSettings:
-    """Return what `kv_connector_extra_config` says. Raises ConfigError: an unknown setting, or a value outside its range."""
+    """Return the settings in `kv_connector_extra_config`. Raises ConfigError: an unknown setting, or a value outside
+    its range."""
     return settings_from(VllmSettings, SECTION, given, source="kv_connector_extra_config", environ=environ)
 
 
 def connect(settings: VllmSettings) -> Client:
-    """Return a client that has sent nothing yet. Each role and rank of an engine has its own: they may be separate processes."""
+    """Return a client that has not connected yet. Each role and rank has its own, because they may be separate
+    processes."""
     return Client(settings=settings.client())

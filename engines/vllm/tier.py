@@ -1,7 +1,8 @@
-"""The store as a secondary tier of vLLM's offloading: `type` KVStoreTier, `module_path` kvstore.engines.vllm.tier (docs/engines.md).
+"""The store as a secondary tier of vLLM's offloading: `type` KVStoreTier, `module_path` kvstore.engines.vllm.tier
+(docs/engines.md).
 
-vLLM copies blocks between GPU and host memory itself; this tier moves chunks of that memory to the store and back. It runs in the
-scheduler's process and never waits for the store there.
+vLLM copies blocks between GPU and host memory itself; this tier moves chunks of that memory to and from the store. It
+runs in the scheduler's process and never blocks it on the store.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ from kvstore.kvcache.namespace import Namespace
 
 
 class KVStoreTier(SecondaryTierManager):
-    """Chunks that the engine's host memory lets go are the store's, for all engines of the same configuration."""
+    """Stores chunks that leave the engine's host memory, shared by all engines of the same configuration."""
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -45,11 +46,12 @@ class KVStoreTier(SecondaryTierManager):
         backpressure_detector: Any = None,
         **parameters: Any,
     ) -> None:
-        """`parameters`: the other entries of the tier's configuration, as the connector's settings. Raises ConfigError."""
+        """Connect to the store. `parameters` has the tier's other configuration entries, named as the connector's
+        settings. Raises ConfigError."""
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         LOG.warning(
-            "kvstore: vLLM shows a tier neither the weights nor the contents of LoRAs: chunks are known by the model's name %r and the "
-            "revision %r. Set `revision` anew with each change of the weights, and give each LoRA a name of its own",
+            "kvstore: a vLLM tier sees neither weights nor contents of LoRAs: chunks are identified by the model name %r and the "
+            "revision %r. Change `revision` whenever the weights change, and give each LoRA its own name",
             parameters.get("model") or offloading_spec.config.model.name,
             parameters.get("revision", ""),
         )
@@ -95,7 +97,7 @@ class KVStoreTier(SecondaryTierManager):
         self._chunks.close()
 
     def _result(self, moved: ChunkResult) -> JobResult:
-        """What did not come is not looked for again by the requests that asked for it."""
+        """Return vLLM's result. Missing chunks are marked so that the requests do not look them up again."""
         if moved.is_load:
             self._lookups.mark_miss([OffloadKey(name) for name in moved.missing])
         loaded = [OffloadKey(name) for name in moved.hashes] if moved.is_load and moved.missing else None
@@ -103,7 +105,7 @@ class KVStoreTier(SecondaryTierManager):
 
 
 class _Lookups(AsyncLookupManager):
-    """Asks for all chunks that a step looks for at once, in a thread of vLLM's."""
+    """Looks up all chunks of a step in one batch, in a thread of vLLM's."""
 
     def __init__(self, chunks: Chunks, tier_type: str) -> None:
         self._chunks = chunks
@@ -114,8 +116,11 @@ class _Lookups(AsyncLookupManager):
 
 
 def chunk_shard(config: OffloadingConfig, settings: VllmSettings) -> Shard:
-    """What engines must agree on to share chunks. A chunk has the bytes of all ranks. In which order its attention backend has them vLLM
-    does not tell a tier: the device stands for it, with the processor's instruction set."""
+    """Return the namespace that engines must agree on to share chunks.
+
+    A chunk has the bytes of all ranks. vLLM does not give a tier the attention backend's memory order, so the device
+    and the CPU's instruction set stand in for it.
+    """
     parallel = config.parallel
     is_cpu = current_platform.is_cpu()
     form = (config.groups, config.cache, config.worker_kv_bytes_per_block, config.kv_cache_layout)

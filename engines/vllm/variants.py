@@ -1,11 +1,12 @@
-"""Weights of one engine over its life: the files that they came from, resets, updates, names, sleep.
+"""Identity of one engine's weights and LoRAs over its life: files, resets, updates, names, sleep.
 
-The scheduler chooses the variant of each request, and ranks follow it with the metadata of the next step, so that ranks agree.
-Data-parallel ranks have schedulers of their own: they share blocks by fingerprints and by names, never by private versions.
+**Weights.** The scheduler assigns a variant to each request, and ranks follow it through the next step's metadata, so
+all ranks agree. Data-parallel ranks have separate schedulers: they share blocks by fingerprints and by names, never by
+private versions.
 
-LoRAs of an engine by their contents: the fingerprint of each. vLLM knows an adapter by an id. It reads the files when a request first needs
-them, when a call loads them in place, and again after it evicted the adapter. Files that change below a live id make its weights unknown: a
-request with it is neither loaded nor saved.
+**LoRAs** are identified by the fingerprint of their files; vLLM knows them by an id. It reads the files when a request
+first needs them, when a call loads them in place, and again after it evicted the adapter. If files change below a live
+id, the adapter's weights are unknown: its requests are neither loaded nor saved.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ from kvstore.engines.weights.identity import WeightsIdentity, WeightsState
 from kvstore.protocol.errors import ConfigError, KVStoreError
 
 KEEPING_LEVEL: Final = 1
-"""The deepest level of sleep after which the engine has the weights that it had before."""
+"""Deepest sleep level that keeps the weights."""
 CHECK_S: Final = 0.1
-"""Files of an adapter are looked at no more often: a few stat calls, in the scheduler's thread."""
+"""Shortest interval between checks of an adapter's files: a few stat calls, in the scheduler's thread."""
 MAX_ADAPTERS: Final = 4096
-"""The oldest are forgotten first, and read again when they are met."""
+"""The oldest are forgotten first, and read again when a request uses them."""
 REMEDY: Final = "until it is loaded in place, or under another id"
 
 
@@ -42,21 +43,23 @@ class LoraRequest(Protocol):
 
     @property
     def is_3d_lora_weight(self) -> bool:
-        """Layout of the weights of experts in a file."""
+        """Layout of expert weights in a file."""
 
 
 class AdapterFiles(Protocol):
-    """Reads the files of an adapter by the path that vLLM was given."""
+    """Reads an adapter's files by the path that vLLM was given."""
 
     def fingerprint(self, path: str) -> str:
-        """Raises ConfigError: there are no weight files, or one cannot be read."""
+        """Return the fingerprint of the files. Raises ConfigError: there are no weight files, or one cannot be read."""
 
     def stamp(self, path: str) -> bytes:
-        """Bytes that change when a file changes. Empty: no files are there."""
+        """Return bytes that change when a file changes. Empty: no files."""
 
 
 @dataclass(slots=True)
 class _Loaded:
+    """Adapter that the engine has loaded."""
+
     path: str
     stamp: bytes
     fingerprint: str | None
@@ -65,21 +68,22 @@ class _Loaded:
 
 
 class Adapters:
-    """Used by one thread. `now_s` is of any clock that goes forwards."""
+    """Fingerprints of an engine's LoRAs. One thread calls it; `now_s` is of any monotonic clock."""
 
     def __init__(self, files: AdapterFiles, on_change: Callable[[], None]) -> None:
-        """`on_change` is called after the weights of an adapter changed or became unknown."""
+        """Create it. `on_change` is called after an adapter's weights changed or became unknown."""
         self._files = files
         self._on_change = on_change
         self._loaded: dict[int, _Loaded] = {}
 
     def of(self, request: LoraRequest, now_s: float) -> str | None:
-        """Text that identifies the adapter's weights; None if they are unknown. Reads an adapter that is new."""
+        """Return text that identifies the adapter's weights; None if they are unknown. Reads the files of a new
+        adapter."""
         loaded = self._loaded.get(request.lora_int_id)
         if loaded is None:
             loaded = self._read(request, now_s)
         elif loaded.path != request.lora_path:
-            self._lose(loaded, f"an adapter of its id {request.lora_int_id} was loaded from {loaded.path}")
+            self._mark_unknown(loaded, f"an adapter of its id {request.lora_int_id} was loaded from {loaded.path}")
         elif now_s >= loaded.next_check_s:
             loaded = self._check(request, loaded, now_s)
         if loaded.fingerprint is None:
@@ -87,7 +91,7 @@ class Adapters:
         return f"{loaded.fingerprint} 3d" if request.is_3d_lora_weight else loaded.fingerprint
 
     def added(self, request: LoraRequest, now_s: float) -> None:
-        """A call had the engine load this adapter. vLLM reads the files of a known one only for `load_inplace`."""
+        """The engine loaded this adapter on request. vLLM reads the files of a known one only for `load_inplace`."""
         before = self._loaded.get(request.lora_int_id)
         if before is None or request.load_inplace:
             loaded = self._read(request, now_s)
@@ -95,7 +99,7 @@ class Adapters:
                 self._on_change()
 
     def removed(self, lora_int_id: int) -> None:
-        """The engine dropped this adapter: its files are read again if it comes back."""
+        """The engine dropped this adapter: its files are read again if it returns."""
         self._loaded.pop(lora_int_id, None)
 
     def _check(self, request: LoraRequest, loaded: _Loaded, now_s: float) -> _Loaded:
@@ -103,12 +107,12 @@ class Adapters:
         stamp = self._files.stamp(loaded.path)
         if stamp == loaded.stamp:
             return loaded
-        if not loaded.stamp:  # a hub's, which the engine has fetched since
+        if not loaded.stamp:  # the engine has downloaded it from a hub since
             return self._read(request, now_s)
-        self._lose(loaded, "its files changed after the engine loaded it")
+        self._mark_unknown(loaded, "its files changed after the engine loaded it")
         return loaded
 
-    def _lose(self, loaded: _Loaded, why: str) -> None:
+    def _mark_unknown(self, loaded: _Loaded, why: str) -> None:
         if loaded.fingerprint is not None:
             loaded.fingerprint = None
             LOG.warning("kvstore: requests with the LoRA %s are neither loaded nor saved %s: %s", loaded.path, REMEDY, why)
@@ -116,7 +120,7 @@ class Adapters:
 
     def _read(self, request: LoraRequest, now_s: float) -> _Loaded:
         path = request.lora_path
-        stamp = self._files.stamp(path)  # before its bytes: what changes meanwhile is noticed by the next check
+        stamp = self._files.stamp(path)  # before the bytes are read: the next check notices a change meanwhile
         fingerprint = None
         try:
             fingerprint = self._files.fingerprint(path)
@@ -136,19 +140,19 @@ class VariantRequest(Protocol):
 
 
 class Checkpoint(Protocol):
-    """Files that the engine's weights came from."""
+    """Files that the engine loaded its weights from."""
 
     def identity(self) -> WeightsIdentity | None:
-        """None while it is being computed. Raises ConfigError: it cannot be."""
+        """Return the identity; None while it is being computed. Raises ConfigError: it cannot be computed."""
 
     def has_changed(self) -> bool:
-        """Whether the files are others than those of `identity`. Does not block."""
+        """Return whether the files changed since `identity`. Does not block."""
 
     def begin_reload(self, path: str | None) -> None:
-        """The engine is about to load `path`; None: the files that it began with."""
+        """The engine is about to load `path`; None: its original files."""
 
     def end_reload(self) -> WeightsIdentity:
-        """Return the identity of what the engine has loaded.
+        """Return the identity of the weights that the engine loaded.
 
         Raises:
             ConfigError: the files cannot be read, or changed while the engine read them.
@@ -158,7 +162,7 @@ class Checkpoint(Protocol):
 
 
 class Variants:
-    """Used by one thread, that of the engine's scheduler."""
+    """Identity of the weights and adapter of each new request. The scheduler's thread calls it."""
 
     def __init__(
         self,
@@ -169,7 +173,13 @@ class Variants:
         on_change: Callable[[], None],
         resets_keep_weights: bool = False,
     ) -> None:
-        """`nonce`: a text that no other call and no other process ever has. `on_change`: called after the identity changed."""
+        """Create it with unknown weights.
+
+        Args:
+            nonce: returns a text that is unique over calls and processes.
+            on_change: called after the identity changed.
+            resets_keep_weights: a reset of the engine's caches does not mean new weights.
+        """
         self._checkpoint = checkpoint
         self._adapters = adapters
         self._nonce = nonce
@@ -178,11 +188,11 @@ class Variants:
         self._state = WeightsState(WeightsIdentity(""))
         self._is_known = False
         self._asleep: tuple[int, str] | None = None
-        """Generation of the weights that the engine keeps while it sleeps, and what it sampled of them before."""
+        """While the engine sleeps with its weights: their generation, and a sample of them."""
 
     @property
     def identity(self) -> WeightsIdentity | None:
-        """None while it is unknown."""
+        """Identity of the weights; None while it is unknown."""
         return self._state.identity if self._is_known else None
 
     @property
@@ -191,7 +201,7 @@ class Variants:
         return self._is_known and not self._state.identity.is_private
 
     def of(self, request: VariantRequest, now_s: float) -> Variant | None:
-        """Variant that a request is computed by which begins now. None: nothing of it is to be loaded or saved."""
+        """Return the variant of a request that begins now. None: nothing of it is loaded or saved."""
         if not self._is_known or not self._state.is_settled:
             return None
         lora = request.lora_request
@@ -199,23 +209,23 @@ class Variants:
         return Variant(self._state.identity.text, adapter) if adapter is not None else None
 
     def poll(self, adapters: Iterable[LoraRequest], now_s: float) -> None:
-        """Called in each step, with the adapters of its requests: whether the fingerprint is known by now, and whether files changed below
-        the engine."""
+        """Check in each step for the fingerprint, and for changed files of the weights and of the step's `adapters`."""
         if not self._is_known:
-            self._learn()
+            self._take_identity()
         elif self._checkpoint.has_changed() and not self._state.identity.version:
-            LOG.warning("kvstore: the engine's checkpoint changed on the disk: nothing is shared until weights are loaded or named")
+            LOG.warning("kvstore: the engine's checkpoint changed on disk: nothing is shared until weights are reloaded or named")
             self._change(lambda: self._state.become(self._state.identity.private(self._nonce())))
         for adapter in adapters:
             self._adapters.of(adapter, now_s)
 
     def reset(self) -> None:
-        """The engine drops its caches: its weights change, or have changed, or neither. Until `resumed` no request begins."""
+        """The engine drops its caches, because its weights may change or have changed. No request begins until
+        `resumed`."""
         if self._asleep is None and not self._resets_keep_weights:
             self._change(lambda: self._state.reset(self._nonce()))
 
     def changing(self) -> None:
-        """The engine changes its weights in memory, or has changed them."""
+        """The engine is changing its weights in memory, or has changed them."""
         was_settled = self._state.is_settled
         self._change(lambda: self._state.reset(self._nonce()))
         if was_settled:
@@ -227,37 +237,39 @@ class Variants:
         self.changing()
 
     def reloaded(self) -> None:
-        """It has loaded them."""
+        """The engine has loaded its weights from files."""
         try:
             identity = self._checkpoint.end_reload()
         except ConfigError as error:
-            LOG.warning("kvstore: the engine's weights are known to no other engine until they are named: %s", error)
+            LOG.warning("kvstore: the engine's blocks are not shared until its weights are named: %s", error)
             return
         self._is_known = True
         self._change(lambda: self._state.become(identity))
 
     def named(self, version: str) -> None:
-        """The engine calls its weights `version`. A name that cannot be one is reported, and changes nothing."""
+        """The engine named its weights `version`. An invalid name is logged and changes nothing."""
         try:
             self._change(lambda: self._state.name(version))
         except KVStoreError as error:
             LOG.warning("kvstore: the engine's weights keep their identity: %s", error)
 
     def sleeping(self, level: int, sample: str | None) -> None:
-        """The engine is about to reset its caches and sleep. `sample` is taken of its weights; None: none could be."""
+        """The engine is about to reset its caches and sleep. `sample` is of its weights; None: they could not be
+        sampled."""
         if level > KEEPING_LEVEL or sample is None:
             self.changing()
         self._asleep = (self._state.generation, sample) if level == KEEPING_LEVEL and sample is not None else None
 
     def awake(self, sample: str | None) -> None:
-        """The engine has all of its memory again, or did not fall asleep. It has the weights from before if their samples are equal."""
+        """The engine has its memory again, or did not fall asleep. Its weights are those from before if the samples
+        are equal."""
         if self._asleep is not None and self._asleep[0] == self._state.generation and sample != self._asleep[1]:
             self.changing()
         self._asleep = None
 
     @property
-    def keeps_asleep(self) -> bool:
-        """Whether `awake` will compare the weights with those from before the sleep."""
+    def compares_on_wake(self) -> bool:
+        """Whether `awake` will compare samples of the weights from before and after the sleep."""
         return self._asleep is not None
 
     def adapter_added(self, request: LoraRequest, now_s: float) -> None:
@@ -269,15 +281,16 @@ class Variants:
         self._adapters.removed(lora_int_id)
 
     def close(self) -> None:
-        """Look at no files any more."""
+        """Stop watching files."""
         self._checkpoint.close()
 
     def resumed(self) -> None:
         """The engine schedules requests again."""
         self._state.resume()
 
-    def _learn(self) -> None:
-        """The version that was named meanwhile, or the private one, stays."""
+    def _take_identity(self) -> None:
+        """Take the checkpoint's identity once it is computed. A version that was named or made private meanwhile
+        stays."""
         identity = self._checkpoint.identity()
         if identity is not None:
             self._is_known = True

@@ -1,8 +1,11 @@
-"""Lookup results of the requests in vLLM's waiting queue: which are reused, and which requests the next lookup asks for. Sans-I/O.
+"""Lookup results of the requests in vLLM's waiting queue: which are reused, and which the next lookup requests.
+Sans-I/O.
 
-vLLM asks for the first waiting request in each step until it has blocks for it. A result is reused until it is `interval_s` old. Then one
-lookup asks again, for all waiting requests whose results are as old. A stale result costs hits, never wrong tokens: blocks stored since
-are computed, and a block evicted since fails to load, which vLLM recomputes.
+In each step vLLM asks for the first waiting request, until it has blocks for it. A result is reused until it is
+`interval_s` old; then one lookup refreshes all waiting requests with results as old.
+
+A stale result costs hits but never gives wrong tokens. Blocks stored since the lookup are computed; a block evicted
+since fails to load and vLLM recomputes it.
 """
 
 from collections.abc import Sequence
@@ -22,46 +25,52 @@ class LookupRequest:
     request_id: str
     variant: Variant
     version: tuple[int, bytes, Variant | None]
-    """The request's tokens, their last hash and the variant: a result of another version is not reused."""
+    """Number of tokens, last block hash and variant. Results of another version are not reused."""
     start_tokens: int
     hashes: Sequence[Sequence[bytes]]
-    """Of each group, from the block after `start_tokens` on."""
+    """Block hashes of each group, from the block after `start_tokens` on."""
 
     @property
     def blocks(self) -> int:
-        """Blocks of all groups."""
+        """Number of blocks of all groups."""
         return sum(map(len, self.hashes))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTokens:
-    """Tokens of a request after those that the engine has."""
+    """Result for one request: tokens that the engine has, that were looked up, and that the store has."""
 
     computed_tokens: int = 0
-    """Those that the engine has."""
+    """Tokens that the engine has."""
     asked_tokens: int = 0
-    """Tokens of full blocks that the store may have."""
+    """Tokens of full blocks that were looked up after those."""
     found_tokens: int = 0
-    """Tokens that it has, from the first on without a gap."""
+    """Tokens after `computed_tokens` that the store has without a gap."""
 
 
 @dataclass(slots=True)
 class _WaitingLookup:
+    """One waiting request with its last result."""
+
     request: EngineRequest
-    question: LookupRequest | None = None
-    """The last one that was answered."""
+    lookup_request: LookupRequest | None = None
+    """Last lookup with a result."""
     present: Sequence[Present] = ()
     due_s: float = 0.0
     found: FoundTokens = FoundTokens()
-    """As returned last."""
+    """Result that was returned last."""
 
 
 class WaitingRequests:
-    """Used by the scheduler's thread. `now_s` is of any monotonic clock."""
+    """Results of all waiting requests. Scheduler's thread only; `now_s` is of any monotonic clock."""
 
     def __init__(self, groups: Sequence[LayerGroup], plan: SchedulerPlan, *, interval_s: float, batch_blocks: int) -> None:
-        """`interval_s` is the age in seconds from which a result is not reused. `batch_blocks` bounds the blocks of one
-        lookup, unless the request that vLLM asks for has more."""
+        """Create it without requests.
+
+        Args:
+            interval_s: age from which a result is not reused.
+            batch_blocks: maximum blocks of one lookup; the request that vLLM asks for is looked up whole in any case.
+        """
         self._groups = groups
         self._plan = plan
         self._interval_s = interval_s
@@ -69,43 +78,44 @@ class WaitingRequests:
         self._waiting: dict[str, _WaitingLookup] = {}
 
     def add(self, request: EngineRequest) -> None:
-        """A request waits. A no-op if it is known."""
+        """Add a waiting request. A no-op if it is known."""
         self._waiting.setdefault(request.request_id, _WaitingLookup(request))
 
     def remove(self, request_id: str) -> FoundTokens:
-        """The request waits no longer: return what was found last."""
+        """Remove a request and return its last result."""
         waiting = self._waiting.pop(request_id, None)
         return waiting.found if waiting is not None else FoundTokens()
 
-    def questions(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[LookupRequest]:
-        """Return what to look up before `found` can be called for `request`; [] if its result can be reused, or none is needed.
+    def lookup_requests(self, request: EngineRequest, computed_tokens: int, now_s: float) -> list[LookupRequest]:
+        """Return what to look up before `found` can be called for `request`; [] if its result can be reused or it needs
+        none.
 
-        The first question is of `request`. Those of other requests whose results are due follow, oldest first, up to `batch_blocks`.
+        The first entry is of `request`. Requests with due results follow in queue order, up to `batch_blocks`.
         """
         self.add(request)
         waiting = self._waiting[request.request_id]
         if not self._plan.reads(request) or not self._is_due(waiting, computed_tokens, now_s):
             return []
-        first = self._question(waiting, computed_tokens)
+        first = self._lookup_request(waiting, computed_tokens)
         if not all(first.hashes):
             return []
-        questions, blocks = [first], first.blocks
+        lookup_requests, blocks = [first], first.blocks
         for other in self._waiting.values():
             if other is waiting or not self._plan.reads(other.request) or not self._is_due(other, None, now_s):
                 continue
-            question = self._question(other, None)
-            blocks += question.blocks
+            lookup_request = self._lookup_request(other, None)
+            blocks += lookup_request.blocks
             if blocks > self._batch_blocks:
                 break
-            if all(question.hashes):
-                questions.append(question)
-        return questions
+            if all(lookup_request.hashes):
+                lookup_requests.append(lookup_request)
+        return lookup_requests
 
-    def answered(self, questions: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
-        """The store answered: `present[i]` has, of each group, which blocks of `questions[i]` it has."""
-        for question, of_question in zip(questions, present, strict=True):
-            waiting = self._waiting[question.request_id]
-            waiting.question, waiting.present, waiting.due_s = question, of_question, now_s + self._interval_s
+    def record_results(self, lookup_requests: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
+        """Record a lookup's result: `present[i]` has, for each group, which blocks of `questions[i]` the store has."""
+        for lookup_request, of_question in zip(lookup_requests, present, strict=True):
+            waiting = self._waiting[lookup_request.request_id]
+            waiting.lookup_request, waiting.present, waiting.due_s = lookup_request, of_question, now_s + self._interval_s
 
     def found(self, request: EngineRequest, computed_tokens: int) -> FoundTokens:
         """Return how many tokens after `computed_tokens` the last result has; none if the request was not looked up."""
@@ -113,26 +123,27 @@ class WaitingRequests:
         waiting.found = self._found(waiting, computed_tokens)
         return waiting.found
 
-    def ask_again(self, request_id: str, due_s: float) -> None:
-        """Have the request looked up again at `due_s`, if its result is reused longer."""
+    def schedule_lookup(self, request_id: str, due_s: float) -> None:
+        """Look the request up again at `due_s` at the latest."""
         waiting = self._waiting[request_id]
         waiting.due_s = min(waiting.due_s, due_s)
 
     def _is_due(self, waiting: _WaitingLookup, computed_tokens: int | None, now_s: float) -> bool:
-        """Whether the result is too old, of another version, or of fewer blocks than the engine lacks now."""
-        question = waiting.question
-        if question is None or now_s >= waiting.due_s or question.version != self._version(waiting.request):
+        """Return whether the result is too old, of another version, or starts after the blocks that the engine has
+        now."""
+        lookup_request = waiting.lookup_request
+        if lookup_request is None or now_s >= waiting.due_s or lookup_request.version != self._version(waiting.request):
             return True
-        return computed_tokens is not None and computed_tokens < question.start_tokens
+        return computed_tokens is not None and computed_tokens < lookup_request.start_tokens
 
     def _found(self, waiting: _WaitingLookup, computed_tokens: int) -> FoundTokens:
-        question = waiting.question
-        if question is None or not self._plan.reads(waiting.request) or question.version != self._version(waiting.request):
+        lookup_request = waiting.lookup_request
+        if lookup_request is None or not self._plan.reads(waiting.request) or lookup_request.version != self._version(waiting.request):
             return FoundTokens(computed_tokens)
-        starts = [question.start_tokens // group.block_tokens for group in self._groups]
+        starts = [lookup_request.start_tokens // group.block_tokens for group in self._groups]
         ends = [start + len(of_group) for start, of_group in zip(starts, waiting.present, strict=True)]
         limit = min(end * group.block_tokens for end, group in zip(ends, self._groups, strict=True))
-        if not question.start_tokens <= computed_tokens < limit:
+        if not lookup_request.start_tokens <= computed_tokens < limit:
             return FoundTokens(computed_tokens)
         present = []
         for group, start, of_group in zip(self._groups, starts, waiting.present, strict=True):
@@ -141,9 +152,10 @@ class WaitingRequests:
         end = longest(self._groups, present, limit_tokens=limit)
         return FoundTokens(computed_tokens, limit - computed_tokens, max(0, end - computed_tokens))
 
-    def _question(self, waiting: _WaitingLookup, computed_tokens: int | None) -> LookupRequest:
-        """From `computed_tokens` (None: unknown), or where the last one began, or 0 if the engine lost blocks since: it may lose more."""
-        last = waiting.question
+    def _lookup_request(self, waiting: _WaitingLookup, computed_tokens: int | None) -> LookupRequest:
+        """Return the lookup from `computed_tokens` (None: unknown) or the last lookup's start. From 0 if the engine
+        evicted blocks since, because it may evict more."""
+        last = waiting.lookup_request
         if last is None:
             start = computed_tokens or 0
         else:
@@ -151,7 +163,7 @@ class WaitingRequests:
         request = waiting.request
         variant = self._plan.variant(request)
         assert variant is not None, "the plan reads it"
-        return LookupRequest(request.request_id, variant, self._version(request), start, self._plan.wanted(request, start))
+        return LookupRequest(request.request_id, variant, self._version(request), start, self._plan.missing_hashes(request, start))
 
     def _version(self, request: EngineRequest) -> tuple[int, bytes, Variant | None]:
         hashes = request.block_hashes

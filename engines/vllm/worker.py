@@ -1,8 +1,12 @@
-"""A rank's side of a connector: moves the blocks of a step's plan between the engine's pools and the store.
+"""Rank side of a connector: moves the blocks of each step's plan between the engine's pools and the store.
 
-Loads run in threads, between steps of the engine. Saves are copied before the step that is told of them, so that the engine may use the
-blocks at once, and stored by jobs. Each group of layers has values and keys of its own. No error of the store comes out: blocks that cannot
-be had are failed ones, blocks that cannot be stored are dropped, and both are counted.
+- **Loads** run in threads, between steps of the engine.
+- **Saves** are copied before the engine runs the step that names them, so it may reuse the blocks at once. Jobs store
+  the copies.
+- **Errors** of the store are never raised. Blocks that cannot be loaded are reported as failed, blocks that cannot be
+  stored are dropped, and both are counted.
+
+Each group of layers has its own values and keys.
 """
 
 import threading
@@ -27,12 +31,12 @@ from kvstore.rpc.thread_pools import started
 
 K = TypeVar("K")
 IDLE_WAIT_S: Final = 0.002
-"""An engine that has nothing but loads to wait for sleeps for so long before it looks for new requests again."""
+"""Sleep of an engine that only waits for loads, before it checks for new requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """The layers of one group that this rank has."""
+    """Layers of one group that this rank holds."""
 
     shard: Shard | HeadShards
     pools: LayerPools | HeadPools
@@ -41,29 +45,37 @@ class RankGroup:
 
     @property
     def block_bytes(self) -> int:
-        """Of all values of a block."""
+        """Bytes of all values of a block."""
         return self.pools.value_bytes * self.pools.values_per_block
 
 
 class Worker:
-    """Its methods are called by the engine's thread."""
+    """Loads and saves blocks of one rank. The engine's thread calls it."""
 
-    def __init__(self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, fails_whole: bool = False) -> None:
-        """It owns `client`. None: a group of which this rank has no layers. `fails_whole`: plan.fail_whole. Raises ConfigError: the system
-        does not give its threads, without which no load would end later."""
+    def __init__(self, client: Client, groups: Sequence[RankGroup | None], settings: VllmSettings, *, all_or_nothing: bool = False) -> None:
+        """Start the load threads.
+
+        Args:
+            client: owned.
+            groups: None for a group of which this rank has no layers.
+            fails_whole: result of `plan.loads_all_or_nothing`.
+
+        Raises:
+            ConfigError: the system refuses threads; loads would never finish without them.
+        """
         self._loaders = started(LOAD_THREADS, "kvstore-load")
         self._client = client
         self._jobs = Jobs(client, settings.jobs())
         self._groups = groups
         self._settings = settings
-        self._fails_whole = fails_whole
+        self._fails_whole = all_or_nothing
         block_bytes = max(group.block_bytes for group in groups if group is not None)
         self._load_staging = ChunkStaging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes))
         self._save_staging = ChunkStaging(block_bytes, int(settings.write_behind_bytes))
-        self._load_trouble = FailureLog("loading blocks", "they are computed")
-        self._copy_trouble, self._save_trouble = (FailureLog(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
-        self.is_store_away = False
-        """As the scheduler's connector logged it: see Trouble."""
+        self._load_failures = FailureLog("loading blocks", "they are computed")
+        self._copy_failures, self._save_failures = (FailureLog(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
+        self.is_store_unreachable = False
+        """Set from the scheduler's `StepMetadata`; such failures are not logged again."""
         self._changed = threading.Condition()
         self._loading = self._saving = 0
         self._loaded: set[str] = set()
@@ -73,40 +85,40 @@ class Worker:
         self._counters = ConnectorCounters()
 
     def load(self, plan: StepPlan) -> None:
-        """Begin the plan's loads."""
+        """Start the plan's loads."""
         for request_id, of_request in groupby(plan.loads, lambda transfer: transfer.request_id):
             with self._changed:
                 self._loading += 1
             self._loaders.submit(self._load, request_id, list(of_request), time.monotonic() + self._settings.load_deadline_s)
 
     def save(self, plan: StepPlan) -> None:
-        """Copy the blocks that the plan saves; they are stored later. What cannot be copied is dropped."""
+        """Copy the plan's blocks and store the copies in the background. Blocks that cannot be copied are dropped."""
         for transfer in plan.saves:
             self._copy(transfer)
         with self._changed:
             self._copied.update(plan.finishing)
 
     def wait_idle(self) -> None:
-        """Called when there is nothing else to do: wait for a load, but for IDLE_WAIT_S only."""
+        """Wait for a load to finish, at most IDLE_WAIT_S. For steps without other work."""
         with self._changed:
             if self._loading and not self._loaded:
                 self._changed.wait(IDLE_WAIT_S)
 
     def take_finished(self) -> tuple[set[str], set[str]]:
-        """Requests that are over and whose blocks have been copied; and those whose load is over, whatever came of it."""
+        """Return finished requests whose blocks are copied, and requests whose load ended with or without success."""
         with self._changed:
             copied, loaded, self._copied, self._loaded = self._copied, self._loaded, set(), set()
             return copied, loaded
 
     def take_failed(self) -> set[int]:
-        """Blocks of the engine's pool in which nothing was loaded. Those of a request are told no later than its end. None where
-        requests fail whole."""
+        """Return pool blocks into which nothing was loaded. They are reported no later than the end of their
+        request's load. Always empty if requests fail as a whole."""
         with self._changed:
             failed, self._failed_blocks = self._failed_blocks, set()
             return failed
 
     def take_failed_requests(self, loaded: set[str]) -> set[str]:
-        """Those of `loaded`, whose load is over, of which a block did not come, where requests fail whole."""
+        """Return the requests of `loaded` of which a block is missing, if requests fail as a whole."""
         with self._changed:
             failed = self._failed_requests & loaded
             self._failed_requests -= failed
@@ -117,13 +129,14 @@ class Worker:
             return self._counters.take()
 
     def flush(self) -> None:
-        """Come back when all that was copied is in the store for all to read, or dropped. Raises as `Client.flush`."""
+        """Wait until all copied blocks are readable in the store, or dropped. Raises as `Client.flush`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._saving)
         self._client.flush()
 
     def close(self) -> None:
-        """Store what has been copied, within the deadline of saves, and hang up. Loads that have not begun are given up."""
+        """Store the copied blocks within the deadline of saves, then disconnect. Loads that have not begun are
+        cancelled."""
         self._loaders.shutdown(cancel_futures=True)
         self._jobs.close(drain_s=self._settings.jobs().store_deadline_s)
         self._client.close()
@@ -131,7 +144,7 @@ class Worker:
     # --- loads ---
 
     def _load(self, request_id: str, transfers: Sequence[BlockTransfer], until_s: float) -> None:
-        """All of a request's transfers; the first one that does not come whole is the last."""
+        """Run a request's transfers in order, up to the first one that is incomplete."""
         begin_s = time.monotonic()
         counters = ConnectorCounters()
         failed: list[int] = []
@@ -156,7 +169,7 @@ class Worker:
             self._changed.notify_all()
 
     def _fetch(self, transfer: BlockTransfer, until_s: float) -> int:
-        """How many of the blocks, from the first on, are in the pool now."""
+        """Load the transfer's blocks; return how many leading blocks are in the pool."""
         group = self._groups[transfer.group]
         if group is None:
             return len(transfer.blocks)
@@ -170,21 +183,21 @@ class Worker:
         assert chunk is not None, "there are as many as threads"
         try:
             for part in _parts(transfer, self._load_staging.values(group.block_bytes)):
-                wanted = _of_values(keys, part, each)
-                there = self._get(wanted, rows(chunk, len(wanted), pools.value_bytes), pools.value_bytes, until_s) // each
-                pools.scatter(rows(chunk, there, group.block_bytes), transfer.blocks[part][:there])
-                loaded += there
-                if there * each < len(wanted):
+                value_keys = _of_values(keys, part, each)
+                complete = self._get(value_keys, rows(chunk, len(value_keys), pools.value_bytes), pools.value_bytes, until_s) // each
+                pools.scatter(rows(chunk, complete, group.block_bytes), transfer.blocks[part][:complete])
+                loaded += complete
+                if complete * each < len(value_keys):
                     break
         finally:
-            self._load_staging.give_back(chunk)
+            self._load_staging.release(chunk)
         return loaded
 
     def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
-        """How many of the values, from the first on, are in the buffers now."""
+        """Load values; return how many leading ones are complete."""
         left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
         job = self._jobs.load_now(keys, buffers, deadline_s=left_s, budget_s=budget_s)
-        self._load_trouble.saw(job.error, is_store_away=self.is_store_away)
+        self._load_failures.record(job.error, is_store_unreachable=self.is_store_unreachable)
         whole = [result == value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
 
@@ -207,19 +220,22 @@ class Worker:
                     self._counters.add(ConnectorCounters(dropped_blocks=len(transfer.blocks[part])))
 
     def _filled(self, group: RankGroup, blocks: list[int]) -> torch.Tensor | None:
-        """A chunk with these blocks; None if they cannot be copied: all chunks wait to be stored, or there is no memory for one, here or on
-        the device. That is no reason for an engine to end."""
+        """Return a chunk with a copy of these blocks.
+
+        None if they cannot be copied: all chunks wait to be stored, or memory is short on the host or the device.
+        Neither is a reason to stop the engine.
+        """
         chunk = None
         try:
             chunk = self._save_staging.take()
             if chunk is not None:
                 group.pools.gather(blocks, rows(chunk, len(blocks), group.block_bytes))
         except Exception as error:
-            self._copy_trouble.saw(typed(error))
+            self._copy_failures.record(typed(error))
             if chunk is not None:
-                self._save_staging.give_back(chunk)
+                self._save_staging.release(chunk)
             return None
-        self._copy_trouble.saw(None)
+        self._copy_failures.record(None)
         return chunk
 
     def _store(
@@ -234,8 +250,8 @@ class Worker:
         begin_s = time.monotonic()
 
         def stored(job: Job) -> None:
-            self._save_staging.give_back(chunk)
-            self._save_trouble.saw(job.error, is_store_away=self.is_store_away)
+            self._save_staging.release(chunk)
+            self._save_failures.record(job.error, is_store_unreachable=self.is_store_unreachable)
             new = sum(result is True for result in job.results)
             counters = ConnectorCounters(
                 saved_blocks=-(-new // each),
@@ -259,11 +275,11 @@ class Worker:
 
 
 def _parts(transfer: BlockTransfer, size: int) -> Iterator[slice]:
-    """Slices of `size` of the transfer's blocks."""
+    """Yield slices of at most `size` over the transfer's blocks."""
     for start in range(0, len(transfer.blocks), size):
         yield slice(start, min(start + size, len(transfer.blocks)))
 
 
 def _of_values(of_all: list[K], blocks: slice, each: int) -> list[K]:
-    """Those of the values of `blocks`, of which each has `each`."""
+    """Return the entries of `blocks` in a list with `each` entries a block."""
     return of_all[blocks.start * each : blocks.stop * each]

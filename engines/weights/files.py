@@ -1,4 +1,4 @@
-"""Weight files of a checkpoint: which they are, and where a model that is given by its hub name lies on this machine."""
+"""Weight files of a checkpoint, and the local path of a model that is given by its hub name."""
 
 import os
 import re
@@ -14,7 +14,7 @@ SUFFIXES: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".g
 TRAINER_FILES: Final = frozenset(
     {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt", "rng_state.pth"}
 )
-"""Files with such a suffix that a trainer leaves beside the weights and that no engine loads."""
+"""Files with such a suffix that trainers write and no engine loads."""
 ADAPTER_CONFIG: Final = "adapter_config.json"
 REMEDY: Final = "name its weights by the setting `revision`, or set `fingerprint` to off"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -23,17 +23,18 @@ _HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One file of a checkpoint, and what identifies its contents without reading them."""
+    """One file of a checkpoint, with the stat fields that identify its contents."""
 
     name: str
-    """File name in the folder. Of a checkpoint that is a single file, the suffix: a copy may have another name."""
+    """File name in the folder. For a checkpoint of a single file, only the suffix, because copies may have other
+    names."""
     path: Path
     inode: int
     size_bytes: int
     mtime_ns: int
     ctime_ns: int
     is_hub_link: bool
-    """Whether the file is a link into the blobs of a Hugging Face cache."""
+    """Whether the file links to a blob of a Hugging Face cache."""
 
     @property
     def stat_text(self) -> str:
@@ -41,10 +42,10 @@ class WeightFile:
 
 
 def list_files(path: Path) -> list[WeightFile]:
-    """Return the weight files of a checkpoint by rising name: of a folder those directly in it, of a file that file.
+    """Return the weight files of a checkpoint by rising name: those directly in a folder, or the file itself.
 
     Raises:
-        ConfigError: `path` is not there, or cannot be read.
+        ConfigError: `path` does not exist, or cannot be read.
     """
     try:
         if not path.is_dir():
@@ -58,12 +59,13 @@ def list_files(path: Path) -> list[WeightFile]:
 def find_checkpoint(
     model: str | Path, *, revision: str = "", hub_cache: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Path | None:
-    """Return the folder or file of `model`: a local path, or a hub name in the Hugging Face cache. None if there is neither.
+    """Return the folder or file of `model`: a local path, or a hub name in the Hugging Face cache. None if neither
+    exists.
 
-    Asks no hub. Without `revision`, a hub name means the commit that the cache has for `main`.
+    Does not access a hub. Without `revision`, a hub name means the commit that the cache has for `main`.
 
     Args:
-        hub_cache: root of the cache, as an engine's `--download-dir`. None takes it from `environ`, as huggingface_hub does.
+        hub_cache: root of the cache, as an engine's `--download-dir`. None: from `environ`, as huggingface_hub does.
     """
     local = Path(model).expanduser()
     if local.exists():
@@ -78,7 +80,8 @@ def find_checkpoint(
 
 
 def hub_commit(path: Path, files: list[WeightFile]) -> str:
-    """Return the commit of a snapshot in a Hugging Face cache, whose files are links to blobs named by content. Else an empty text."""
+    """Return the commit of a snapshot in a Hugging Face cache, whose files link to blobs named by content. Otherwise
+    an empty text."""
     folder = path if path.is_dir() else path.parent
     is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) and all(file.is_hub_link for file in files)
     return folder.name if is_snapshot else ""

@@ -1,13 +1,16 @@
-"""Fingerprint of a checkpoint: a short text, equal for equal weights wherever they lie, different for different ones.
+"""Fingerprint of a checkpoint: a short text, equal for equal weights at any path, different for different weights.
 
-`sampled` hashes the headers of all safetensors files, the names and sizes of all weight files, and at most 4,096 samples of 4 KiB of their
-tensors. Weights that differ only between samples have equal fingerprints: a few rows of an embedding, or a tensor among more than 4,096.
-`full` hashes all bytes. A snapshot in a Hugging Face cache is known by its commit, and only `full` reads it.
+- `sampled` hashes the headers of all safetensors files, names and sizes of all weight files, and at most 4,096 samples
+  of 4 KiB of their tensors. Weights that differ only between samples have equal fingerprints: a few rows of an
+  embedding, or one tensor of more than 4,096.
+- `full` hashes all bytes.
+- A snapshot in a Hugging Face cache is identified by its commit; only `full` reads it.
 
-The hash is xxh3_128: it keeps up with a disk where `full` reads 100 GB, blake2b does not. It does not withstand an attacker who makes
-weights of equal fingerprints; tenants and salts separate those who do not trust each other.
+The hash is xxh3_128, which keeps up with a disk when `full` reads 100 GB; blake2b does not. It does not resist an
+attacker who crafts weights with equal fingerprints: use tenants and salts to separate users who do not trust each
+other.
 
-A file of the user's cache folder remembers fingerprints, so that each rank and each restart of an engine does not read them again.
+Fingerprints are cached in a file of the user's cache folder, so that ranks and restarts do not read the weights again.
 """
 
 import contextlib
@@ -27,17 +30,18 @@ from kvstore.engines.weights.samples import Range, choose_samples, edges, read_h
 from kvstore.protocol.errors import ConfigError
 
 MAX_ENTRIES: Final = 1024
-"""The oldest go first."""
+"""The oldest entries are dropped first."""
 MAX_FILE_BYTES: Final = 1 << 20
-"""A larger file is not ours."""
+"""A larger file was not written by this module."""
 DEFAULT: Final = Path("$XDG_CACHE_HOME/kvstore/fingerprints.json")
-"""XDG_CACHE_HOME is looked up at each use, and is ~/.cache where it is not set."""
+"""XDG_CACHE_HOME is read at each use; default ~/.cache."""
 
 
 class Remembered:
-    """Texts by key, in a file that processes share. A lost or damaged file costs time, nothing else: no method raises OSError.
+    """Cache of texts by key, in a file that processes share. Never raises OSError: a lost or damaged file only costs
+    time.
 
-    Processes that write at once may lose entries of each other.
+    Processes that write concurrently may lose each other's entries.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -48,7 +52,7 @@ class Remembered:
         return self._read().get(key, "")
 
     def put(self, key: str, text: str) -> None:
-        """Replace the file by one with this entry."""
+        """Add the entry and replace the file."""
         if self._path is None:
             return
         entries = self._read()
@@ -94,26 +98,28 @@ def _expanded(path: Path | None) -> Path | None:
 Mode = Literal["sampled", "full"]
 
 THREADS: Final = 32
-"""Reads under way at once: a network file system answers each in a millisecond or more."""
+"""Concurrent reads: a network file system takes a millisecond or more for each."""
 READS_A_TASK: Final = 64
-"""Ranges that a thread reads of a file that it has opened."""
+"""Ranges that a thread reads per opened file."""
 CHUNK_BYTES: Final = 8 << 20
-"""Bytes that a thread reads at once, where all are read."""
+"""Size of one read in mode `full`."""
 WHOLE_ADAPTER_BYTES: Final = 64 << 20
-"""An adapter of at most so many bytes is hashed whole."""
+"""Adapters up to this size are hashed whole."""
 SETTLED_NS: Final = 2_000_000_000
-"""Age of a file's last change from which on its times tell it from a later one: some file systems count in seconds."""
+"""Minimum age of a file's last change for its timestamps to be unique: some file systems have a resolution of
+seconds."""
 _FORMAT: Final = b"kvstore weights 1\n"
 
 
 def fingerprint(path: Path | str, *, mode: Mode = "sampled", cache: Path | None = DEFAULT, now_ns: Callable[[], int] = time.time_ns) -> str:
-    """Return the fingerprint of the checkpoint in the folder or file `path`: at most 80 ASCII characters without spaces or `@`.
+    """Return the fingerprint of the checkpoint in the folder or file `path`: at most 80 ASCII characters without spaces
+    or `@`.
 
     Args:
-        cache: file that remembers fingerprints by the files' stat; None remembers nothing. A cache that cannot be used is ignored.
+        cache: file that caches fingerprints by the files' stat; None: no cache. An unusable cache is ignored.
 
     Raises:
-        ConfigError: no weight files, an unreadable or truncated one. The text names it.
+        ConfigError: no weight files, or an unreadable or truncated one, which the text names.
     """
     path = Path(path)
     return _remembered(path, list_files(path), mode, b"", cache, now_ns)
@@ -122,7 +128,8 @@ def fingerprint(path: Path | str, *, mode: Mode = "sampled", cache: Path | None 
 def adapter_fingerprint(
     path: Path | str, *, mode: Mode = "sampled", cache: Path | None = DEFAULT, now_ns: Callable[[], int] = time.time_ns
 ) -> str:
-    """Return the fingerprint of a LoRA's folder: its weight files and adapter_config.json, but for the name of the model under it.
+    """Return the fingerprint of a LoRA's folder: its weight files and adapter_config.json, without the name of its base
+    model.
 
     Files of at most WHOLE_ADAPTER_BYTES in total are hashed whole. Arguments and errors are those of `fingerprint`.
     """
@@ -133,7 +140,7 @@ def adapter_fingerprint(
 
 
 def stamp(path: Path | str) -> bytes:
-    """Return 16 bytes that change when a weight file in `path` changes on the disk, by stat alone. Empty: no weight files are there now."""
+    """Return 16 bytes that change when a weight file in `path` changes, by stat alone. Empty: no weight files."""
     try:
         files = list_files(Path(path))
     except ConfigError:
@@ -181,7 +188,7 @@ def _content_digest(files: list[WeightFile], mode: Mode, config: bytes) -> str:
 
 
 def _tasks(ranges: Sequence[Range]) -> Iterable[list[Range]]:
-    """Runs of at most READS_A_TASK ranges of one file."""
+    """Group the ranges into runs of one file, of at most READS_A_TASK."""
     task: list[Range] = []
     for piece in ranges:
         if task and (piece.file != task[0].file or len(task) == READS_A_TASK):
@@ -193,7 +200,7 @@ def _tasks(ranges: Sequence[Range]) -> Iterable[list[Range]]:
 
 
 def _read_digests(file: WeightFile, ranges: Sequence[Range]) -> bytes:
-    """One digest a range. pread and the hash of a large range run without the interpreter's lock."""
+    """Return one digest per range. pread and hashes of large ranges release the GIL."""
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -211,7 +218,7 @@ def _read_digest(descriptor: int, piece: Range, file: WeightFile) -> bytes:
     while start < piece.end:
         read = os.pread(descriptor, piece.end - start, start)
         if not read:
-            raise ConfigError(f"{file.path} became shorter than {piece.end} bytes while it was read: start again once it is written")
+            raise ConfigError(f"{file.path} shrank below {piece.end} bytes while it was read: start again when it is completely written")
         hasher.update(read)
         start += len(read)
     return bytes(hasher.digest())
@@ -226,7 +233,7 @@ def _stat_digest(files: Iterable[WeightFile]) -> bytes:
 
 
 def _adapter_config(path: Path) -> bytes:
-    """Canonical form of the LoRA's configuration without the path of its model. Empty where the adapter has none."""
+    """Return the LoRA's configuration in canonical form, without its base model's path. Empty without the file."""
     try:
         raw = (path / ADAPTER_CONFIG).read_bytes()
     except (FileNotFoundError, NotADirectoryError):

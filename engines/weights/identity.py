@@ -1,9 +1,5 @@
-"""Identity of an engine's weights, and its changes while the engine runs.
-
-Text that names the weights of an engine in the namespace of its blocks.
-
-Weights of a running engine: which version they are, and whether blocks may be loaded and saved now. Sans-I/O.
-"""
+"""Identity of an engine's weights in its blocks' namespace, and its changes while the engine runs. Sans-I/O, except
+`identify`."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -16,20 +12,20 @@ from kvstore.engines.weights.fingerprint import Mode, fingerprint
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 MAX_BASE_BYTES: Final = 512
-"""Longer texts are hashed, so that base and version fit into one text of a Namespace (1,024 bytes)."""
+"""Longer texts are hashed, so that base and version fit into a namespace's text (1,024 bytes)."""
 MAX_VERSION_BYTES: Final = 256
 MAX_GIVEN_BYTES: Final = 65_536
-"""A longer version is a mistake."""
+"""Limit of a caller's version."""
 _RESERVED: Final = "~"
-"""Begins versions that no caller can name."""
+"""First character of generated versions; callers' versions must not begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsIdentity:
-    """Weights of an engine: those of its files, or a version of them that was made in memory."""
+    """Identity of an engine's weights: a fingerprint or revision of files, and a version of updates in memory."""
 
     base: str
-    """Fingerprint of the files, or the text that an operator gave for it. Empty: known by the model's name only."""
+    """Fingerprint of the files, or the operator's `revision`. Empty: only the model's name identifies the weights."""
     version: str = ""
     """Empty: the weights are those of the files."""
 
@@ -38,24 +34,25 @@ class WeightsIdentity:
 
     @property
     def text(self) -> str:
-        """`BASE` or `BASE@VERSION`. At most 1,024 bytes of UTF-8."""
+        """`BASE` or `BASE@VERSION`, at most 1,024 bytes of UTF-8."""
         return f"{self.base}@{self.version}" if self.version else self.base
 
     @property
     def is_private(self) -> bool:
-        """Whether the weights have no name that another engine could use."""
+        """Whether no other engine can use this identity."""
         return self.version.startswith(_RESERVED + "private-")
 
     def named(self, version: str) -> "WeightsIdentity":
-        """Return the version that the engine calls `version`: engines that use one name must have equal weights.
+        """Return the version that the engine named `version`. Engines that use the same name must have equal weights.
 
         Raises:
-            InvalidArgument: empty, longer than 64 KiB, beginning with `~`, or with characters that are blank, not printable or `@`.
+            InvalidArgument: empty, longer than 64 KiB, beginning with `~`, or with blanks, unprintable characters or
+                `@`.
         """
         return replace(self, version=_short(_checked(version), MAX_VERSION_BYTES))
 
     def private(self, nonce: str) -> "WeightsIdentity":
-        """Return a version that only who knows `nonce` shares: the ranks of one engine. Raises InvalidArgument as `named`."""
+        """Return a version that only the ranks of one engine share, by `nonce`. Raises InvalidArgument as `named`."""
         return replace(self, version=_short(f"{_RESERVED}private-{_checked(nonce)}", MAX_VERSION_BYTES))
 
 
@@ -68,17 +65,18 @@ def identify(
     hub_cache: Path | None = None,
     log: logging.Logger,
 ) -> WeightsIdentity:
-    """Return the identity of weights that an engine loads from files, by the settings `fingerprint` (`choice`) and `revision`.
+    """Return the identity of weights that an engine loads from files, by the settings `fingerprint` (`choice`) and
+    `revision`.
 
-    A given `revision` is the identity, and no file is read. With `off`, or where no files are found, `hub_revision` is, and a warning says
-    what is not noticed then.
+    A given `revision` is the identity, and no file is read. With `off`, or if no files are found, `hub_revision` is the
+    identity, and a warning is logged.
 
     Args:
         hub_revision: revision or commit that the engine was started with.
-        hub_cache: root of the Hugging Face cache, if the engine has another than the environment's.
+        hub_cache: root of the Hugging Face cache, if the engine does not use the environment's.
 
     Raises:
-        ConfigError: files that cannot be read or are truncated, or a `revision` with an @.
+        ConfigError: files cannot be read or are truncated, or `revision` has an @.
     """
     if "@" in revision:
         raise ConfigError(f"revision {revision[:80]!r} has an @, which separates a revision from a version: choose another text")
@@ -86,8 +84,8 @@ def identify(
         return WeightsIdentity(revision)
     if choice == "off":
         log.warning(
-            "kvstore: fingerprint is off: blocks are known by the name %s (revision %r), and those of other weights under that name are "
-            "loaded. Set `revision` anew with each change of the weights",
+            "kvstore: fingerprint is off: blocks are identified by model name %s (revision %r), and those of other weights are "
+            "loaded, too. Set `revision`, and change it with the weights",
             model,
             hub_revision,
         )
@@ -95,8 +93,8 @@ def identify(
     path = find_checkpoint(model, revision=hub_revision, hub_cache=hub_cache)
     if path is None or not list_files(path):
         log.warning(
-            "kvstore: found no weight files of %s on this machine: its blocks are known by that name (revision %r), and those of other "
-            "weights under that name are loaded. Set `revision`",
+            "kvstore: found no weight files of %s on this machine: its blocks are identified by name (revision %r), and those of other "
+            "weights are loaded, too. Set `revision`, and change it with the weights",
             model,
             hub_revision,
         )
@@ -107,9 +105,9 @@ def identify(
 
 def _checked(version: str) -> str:
     if not version:
-        raise InvalidArgument("a version of the weights has a name: an empty one would be that of the files")
+        raise InvalidArgument("the version of the weights is empty: pass a name")
     if version.startswith(_RESERVED) or "@" in version or " " in version or not version.isprintable():
-        raise InvalidArgument(f"{version[:80]!r} is no version of the weights: no blanks, no @, printable, not beginning with ~")
+        raise InvalidArgument(f"{version[:80]!r} is no version of weights: no blanks, no @, printable, not beginning with ~")
     if len(version.encode()) > MAX_GIVEN_BYTES:
         raise InvalidArgument(f"a version of the weights is at most {MAX_GIVEN_BYTES} bytes, not {len(version.encode())}")
     return version
@@ -121,44 +119,48 @@ def _short(text: str, limit_bytes: int) -> str:
 
 
 class WeightsState:
-    """Identity of one engine's weights, as the engine resets, names and resumes. All ranks make the same calls with the same nonces.
+    """Identity of one engine's weights over resets, names and resumes. All ranks make the same calls with the same
+    nonces.
 
-    A request keeps the `generation` that it started with; once that is not the current one, nothing of it is loaded or saved. Not
-    thread-safe.
+    A request keeps the `generation` that it started with. Once another one is current, nothing of the request is loaded
+    or saved. Not thread-safe.
     """
 
     def __init__(self, started_from: WeightsIdentity) -> None:
-        """`started_from`: identity of the files that the engine loaded."""
+        """Start with `started_from`, the identity of the files that the engine loaded."""
         self.identity = started_from
         self.is_settled = True
-        """Whether blocks may be loaded and saved: not between a reset and the resume after it."""
+        """Whether blocks may be loaded and saved: False from an update or reset until `resume`."""
         self.generation = 0
-        """Count of the changes of identity."""
+        """Number of changes of the identity."""
 
     def begin_update(self) -> None:
-        """Note that the weights are about to change. Until `resume` nothing is loaded or saved."""
+        """Mark the weights as changing. Nothing is loaded or saved until `resume`."""
         self.is_settled = False
 
     def reset(self, nonce: str) -> None:
-        """Note that the engine dropped its caches and named no version: its weights are a private version
-        until one is named, and until `resume` nothing is loaded or saved.
+        """Record a reset without a version: the weights become a private version until they are named. Nothing is
+        loaded or saved until `resume`.
 
         Args:
-            nonce: unique for each reset, equal on the engine's ranks. Raises InvalidArgument for one that is no version.
+            nonce: unique for each reset, equal on the engine's ranks.
+
+        Raises:
+            InvalidArgument: `nonce` is no valid version.
         """
         self.is_settled = False
         self.become(self.identity.private(nonce))
 
     def name(self, version: str) -> None:
-        """Note that the weights are now those that engines call `version`. Raises InvalidArgument, and nothing has changed."""
+        """Record the engines' name of the current weights. Raises InvalidArgument; the state is unchanged then."""
         self.become(self.identity.named(version))
 
     def become(self, identity: WeightsIdentity) -> None:
-        """Note that the weights are these: the engine loaded their files, or may have."""
+        """Record that the weights have this identity: the engine loaded their files, or may have."""
         if identity != self.identity:
             self.identity = identity
             self.generation += 1
 
     def resume(self) -> None:
-        """Note that the weights are complete: blocks are loaded and saved under the current identity."""
+        """Record that the weights are complete: blocks are loaded and saved under the current identity."""
         self.is_settled = True

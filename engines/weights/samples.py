@@ -1,14 +1,11 @@
-"""Tensors of a checkpoint, and the samples of them that stand for it.
+"""Tensors of a checkpoint, and the byte ranges that are sampled for its fingerprint.
 
-Byte ranges of the tensors in a weight file, as its header gives them.
+**Tensors.** Byte ranges come from the header of a safetensors file: u64 length of the header (little-endian), header as
+JSON, the tensors' bytes (source: the safetensors format). A file of another format is one range.
 
-Source: the safetensors format: u64 length of the header (little-endian), the header as JSON, the tensors' bytes. Other formats have no
-header that this module reads: their tensors are one range, the whole file.
-
-Choice of the bytes that stand for a checkpoint: few enough to read in seconds, spread over all its tensors.
-
-A checkpoint with at most MAX_SAMPLES tensors has a sample in each; the rest go to tensors by their size. One with more has a sample in each
-tensor of the kinds that occur least (embeddings, norms, attention), and in tensors evenly spread over the other kinds (experts).
+**Samples** are few enough to read in seconds and spread over all tensors. If a checkpoint has at most MAX_SAMPLES
+tensors, each has a sample, and further samples are distributed by size. Otherwise each tensor of the rarest kinds has
+one (embeddings, norms, attention), and tensors spread evenly over the other kinds (experts).
 """
 
 import json
@@ -25,7 +22,7 @@ from kvstore.engines.weights.files import WeightFile
 from kvstore.protocol.errors import ConfigError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The limit of the safetensors library."""
+"""Limit of the safetensors library."""
 _LENGTH: Final = struct.Struct("<Q")
 
 
@@ -48,16 +45,16 @@ class SafetensorsHeader:
     """Contents of one file's header."""
 
     digest: bytes
-    """Of all its bytes; empty where the format has none."""
+    """Hash of all its bytes; empty for other formats."""
     tensors: list[Tensor]
-    """By rising start."""
+    """In order of start."""
 
 
 def read_header(file: WeightFile, index: int) -> SafetensorsHeader:
     """Read the header of file number `index` of a checkpoint.
 
     Raises:
-        ConfigError: the file is not safetensors though its name says so, is truncated, or cannot be read.
+        ConfigError: the file has a safetensors name and no valid header, is truncated, or cannot be read.
     """
     if not file.name.lower().endswith(".safetensors"):
         return SafetensorsHeader(b"", [Tensor(index, file.name, 0, file.size_bytes)])
@@ -93,9 +90,10 @@ def _tensors(header: dict[str, Any], index: int, data_start: int) -> list[Tensor
 
 MAX_SAMPLES: Final = 4096
 SAMPLE_BYTES: Final = 4096
-"""A disk reads no less at once."""
+"""Smallest read of a disk."""
 EDGE_BYTES: Final = 256 * 1024
-"""Beginning and end of a file whose header is not read. GGUF describes its tensors there, torch.save has their checksums there."""
+"""Sample of the beginning and end of files without a readable header. GGUF describes its tensors there, torch.save
+has their checksums."""
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -122,7 +120,8 @@ def edges(file: int, size_bytes: int) -> list[Range]:
 
 
 def _fewest_kinds_first(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """MAX_SAMPLES of them. Tensors of a kind differ in the numbers of their names only: of the layer, the expert."""
+    """Return MAX_SAMPLES of the tensors. Names of tensors of one kind differ only in numbers, of the layer or the
+    expert."""
     kinds: dict[str, list[Tensor]] = defaultdict(list)
     for tensor in tensors:
         kinds[_NUMBER.sub("#", tensor.name)].append(tensor)
@@ -130,12 +129,12 @@ def _fewest_kinds_first(tensors: Sequence[Tensor]) -> list[Tensor]:
     ordered = sorted(kinds.values(), key=len)
     while ordered and len(chosen) + len(ordered[0]) <= MAX_SAMPLES:
         chosen += ordered.pop(0)
-    others, room = [tensor for kind in ordered for tensor in kind], MAX_SAMPLES - len(chosen)
-    return chosen + [others[place * len(others) // room] for place in range(room)]
+    others, remaining = [tensor for kind in ordered for tensor in kind], MAX_SAMPLES - len(chosen)
+    return chosen + [others[place * len(others) // remaining] for place in range(remaining)]
 
 
 def _spread(tensor: Tensor, count: int) -> list[Range]:
-    """`count` samples of a tensor, or all of it where that is no more."""
+    """Return `count` samples of a tensor, or all of it if that is no more."""
     if tensor.size_bytes <= count * SAMPLE_BYTES:
         return [Range(tensor.file, start, min(start + SAMPLE_BYTES, tensor.end)) for start in range(tensor.start, tensor.end, SAMPLE_BYTES)]
     gap = tensor.size_bytes - SAMPLE_BYTES

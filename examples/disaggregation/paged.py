@@ -44,7 +44,7 @@ class Pool:
         blocks, self._free = self._free[:count], self._free[count:]
         return blocks
 
-    def give_back(self, blocks: list[int]) -> None:
+    def release(self, blocks: list[int]) -> None:
         self._free += blocks
 
 
@@ -81,7 +81,7 @@ class PagedCache:
         return self.pool.values[used].movedim(0, 3).flatten(3, 4)[:, :, :, : self.tokens]
 
     def close(self) -> None:
-        self.pool.give_back(self.blocks)
+        self.pool.release(self.blocks)
 
 
 class QuantisedCache(PagedCache):

@@ -17,7 +17,7 @@ from kvstore.client.sync import Client
 from kvstore.client.tensors.cache import TensorCache
 from kvstore.client.tensors.parts import ValueShape
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.description import Counterpart
+from kvstore.handover.description import RemoteExecutor
 from kvstore.handover.handles import ReceiveHandle, SendHandle
 from kvstore.handover.prefix import RankPrefixStore
 from kvstore.handover.transceiver import CacheTransceiver
@@ -47,7 +47,7 @@ class Rank:
         self._store = _shared(self._client, layout, rank) if self._client else None
         prefixes = RankPrefixStore(self._store, self._pool.values) if self._store else None
         self._transceiver = CacheTransceiver(layout, rank, [self._region], self._engine, SETTINGS, store=prefixes)
-        self._source: Counterpart
+        self._source: RemoteExecutor
         self._caches: dict[bytes, PagedCache] = {}
         self._moves: dict[bytes, Any] = {}
 

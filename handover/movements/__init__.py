@@ -1,1 +1,1 @@
-"""How a request's bytes move, alike on both sides: parts, movements, staging, and the leave to reach memory with its end."""
+"""Transfers of a request's bytes, common to both sides: parts, operations, staging, memory access and its end."""

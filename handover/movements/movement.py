@@ -1,9 +1,10 @@
-"""Movements of a request's bytes, the leave of peers to reach memory for its length, and its end on a rank, alike on both sides.
+"""Transfers of a request's bytes, memory access for its peers, and its end on a rank, common to both sides.
 
-A movement begins in the reactor's thread, works elsewhere, and reports its end once, in the reactor's thread. An Operation has the transfer
-engine move bytes, and may gather before and scatter after.
-
-A request ends in the order of a fence: its movements and its peers' leave to reach memory end first, and the caller is told last.
+- **Movement.** Starts in the reactor's thread, works elsewhere, and reports its end once, in the reactor's thread.
+  `MoveOperation` moves bytes with the transfer engine, and may gather before and scatter after.
+- **LayerWindow.** Access of peers to memory for the length of a request.
+- **MovementEnd.** Fence at the end of a request: its movements and its peers' memory access end first, then the caller
+  is notified.
 """
 
 import logging
@@ -21,17 +22,18 @@ from kvstore.transfer.paths.transfers import Transfer
 
 log = logging.getLogger("kvstore.handover")
 OnEnd = Callable[[KVStoreError | None], None]
-"""Called in the reactor's thread when no byte is moved by this side any more."""
-FIRST_LOOK_S: Final = 0.001
-LONGEST_LOOK_S: Final = 0.02
-"""Nobody tells when the last peer has left a region: looks at it are this far apart at most."""
+"""Called in the reactor's thread once this side moves no more bytes."""
+MIN_POLL_S: Final = 0.001
+MAX_POLL_S: Final = 0.02
+"""FIRST_LOOK_S to LONGEST_LOOK_S: polling interval for the last peer to leave a region, which is not notified."""
 
 
 class LayerWindow:
-    """See the module. Thread-safe. It owns its regions, not their memory, which stays until `close` has returned True."""
+    """Access of peers to memory regions. Thread-safe. Owns the regions, not their memory, which must stay until
+    `close` has returned True."""
 
     def __init__(self, engine: TransferEngine, memory: Sequence[Region], *, writable: bool) -> None:
-        """Raises whatever a transport has against the memory; nothing is shown then."""
+        """Export the memory. Raises what a transport raises; nothing is exported then."""
         self.regions: list[Region] = []
         self.descriptions: list[bytes] = []
         try:
@@ -43,7 +45,7 @@ class LayerWindow:
             raise
 
     def close(self) -> bool:
-        """Refuse peers from now on; True once none of them is at it any more. Does not wait: call it again."""
+        """Revoke the access. Returns True once no peer uses it any more; does not wait, so call it again."""
         is_closed = True
         for region in self.regions:
             try:
@@ -54,16 +56,17 @@ class LayerWindow:
 
 
 class Movement(Protocol):
-    """See the module."""
+    """Transfer of bytes."""
 
     def begin(self, on_end: OnEnd) -> None: ...
 
     def cancel(self) -> None:
-        """Have it end soon; its end is told all the same."""
+        """End it early; its end is still reported."""
 
 
 class MoveOperation:
-    """`prepare` and `follow` run in a worker: they gather, scatter and build the batch, which may be empty."""
+    """Movement by the transfer engine. A worker runs `prepare` and `follow`: they gather, scatter and build the
+    batch, which may be empty."""
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class MoveOperation:
             self._transfer.cancel()
 
     def _moved(self, transfer: Transfer) -> None:
-        """In some thread of the engine, which must not be kept."""
+        """Continue after the transfer. Runs in a thread of the engine, which must not block."""
         if transfer.error is not None or self._follow is None:
             self._end(transfer.error)
         else:
@@ -118,7 +121,7 @@ class MoveOperation:
         self._end(None)
 
     def _in_worker(self, act: Callable[[], None]) -> None:
-        """Run it in a worker; its exception, or the lack of workers, ends the operation."""
+        """Run `act` in a worker; its exception, or the lack of workers, ends the operation."""
 
         def run() -> None:
             try:
@@ -128,7 +131,7 @@ class MoveOperation:
             except KVStoreError as error:
                 self._end(error)
             except BaseException as error:
-                log.exception("a hand-over failed")
+                log.exception("a transfer of a hand-over failed")
                 self._end(typed(error))
 
         if submit_once(self._worker, run) is None:
@@ -139,8 +142,8 @@ class MoveOperation:
 
 
 class MovementEnd:
-    """See the module. Not thread-safe: the reactor's thread is the only caller. `on_over(is_fenced)` is called once: False if something
-    still moved after `fence_timeout_s`."""
+    """Fence of a request. The reactor's thread only. Calls `on_over(is_fenced)` once; False if a transfer was still
+    running after `fence_timeout_s`."""
 
     def __init__(self, reactor: Reactor, fence_timeout_s: float, on_over: Callable[[bool], None]) -> None:
         self._reactor = reactor
@@ -149,30 +152,30 @@ class MovementEnd:
         self._windows: Sequence[LayerWindow] = ()
         self._movements: set[Movement] = set()
         self._give_up_ns = 0
-        self._pause_s = FIRST_LOOK_S
+        self._pause_s = MIN_POLL_S
         self._is_ending = self._is_over = False
         self._timer: Timer | None = None
 
     def expire_at(self, deadline_ns: int, callback: Callable[[], None]) -> None:
-        """Call `callback` at the request's deadline, unless it ends before."""
+        """Call `callback` at the request's deadline unless it ends before."""
         self._timer = self._reactor.call_at(deadline_ns, callback)
 
     def track(self, movement: Movement, on_end: Callable[[KVStoreError | None], None]) -> None:
-        """Begin a movement, without whose end the request is not over."""
+        """Start a movement; the request is not over before its end."""
 
         def ended(error: KVStoreError | None) -> None:
             self._movements.discard(movement)
             on_end(error)
             if self._is_ending:
-                self._look()
+                self._check_fence()
 
         self._movements.add(movement)
         movement.begin(ended)
 
     def begin(self, windows: Sequence[LayerWindow], *, is_failed: bool, moves_until_ns: int = 0) -> None:
-        """The request is over but for what still moves: cancel that if it failed. A second time is a no-op.
+        """End the request: cancel its movements if it failed. Repeated calls are no-ops.
 
-        `fence_timeout_s` counts from now, or from `moves_until_ns` where something moves that no cancelling ends before.
+        `fence_timeout_s` counts from now, or from `moves_until_ns` if a movement cannot be cancelled before.
         """
         if self._is_ending:
             return
@@ -185,11 +188,11 @@ class MovementEnd:
             if is_failed:
                 for movement in list(self._movements):
                     movement.cancel()
-        finally:  # a movement at fault must not keep the request from ever being over
-            self._look_again()
+        finally:  # an exception of a movement must not keep the request from ending
+            self._poll_fence()
 
-    def _look(self) -> bool:
-        """Whether it is over by now."""
+    def _check_fence(self) -> bool:
+        """Check the fence; return whether the request is over."""
         if not self._is_over:
             are_closed = [window.close() for window in self._windows]
             is_fenced = all(are_closed) and not self._movements
@@ -198,10 +201,10 @@ class MovementEnd:
                 self._on_over(is_fenced)
         return self._is_over
 
-    def _look_again(self) -> None:
-        if not self._look():
-            self._reactor.call_later(self._pause_s, self._look_again)
-            self._pause_s = min(2 * self._pause_s, LONGEST_LOOK_S)
+    def _poll_fence(self) -> None:
+        if not self._check_fence():
+            self._reactor.call_later(self._pause_s, self._poll_fence)
+            self._pause_s = min(2 * self._pause_s, MAX_POLL_S)
 
 
 def cancelled() -> Cancelled:

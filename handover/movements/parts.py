@@ -1,9 +1,8 @@
-"""How the cache that one rank gives another is cut into parts: the same at both ends, from what both know. Arithmetic; no bytes.
+"""Split of the cache that one rank sends another into parts, equal at both ends; and the state of a request.
+Arithmetic.
 
-A part is some layers of one chunk. A chunk is a run of the sequence that begins where a block begins at both ends; parts that go straight
-between the pools have the whole sequence as their only chunk.
-
-How far a request is at one rank, told alike on both sides.
+A part is some layers of one chunk. A chunk is a range of tokens that starts at a block boundary at both ends. Parts
+that are copied directly between the pools have the whole sequence as their only chunk.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,8 @@ from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument
 
 MAX_UNITS: Final = 1 << 19
-"""Of a plan. The receiver says how small parts are, and each unit takes the sender's thread a microsecond or two."""
+"""Limit of a plan's units: receivers choose the part size, and each unit costs the sender's thread a microsecond or
+two."""
 
 
 class PartId(NamedTuple):
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
 
 
 def unit_tokens(source: CacheLayout, destination: CacheLayout) -> int:
-    """Chunks have a multiple of this many tokens, so that each pair of ranks has equally much in every whole one."""
+    """Return the divisor of chunk lengths, which gives each pair of ranks equal shares of every whole unit."""
     return lcm(source.spec.block_tokens * source.parallel.cp, destination.spec.block_tokens * destination.parallel.cp)
 
 
@@ -58,16 +58,16 @@ class Extent(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """What one rank gives another of one request."""
+    """Parts of one request that one rank sends another."""
 
     layers: range
     chunks: tuple[Chunk, ...]
     layers_per_part: int
-    """At most so many layers go together."""
+    """Maximum layers of a part."""
     layer_bytes: int
-    """Of one layer, all chunks together."""
+    """Bytes of one layer over all chunks."""
     slot_bytes: int = 0
-    """Room that a gathered part takes at most; 0: parts go straight between the pools."""
+    """Maximum size of a gathered part; 0: parts are copied directly."""
 
     @property
     def is_staged(self) -> bool:
@@ -75,16 +75,16 @@ class PartPlan:
 
     @property
     def unit_count(self) -> int:
-        """(layer, chunk) pairs."""
+        """Number of (layer, chunk) pairs."""
         return len(self.layers) * len(self.chunks)
 
     def extent(self, part: PartId) -> Extent:
-        """The part, as the methods of a Remapping name it."""
+        """Return the part as arguments of Remapping's methods."""
         chunk = self.chunks[part.chunk]
         return {"tokens": chunk.end, "first_token": chunk.start, "layers": part.layers}
 
     def has(self, part: PartId) -> bool:
-        """Whether this is a part of it: anything may come from a peer."""
+        """Return whether `part`, which comes from a peer, is a part of the plan."""
         return (
             self.layers.start <= part.layer_start < part.layer_end <= self.layers.stop
             and part.layer_end - part.layer_start <= self.layers_per_part
@@ -100,9 +100,11 @@ def plan_parts(
     measure: Callable[[Chunk], int],
     part_bytes: int,
 ) -> PartPlan:
-    """Cut what a pair of ranks moves. `measure` tells the bytes of one layer of a chunk; `part_bytes` 0: straight between the pools.
+    """Split the transfer of a pair of ranks. `measure` returns the bytes of one layer of a chunk; `part_bytes` 0:
+    direct copies.
 
-    A gathered part has about `part_bytes`; more only where one unit of one layer has. Raises InvalidArgument: these are too many parts.
+    A gathered part has about `part_bytes`; more only if one unit of one layer has. Raises InvalidArgument: too many
+    parts.
     """
     count = tokens.end - tokens.start
     layer_bytes = measure(tokens) if layers and count > 0 else 0
@@ -114,7 +116,7 @@ def plan_parts(
     if (units := len(layers) * -(-count // size)) > MAX_UNITS:
         raise InvalidArgument(f"{units} parts of {part_bytes} bytes are more than {MAX_UNITS}: staging_part_bytes is too small")
     chunks = tuple(Chunk(at, min(at + size, tokens.end)) for at in range(tokens.start, tokens.end, size))
-    if not measure(chunks[-1]):  # its few blocks lie on other context-parallel ranks
+    if not measure(chunks[-1]):  # its few blocks are on other context-parallel ranks
         chunks = chunks[:-1]
     chunk_bytes = max(measure(chunk) for chunk in (chunks[0], chunks[-1]))
     together = max(1, min(len(layers), part_bytes // chunk_bytes))
@@ -122,10 +124,10 @@ def plan_parts(
 
 
 class RequestState(Enum):
-    """Of a request at one rank, on either side."""
+    """State of a request at one rank, on either side."""
 
     WAITING = "waiting"
-    """Not every counterpart has asked (sender), or none has said anything (receiver)."""
+    """Not every receiver has requested parts (sender), or no sender has offered any (receiver)."""
     MOVING = "moving"
     OVER = "over"
-    """Complete, or failed."""
+    """Complete or failed."""

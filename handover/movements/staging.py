@@ -1,6 +1,6 @@
-"""Buffers in which short runs are gathered before they are sent and from which they are scattered: taken for a request, kept for the next.
+"""Pool of staging buffers in which short runs are gathered before a transfer and scattered after it.
 
-Fresh memory costs more than copying through it: its pages are made at their first use. So buffers are kept.
+Buffers are kept between requests: fresh memory costs more than the copy, because its pages are created at first use.
 """
 
 import threading
@@ -12,11 +12,11 @@ from kvstore.transfer.memory.mapping import allocate
 from kvstore.transfer.memory.region import Region
 
 SMALLEST_BYTES: Final = 64 << 10
-"""Buffers are this size or twice, four times, ... as much, so that they fit the next request."""
+"""Smallest buffer; sizes are powers of two of it, so that buffers fit later requests."""
 
 
 class StagingPool:
-    """See the module. Thread-safe. Owns the buffers."""
+    """Bounded pool of staging buffers, which it owns. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -25,10 +25,10 @@ class StagingPool:
         self._is_closed = False
         self.taken_bytes = 0
         self.kept_bytes = 0
-        """Not taken."""
+        """Bytes of free buffers."""
 
     def take(self, size_bytes: int) -> Region:
-        """A buffer of at least so many bytes; what it holds is undefined. Raises Full, Closed."""
+        """Return a buffer of at least this size, with undefined contents. Raises Full, Closed."""
         size = SMALLEST_BYTES
         while size < size_bytes:
             size *= 2
@@ -57,7 +57,7 @@ class StagingPool:
             raise
 
     def _shrink(self) -> list[Region]:
-        """Buffers to let go, so that taken and kept ones together keep to the limit. Called with the lock held."""
+        """Return free buffers to close, so that all buffers together keep to the limit. Call it with the lock held."""
         unused = []
         for kept in sorted(self._free, reverse=True):
             while self._free[kept] and self.taken_bytes + self.kept_bytes > self._limit_bytes:
@@ -65,8 +65,8 @@ class StagingPool:
                 self.kept_bytes -= kept
         return unused
 
-    def give_back(self, region: Region) -> None:
-        """Nothing moves in or out of it any more."""
+    def release(self, region: Region) -> None:
+        """Return a buffer, which no transfer uses any more."""
         with self._lock:
             self.taken_bytes -= region.size_bytes
             if not self._is_closed:
@@ -76,7 +76,7 @@ class StagingPool:
         region.close()
 
     def close(self) -> None:
-        """Let go of the buffers; those taken when they come back. A second close is a no-op."""
+        """Close the free buffers, and taken ones when they are returned. A second close is a no-op."""
         with self._lock:
             self._is_closed = True
             regions = [region for free in self._free.values() for region in free]

@@ -1,1 +1,1 @@
-"""What ranks say to one another: the connections that carry it, and the roll call by which an executor agrees on what is over."""
+"""Control plane between ranks: connections, and agreement on which requests are complete."""

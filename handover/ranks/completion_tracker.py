@@ -1,8 +1,9 @@
-"""Completion of requests over all ranks of an executor: what has begun, what is over, what has failed.
+"""Completion of requests over all ranks of an executor: which have begun, are over, or have failed.
 
-Rank 0 keeps the tracker: the others report to it, and it tells them. A request that fails on one rank, or whose rank is gone, is over for
-all at once, with that error. `Executor` is a thin shell around the sans-I/O `CompletionTracker`. It also remembers failures of requests
-that have not begun here, so that they end at once when they do."""
+Rank 0 has the tracker: other ranks report to it, and it notifies them. A request that fails on one rank, or whose rank
+is unreachable, is over for all at once, with that error. `CompletionCoordinator` connects the sans-I/O `CompletionTracker` to the
+ranks. It also remembers failures of requests that have not begun here, so that they end as soon as they begin.
+"""
 
 import contextlib
 from collections import OrderedDict
@@ -19,20 +20,20 @@ from kvstore.protocol.handover_messages import RankReport, RequestEnded
 from kvstore.rpc.reactor import Reactor
 
 GRACE_NS = 1_000_000_000
-"""After a request's deadline: ranks that meet it report in that time."""
+"""Time after a request's deadline within which ranks report."""
 BEGUN: Final = 1
 OVER: Final = 2
 REMEMBERED: Final = 4096
-"""Failures kept; the oldest go first."""
+"""Remembered failures; the oldest are dropped first."""
 MAX_FINISHED: Final = 65_536
-"""Outcomes that nobody took; the oldest go first."""
-MAX_EARLY: Final = 4096
-"""Reports kept until this rank joins."""
+"""Outcomes that were not taken; the oldest are dropped first."""
+MAX_EARLY_REQUESTS: Final = 4096
+"""Reports that are kept until this rank joins."""
 REPORT_TIMEOUT_S: Final = 5.0
 
 
 class RequestOutcome(NamedTuple):
-    """A request is over on all ranks; with the error of the first that failed, or None."""
+    """A request that is over on all ranks, with the error of the first rank that failed, or None."""
 
     request_id: bytes
     error: KVStoreError | None
@@ -46,13 +47,13 @@ class _RequestProgress:
 
 
 class CompletionTracker:
-    """See the module. Not thread-safe. An attention-DP group answers for its own requests."""
+    """Progress of requests on rank 0. Not thread-safe. Each attention-DP group completes its own requests."""
 
     def __init__(self, parallel: Parallel) -> None:
         self._parallel = parallel
         self._requests: dict[bytes, _RequestProgress] = {}
         self._failed: dict[bytes, int] = {}
-        """Failed ones, until when: reports of other ranks still come."""
+        """Failed requests, kept until this time for late reports of other ranks."""
 
     def begun(self, request_id: bytes, dp: int, *, deadline_ns: int) -> None:
         """A rank has begun a request."""
@@ -61,7 +62,7 @@ class CompletionTracker:
             request.deadline_ns = max(request.deadline_ns, deadline_ns)
 
     def over(self, request_id: bytes, rank: int, error: KVStoreError | None, *, dp: int, deadline_ns: int) -> RequestOutcome | None:
-        """It is over on one rank. Returns the outcome if that decides it."""
+        """A request is over on one rank. Return the outcome if that completes it."""
         if request_id in self._failed:
             return None
         self.begun(request_id, dp, deadline_ns=deadline_ns)
@@ -82,13 +83,13 @@ class CompletionTracker:
         return RequestOutcome(request_id, error)
 
     def lost(self, rank: int) -> list[RequestOutcome]:
-        """A rank is gone: what it has not finished has failed."""
+        """A rank is unreachable: return the failures of all that it has not finished."""
         dp = self._parallel.group_of(rank)
         waiting = [request_id for request_id, request in self._requests.items() if request.dp == dp and rank not in request.over]
-        return [self._fail(request_id, Unreachable(f"rank {rank} of this executor is gone")) for request_id in waiting]
+        return [self._fail(request_id, Unreachable(f"rank {rank} of this executor is unreachable")) for request_id in waiting]
 
     def expire(self, now_ns: int) -> list[RequestOutcome]:
-        """Requests that some rank never finished, nor began."""
+        """Return the failures of requests that some rank did not finish, or begin, in time."""
         self._failed = {request_id: until_ns for request_id, until_ns in self._failed.items() if until_ns > now_ns}
         late = [(request_id, request) for request_id, request in self._requests.items() if request.deadline_ns + GRACE_NS <= now_ns]
         return [
@@ -97,43 +98,43 @@ class CompletionTracker:
         ]
 
     def __len__(self) -> int:
-        """Requests that are not over."""
+        """Return the number of unfinished requests."""
         return len(self._requests)
 
 
-class Executor:
-    """See the module. Not thread-safe: the reactor's thread is the only caller.
+class CompletionCoordinator:
+    """A rank's part in its executor's agreement on completed requests. The reactor's thread only.
 
-    `fail(request_id, error)` is called when another rank has failed a request.
+    `fail(request_id, error)` is called when another rank failed a request.
     """
 
     def __init__(
-        self, parallel: Parallel, rank: int, reactor: Reactor, links: RankConnections, fail: Callable[[bytes, KVStoreError], None]
+        self, parallel: Parallel, rank: int, reactor: Reactor, connections: RankConnections, fail: Callable[[bytes, KVStoreError], None]
     ) -> None:
         self._rank = rank
         self._dp = parallel.group_of(rank)
         self._reactor = reactor
-        self._links = links
+        self._links = connections
         self._fail = fail
         self._parallel = parallel
         self._ranks: Sequence[RankInfo] = ()
-        self._roll = CompletionTracker(Parallel())
+        self._tracker = CompletionTracker(Parallel())
         self._begun: dict[bytes, int] = {}
-        """Not over here, with their deadlines."""
+        """Deadlines of requests that are not over here."""
         self._waiting: dict[bytes, int] = {}
-        """Well over here, and not decided."""
+        """Deadlines of requests that succeeded here and wait for other ranks."""
         self._failures: OrderedDict[bytes, KVStoreError] = OrderedDict()
-        self._early: list[tuple[RankInfo, RankReport, int]] = []
-        """Of ranks that have joined before this one."""
+        self._early_requests: list[tuple[RankInfo, RankReport, int]] = []
+        """Reports of ranks that joined before this one."""
         self._finished: list[RequestOutcome] = []
 
     def join(self, ranks: Sequence[RankInfo]) -> None:
-        """These are the ranks, this one among them."""
+        """Set the ranks of the executor, including this one."""
         self._ranks = ranks
-        self._roll = CompletionTracker(self._parallel)
+        self._tracker = CompletionTracker(self._parallel)
         if self._rank:
             self._links.open(ranks[0])
-        early, self._early = self._early, []
+        early, self._early_requests = self._early_requests, []
         for peer, report, until_ns in early:
             with contextlib.suppress(ProtocolError):
                 self.received(peer, report, until_ns)
@@ -142,15 +143,15 @@ class Executor:
     def _is_leader(self) -> bool:
         return not self._ranks or not self._rank
 
-    # --- of this rank ---
+    # --- requests of this rank ---
 
     def begun(self, request_id: bytes, deadline_ns: int) -> None:
         self._begun[request_id] = deadline_ns
         self._report(request_id, BEGUN, None, deadline_ns)
 
     def over(self, handle: Handover, deadline_ns: int) -> None:
-        """It is over here. One that has failed here has failed everywhere, and one that is well here may have failed elsewhere while its
-        end was waited for."""
+        """A request is over here. A failure here is a failure everywhere; a success may have failed elsewhere while
+        its end was awaited."""
         self._begun.pop(handle.request_id, None)
         error = handle.error or self.failure_of(handle.request_id)
         if error is None:
@@ -168,10 +169,11 @@ class Executor:
         text = "" if error is None else str(error)[:1000]
         report = RankReport(request_id, state, self._dp, 0 if error is None else error.code, text)
         left_s = max((deadline_ns - self._reactor.now_ns()) / 1e9, REPORT_TIMEOUT_S)
-        self._links.tell(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
+        self._links.send_request(self._ranks[0], report, deadline_s=left_s, on_answer=lambda _: None)
 
     def take_finished(self) -> list[RequestOutcome]:
-        """For any thread. There is no call in it, so a signal handler that raises loses nothing on the way."""
+        """Return the outcomes since the last call. Any thread may call it. It makes no calls itself, so an exception
+        of a signal handler loses nothing."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -179,10 +181,10 @@ class Executor:
         self._finished.append(outcome)
         del self._finished[:-MAX_FINISHED]
 
-    # --- failures of what may not have begun here ---
+    # --- failures of requests that may not have begun here ---
 
     def remember(self, request_id: bytes, error: KVStoreError) -> None:
-        """Should this request begin here, it has failed already."""
+        """Fail this request if it begins here later."""
         self._failures[request_id] = error
         while len(self._failures) > REMEMBERED:
             self._failures.popitem(last=False)
@@ -190,12 +192,12 @@ class Executor:
     def failure_of(self, request_id: bytes) -> KVStoreError | None:
         return self._failures.get(request_id)
 
-    # --- of other ranks ---
+    # --- messages of other ranks ---
 
     def received(self, peer: RankInfo, message: RankReport | RequestEnded, until_ns: int) -> None:
-        """Raises ProtocolError: not a rank of this executor."""
-        if not self._ranks and isinstance(message, RankReport) and len(self._early) < MAX_EARLY:
-            self._early.append((peer, message, until_ns))
+        """Handle a report or an outcome. Raises ProtocolError: the peer is not a rank of this executor."""
+        if not self._ranks and isinstance(message, RankReport) and len(self._early_requests) < MAX_EARLY_REQUESTS:
+            self._early_requests.append((peer, message, until_ns))
             return
         if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
             raise ProtocolError("this is not a rank of the executor that was joined")
@@ -206,10 +208,10 @@ class Executor:
             self._take(peer.rank, message.dp, message.request_id, message.state, error, until_ns)
 
     def _take(self, rank: int, dp: int, request_id: bytes, state: int, error: KVStoreError | None, deadline_ns: int) -> None:
-        """At the leader: a report."""
+        """Process a report, as the leader."""
         if state == BEGUN:
-            self._roll.begun(request_id, dp, deadline_ns=deadline_ns)
-        elif (outcome := self._roll.over(request_id, rank, error, dp=dp, deadline_ns=deadline_ns)) is not None:
+            self._tracker.begun(request_id, dp, deadline_ns=deadline_ns)
+        elif (outcome := self._tracker.over(request_id, rank, error, dp=dp, deadline_ns=deadline_ns)) is not None:
             self._announce(outcome, dp)
 
     def _announce(self, outcome: RequestOutcome, dp: int | None = None) -> None:
@@ -218,30 +220,30 @@ class Executor:
         verdict = RequestEnded(outcome.request_id, code, text)
         for info in self._ranks[1:]:
             if dp is None or info.dp == dp:
-                self._links.tell(info, verdict, deadline_s=REPORT_TIMEOUT_S, on_answer=lambda _: None)
+                self._links.send_request(info, verdict, deadline_s=REPORT_TIMEOUT_S, on_answer=lambda _: None)
 
     def _decided(self, outcome: RequestOutcome) -> None:
         if self._waiting.pop(outcome.request_id, None) is not None:
             self._finish(outcome)
-        if outcome.error is not None:  # if it is not over here, it will be
+        if outcome.error is not None:  # end it here, too
             self.remember(outcome.request_id, outcome.error)
             self._fail(outcome.request_id, outcome.error)
 
     def lost(self, peer: RankInfo) -> None:
-        """A rank is gone, of whatever executor."""
+        """Handle an unreachable rank of any executor."""
         if peer.rank >= len(self._ranks) or self._ranks[peer.rank].instance != peer.instance:
             return
         if self._is_leader:
-            for outcome in self._roll.lost(peer.rank):
+            for outcome in self._tracker.lost(peer.rank):
                 self._announce(outcome)
         elif not peer.rank:
             for request_id in [*self._begun, *self._waiting]:
-                self._decided(RequestOutcome(request_id, Unreachable("rank 0 of this executor is gone")))
+                self._decided(RequestOutcome(request_id, Unreachable("rank 0 of this executor is unreachable")))
 
-    def sweep(self, now_ns: int) -> None:
-        """What nobody has decided in time."""
-        for outcome in self._roll.expire(now_ns):
+    def expire(self, now_ns: int) -> None:
+        """Expire requests that were not completed in time."""
+        for outcome in self._tracker.expire(now_ns):
             self._announce(outcome)
         for request_id, deadline_ns in list(self._waiting.items()):
             if deadline_ns + 2 * GRACE_NS <= now_ns:
-                self._decided(RequestOutcome(request_id, DeadlineExceeded("rank 0 of this executor did not say in time that it is over")))
+                self._decided(RequestOutcome(request_id, DeadlineExceeded("rank 0 of this executor did not report its completion in time")))

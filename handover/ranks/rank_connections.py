@@ -1,6 +1,7 @@
-"""Control connections of one rank to others: opened when there is something to say, told of when they break. What is said is others'.
+"""Control connections between ranks: opened on demand, with a notification when they break.
 
-Both ends of a connection may ask. Each is introduced by Greet: who asks, and which run of the other side is meant.
+Both ends of a connection may send requests. A connection begins with RankHello, which identifies the sender and the run
+of the receiver that it means. `MessageHandler` processes messages.
 """
 
 import contextlib
@@ -38,21 +39,21 @@ KINDS: Final[dict[int, type[Message]]] = {
     kind.TYPE: kind for kind in (RequestCache, ExportRegions, PartReady, ReadsDone, CancelRequest, RankReport, RequestEnded)
 }
 Answer = Callable[[KVStoreError | None], None]
-"""Called once: None for Ok."""
+"""Called once, with the error, or None for Ok."""
 
 
 class MessageHandler(Protocol):
-    """Who deals with what comes; all calls are made in the reactor's thread."""
+    """Processes messages of other ranks. Called in the reactor's thread."""
 
     def received(self, peer: RankInfo, message: Message, header: FrameHeader, answer: Answer) -> None:
-        """A request of a peer; `answer` is to be called once. A KVStoreError raised is the answer."""
+        """Handle a request of a peer. Call `answer` once; a raised KVStoreError is the reply."""
 
     def lost(self, peer: RankInfo, error: KVStoreError) -> None:
         """No connection to this peer is left."""
 
 
 class _PendingConnection:
-    """A connection on its way; what waits for it."""
+    """Connection being established, with the requests that wait for it."""
 
     def __init__(self, info: RankInfo) -> None:
         self.info = info
@@ -67,133 +68,135 @@ class _PendingConnection:
 
 
 class RankConnections:
-    """See the module. Not thread-safe: the reactor's thread is the only caller."""
+    """Connections of a rank to other ranks. The reactor's thread only."""
 
     def __init__(
-        self, reactor: Reactor, settings: HandoverSettings, instance: bytes, desk: MessageHandler, tls: Certificates | None = None
+        self, reactor: Reactor, settings: HandoverSettings, instance: bytes, handler: MessageHandler, tls: Certificates | None = None
     ) -> None:
-        """`tls`: connections are TLS, with ranks whose certificate is for one of those that this rank's is for."""
+        """Create it without connections. `tls`: connections use TLS, with ranks whose certificate shares a subject
+        with this rank's."""
         self._tls = tls
         self._reactor = reactor
         self._settings = settings
         self._instance = instance
-        self._desk = desk
+        self._handler = handler
         self.description = b""
-        """Our own; set before the first `tell`."""
+        """This rank's description; set before the first `send_request`."""
         self.server = Server(reactor, self, settings, tls=tls)
         self._sessions: dict[bytes, Session] = {}
-        """Introduced ones, by the peer's instance."""
+        """Authenticated sessions, by the peer's instance."""
         self._opening: dict[bytes, _PendingConnection] = {}
         self._sockets: set[socket.socket] = set()
         self._own: set[Session] = set()
-        """Opened from here; the server has the others."""
+        """Sessions opened by this rank; the server has the others."""
         self._is_closed = False
 
-    # --- asking ---
+    # --- requests ---
 
-    def tell(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Answer) -> None:
-        """Ask a rank, over a new connection if there is none. `on_answer` gets the peer's error, Unreachable, DeadlineExceeded or None."""
+    def send_request(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Answer) -> None:
+        """Send a request to a rank, over a new connection if there is none. `on_answer` receives the peer's error,
+        Unreachable, DeadlineExceeded or None."""
         session = self._sessions.get(info.instance)
         if session is not None:
             session.request(message, _plain(info, on_answer), deadline_s=max(deadline_s, 0.001))
             return
-        link = self._opening.get(info.instance)
-        if link is None:
-            link = self._opening[info.instance] = _PendingConnection(info)
-            self._connect(link)
-        link.waiting.append((message, self._reactor.now_ns() + int(deadline_s * 1e9), on_answer))
+        pending = self._opening.get(info.instance)
+        if pending is None:
+            pending = self._opening[info.instance] = _PendingConnection(info)
+            self._connect(pending)
+        pending.waiting.append((message, self._reactor.now_ns() + int(deadline_s * 1e9), on_answer))
 
     def open(self, info: RankInfo) -> None:
-        """Have a connection to this rank, to learn when it goes."""
+        """Connect to this rank, to be notified when it becomes unreachable."""
         if info.instance not in self._sessions and info.instance not in self._opening:
-            link = self._opening[info.instance] = _PendingConnection(info)
-            self._connect(link)
+            pending = self._opening[info.instance] = _PendingConnection(info)
+            self._connect(pending)
 
-    def _connect(self, link: _PendingConnection) -> None:
+    def _connect(self, pending: _PendingConnection) -> None:
         timeout_s = self._settings.connect_timeout_s
-        link.timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(link, f"no answer within {timeout_s:g} s"))
-        resolve(self._reactor, link.info.control, lambda found: self._found(link, found))
+        pending.timer = self._reactor.call_later(timeout_s, lambda: self._not_connected(pending, f"no answer within {timeout_s:g} s"))
+        resolve(self._reactor, pending.info.control, lambda found: self._found(pending, found))
 
-    def _found(self, link: _PendingConnection, found: ResolvedAddresses | OSError) -> None:
-        if not self._is_pending(link):
+    def _found(self, pending: _PendingConnection, found: ResolvedAddresses | OSError) -> None:
+        if not self._is_pending(pending):
             return
         try:
             if isinstance(found, OSError):
                 raise found
-            self._begin(link, *found[0])
+            self._begin(pending, *found[0])
         except OSError as error:
             reason = error.strerror or str(error)
-            self._reactor.call_soon(lambda: self._not_connected(link, reason))  # not before the first who waits is noted
+            self._reactor.call_soon(lambda: self._not_connected(pending, reason))  # after the first request was queued
 
-    def _begin(self, link: _PendingConnection, family: int, name: Any) -> None:
-        sock = link.socket = socket.socket(family, socket.SOCK_STREAM)
+    def _begin(self, pending: _PendingConnection, family: int, name: Any) -> None:
+        sock = pending.socket = socket.socket(family, socket.SOCK_STREAM)
         self._sockets.add(sock)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         code = sock.connect_ex(name)
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
-        self._reactor.register(sock.fileno(), lambda _events: self._connected(link, sock), WRITABLE)
+        self._reactor.register(sock.fileno(), lambda _events: self._connected(pending, sock), WRITABLE)
 
-    def _is_pending(self, link: _PendingConnection) -> bool:
-        return not self._is_closed and link.session is None and self._opening.get(link.info.instance) is link
+    def _is_pending(self, pending: _PendingConnection) -> bool:
+        return not self._is_closed and pending.session is None and self._opening.get(pending.info.instance) is pending
 
-    def _not_connected(self, link: _PendingConnection, reason: str) -> None:
-        if self._is_pending(link):
-            link.stop_timer()
-            if link.socket is not None:
-                self._sockets.discard(link.socket)
-                self._reactor.unregister(link.socket.fileno())
-                link.socket.close()
-            self._give_up(link, Unreachable(f"cannot connect to rank {link.info.rank} at {link.info.control}: {reason}"))
+    def _not_connected(self, pending: _PendingConnection, reason: str) -> None:
+        if self._is_pending(pending):
+            pending.stop_timer()
+            if pending.socket is not None:
+                self._sockets.discard(pending.socket)
+                self._reactor.unregister(pending.socket.fileno())
+                pending.socket.close()
+            self._give_up(pending, Unreachable(f"cannot connect to rank {pending.info.rank} at {pending.info.control}: {reason}"))
 
-    def _connected(self, link: _PendingConnection, sock: socket.socket) -> None:
+    def _connected(self, pending: _PendingConnection, sock: socket.socket) -> None:
         if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._not_connected(link, os.strerror(code))
+            self._not_connected(pending, os.strerror(code))
             return
-        link.stop_timer()
+        pending.stop_timer()
         self._sockets.discard(sock)
         self._reactor.unregister(sock.fileno())
         enable_keepalive(sock, self._settings.peer_timeout_s, limit_unacknowledged=True)
         if self._tls is not None:
             try:
-                sock = self._tls.begin_to_subject(sock, str(link.info.control), self._check)
-            except OSError as error:  # gone already
-                self._not_connected(link, error.strerror or str(error))
+                sock = self._tls.begin_to_subject(sock, str(pending.info.control), self._check)
+            except OSError as error:  # disconnected already
+                self._not_connected(pending, error.strerror or str(error))
                 return
-        session = link.session = Session(self._reactor, sock, self)
+        session = pending.session = Session(self._reactor, sock, self)
         self._own.add(session)
-        greet = RankHello(link.info.instance, self.description)
+        greet = RankHello(pending.info.instance, self.description)
         session.request(
-            greet, _plain(link.info, lambda error: self._greeted(link, session, error)), deadline_s=self._settings.connect_timeout_s
+            greet, _plain(pending.info, lambda error: self._greeted(pending, session, error)), deadline_s=self._settings.connect_timeout_s
         )
 
-    def _greeted(self, link: _PendingConnection, session: Session, error: KVStoreError | None) -> None:
+    def _greeted(self, pending: _PendingConnection, session: Session, error: KVStoreError | None) -> None:
         if error is not None:
-            self._give_up(link, error)
+            self._give_up(pending, error)
             session.close(str(error))
             return
-        session.context = link.info
-        self._opening.pop(link.info.instance, None)
-        self._sessions.setdefault(link.info.instance, session)
-        self._tell_waiting(link)
+        session.context = pending.info
+        self._opening.pop(pending.info.instance, None)
+        self._sessions.setdefault(pending.info.instance, session)
+        self._send_waiting(pending)
 
-    def _tell_waiting(self, link: _PendingConnection) -> None:
-        """There is a connection to its peer by now."""
-        waiting, link.waiting = link.waiting, []
+    def _send_waiting(self, pending: _PendingConnection) -> None:
+        """Send the queued requests over the connection to their peer."""
+        waiting, pending.waiting = pending.waiting, []
         for message, deadline_ns, on_answer in waiting:
-            self.tell(link.info, message, deadline_s=(deadline_ns - self._reactor.now_ns()) / 1e9, on_answer=on_answer)
+            self.send_request(pending.info, message, deadline_s=(deadline_ns - self._reactor.now_ns()) / 1e9, on_answer=on_answer)
 
-    def _give_up(self, link: _PendingConnection, error: KVStoreError) -> None:
-        if self._opening.get(link.info.instance) is link:
-            del self._opening[link.info.instance]
-        if link.info.instance in self._sessions:  # the peer's own, which is as good
+    def _give_up(self, pending: _PendingConnection, error: KVStoreError) -> None:
+        if self._opening.get(pending.info.instance) is pending:
+            del self._opening[pending.info.instance]
+        if pending.info.instance in self._sessions:  # opened by the peer, equivalent
             return
-        waiting, link.waiting = link.waiting, []
+        waiting, pending.waiting = pending.waiting, []
         for _, _, on_answer in waiting:
             self._reactor.guarded(on_answer, error)
         if not self._is_closed:
-            self._desk.lost(link.info, error)
+            self._handler.lost(pending.info, error)
 
     # --- the handler of sessions ---
 
@@ -202,10 +205,10 @@ class RankConnections:
             self._greet(session, header, RankHello.unpack(body))
             return
         if session.context is None:
-            raise ProtocolError("a connection begins with Greet")
+            raise ProtocolError("a connection must begin with RankHello")
         kind = KINDS.get(header.type)
         if kind is None:
-            raise ProtocolError(f"a rank takes no message of type {header.type}")
+            raise ProtocolError(f"a rank accepts no message of type {header.type}")
 
         def answer(error: KVStoreError | None) -> None:
             if error is None:
@@ -213,25 +216,25 @@ class RankConnections:
             else:
                 session.fail(header.request_id, error)
 
-        self._desk.received(session.context, kind.unpack(body), header, answer)
+        self._handler.received(session.context, kind.unpack(body), header, answer)
 
     def _greet(self, session: Session, header: FrameHeader, message: RankHello) -> None:
         if message.instance != self._instance:
-            raise StaleHandle("this rank is not, or no longer, the one described: describe and connect anew")
+            raise StaleHandle("the description is of another rank or an earlier run: describe and connect again")
         self._check(session.certified)
         found = unpack(message.description)
-        if session.context is not None and session.context.instance != found.instance:  # of it `closed` would know the last one only
-            raise ProtocolError("a connection is one rank's for good")
+        if session.context is not None and session.context.instance != found.instance:  # `closed` would only report the last one
+            raise ProtocolError("a connection cannot change its rank")
         session.context = found
         self._sessions.setdefault(found.instance, session)
         session.reply(header.request_id, Ok())
-        if (link := self._opening.get(found.instance)) is not None:
-            self._tell_waiting(link)
+        if (pending := self._opening.get(found.instance)) is not None:
+            self._send_waiting(pending)
 
     def _check(self, found: CertifiedPeer | None) -> None:
-        """Raises Untrusted: the other rank's certificate is for none of those that this one's is for."""
+        """Check a peer's certificate. Raises Untrusted: it shares no subject with this rank's."""
         if self._tls is not None and (found is None or not set(found.subjects) & set(self._tls.subjects)):
-            raise Untrusted(f"a rank's certificate is for {found}, and this one's for something else: make both for one tenant")
+            raise Untrusted(f"a rank's certificate is for {found}, this rank's for another subject: issue both for one tenant")
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         raise ProtocolError(f"a message of type {header.type} has no payload")
@@ -242,17 +245,17 @@ class RankConnections:
         if info is not None and self._sessions.get(info.instance) is session:
             del self._sessions[info.instance]
             if not self._is_closed:
-                self._desk.lost(info, Unreachable(f"the connection to rank {info.rank} at {info.control} broke"))
+                self._handler.lost(info, Unreachable(f"the connection to rank {info.rank} at {info.control} broke"))
 
     # --- the end ---
 
     @property
     def count(self) -> int:
-        """Connections now."""
+        """Number of connections."""
         return len(self._own) + len(self.server.sessions)
 
     def close(self) -> None:
-        """Hang up on everyone. A second close is a no-op."""
+        """Close all connections. A second close is a no-op."""
         self._is_closed = True
         for sock in self._sockets:
             self._reactor.unregister(sock.fileno())
@@ -267,7 +270,7 @@ class RankConnections:
 def _plain(info: RankInfo, on_answer: Answer) -> Callable[[FrameHeader | None, memoryview | KVStoreError], None]:
     def on_reply(header: FrameHeader | None, body: memoryview | KVStoreError) -> None:
         error = body if isinstance(body, KVStoreError) else None
-        # A session says Unavailable when its connection breaks.
+        # A session reports Unavailable when its connection breaks.
         on_answer(Unreachable(f"rank {info.rank} at {info.control}: {error}") if type(error) is Unavailable else error)
 
     return on_reply

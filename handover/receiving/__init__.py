@@ -1,1 +1,1 @@
-"""The taking side of a rank: its requests, which way their parts come, what the store had already, and where it all goes."""
+"""Receiving side of a rank: its requests, the transfer mode of their parts, and prefixes from the store."""

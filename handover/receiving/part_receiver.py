@@ -1,6 +1,6 @@
-"""Parts of one sender rank on their way to this one: written or read, scattered or not. What is owed is CacheReceiver's.
+"""Receives parts from one sender rank: pushed or read, direct or scattered. CacheReceiver tracks what is missing.
 
-The receiver decides the way for each pair of ranks, and whether parts are gathered.
+The receiver chooses the transfer mode of each pair of ranks, and whether parts are gathered.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from kvstore.transfer.paths.peer import Peer, PeerRegion
 
 
 class TransferMode(NamedTuple):
-    """PUSH or PULL; the size of gathered parts, 0 if bytes go straight between the pools; the engine's peer."""
+    """PUSH or PULL; size of gathered parts, 0 for direct copies; the engine's peer."""
 
     way: int
     part_bytes: int
@@ -30,16 +30,16 @@ class TransferMode(NamedTuple):
 
 
 def choose_way(resources: RankResources, info: RankInfo, remapping: Remapping) -> TransferMode:
-    """The way from the sender `info` to this rank. Raises ConfigError (the way that the settings name needs what is not there), Unreachable
-    (no transport in common), ProtocolError."""
+    """Return the transfer mode from sender `info` to this rank. Raises ConfigError: the settings' mode is
+    impossible; Unreachable: no common transport; ProtocolError."""
     settings, peer = resources.settings, resources.connect(info)
     is_pull = settings.way == "pull" or (settings.way == "auto" and _is_shared_memory_first(peer) and is_same_host(info))
     is_shm_only = {path.transport for path in peer.routes} == {"shm"}
     is_short = remapping.run_bytes(info.rank, resources.rank) < settings.direct_min_bytes
-    # Memory that only shared memory reaches, and is none, goes through staging, which is.
+    # If shared memory is the only transport and the pool is not shared, parts go through staging, which is.
     is_staged = is_short or (is_pull and is_shm_only and not info.is_shared)
     if is_shm_only and not is_pull:
-        raise ConfigError("way is push, but only shared memory is common to both ranks, which may not write: set way to auto or pull")
+        raise ConfigError("way is push, but the ranks only share memory, which the sender may not write: set way to auto or pull")
     return TransferMode(PULL if is_pull else PUSH, settings.staging_part_bytes if is_staged else 0, peer)
 
 
@@ -49,9 +49,10 @@ def _is_shared_memory_first(peer: Peer) -> bool:
 
 
 class PartReceiver:
-    """See the module. It owns staging and a window over it until `release`; the window over the pool is the request's.
+    """Transfer of one pair's parts. Owns staging and access to it until `release`; access to the pool belongs to the
+    request.
 
-    `way` None: the sender gives nothing, and is only told so.
+    `way` None: the sender has no parts for this rank and is only notified.
     """
 
     def __init__(
@@ -75,16 +76,16 @@ class PartReceiver:
 
     @property
     def is_pool_written(self) -> bool:
-        """The sender writes straight into the pool."""
+        """Whether the sender writes directly into the pool."""
         return self._way is not None and self._way.way == PUSH and not self.plan.is_staged
 
     @property
     def is_reading(self) -> bool:
-        """This side reads what the sender shows."""
+        """Whether this side reads the sender's memory."""
         return self._way is not None and self._way.way == PULL
 
     def open(self) -> None:
-        """Make ready what the way needs. Raises Full, or what the engine does."""
+        """Prepare staging and access. Raises Full, or errors of the engine."""
         resources, way = self._resources, self._way
         if way is None:
             return
@@ -94,7 +95,7 @@ class PartReceiver:
             self.window = LayerWindow(resources.engine, [self._staging], writable=True)
 
     def complete(self, ask: RequestCache, pool: LayerWindow | None) -> RequestCache:
-        """The question with what this sender needs to know."""
+        """Return the request with what this sender needs for the transfer."""
         way = self._way
         if way is not None:
             window = self.window or (pool if self.is_pool_written else None)
@@ -104,15 +105,15 @@ class PartReceiver:
         return ask
 
     def shown(self, message: ExportRegions) -> None:
-        """The sender says where to read. Raises ProtocolError."""
+        """The sender exported regions to read. Raises ProtocolError."""
         resources, way = self._resources, self._way
         if way is None or way.way != PULL:
-            raise ProtocolError("regions are shown to who reads")
+            raise ProtocolError("regions were exported to a receiver that does not read")
         self._their_blocks = np.array(message.blocks, np.int64)
         self._sources = [resources.engine.import_region(way.peer, region) for region in message.regions]
 
     def movement(self, message: PartReady) -> Movement | None:
-        """What this side has to do to have a part in its blocks; None: nothing. Raises ProtocolError."""
+        """Return this side's transfer of a part into its blocks; None if it has none. Raises ProtocolError."""
         resources, way = self._resources, self._way
         part = PartId(message.layer_start, message.layer_end, message.chunk)
         if way is None or self.is_pool_written:
@@ -132,7 +133,7 @@ class PartReceiver:
 
     def _check_shown(self) -> None:
         if not self._sources:
-            raise ProtocolError("a part to be read comes before where to read it")
+            raise ProtocolError("a part was announced before the regions to read it from")
 
     def _scatter(self, part: PartId, staged: memoryview) -> Callable[[], None]:
         def scatter() -> None:
@@ -143,11 +144,11 @@ class PartReceiver:
         return scatter
 
     def _copies(self, part: PartId) -> Runs:
-        """Straight from the sender's pool into this one."""
+        """Return the copies directly from the sender's pool into this one."""
         found = self._remapping.copies(self.info.rank, self._resources.rank, self._their_blocks, self._blocks, **self.plan.extent(part))
         return Runs(self._sources, self._resources.regions, *found)
 
     def release(self, *, is_fenced: bool) -> None:
-        """The request is over. Staging that somebody may still be at is not used again."""
+        """End the transfer. Staging that a peer may still access is not reused."""
         if self._staging is not None and is_fenced:
-            self._resources.staging.give_back(self._staging)
+            self._resources.staging.release(self._staging)

@@ -1,7 +1,8 @@
-"""Requests whose beginning is being fetched from a store, one at a time in a thread of its own; then senders are asked for the rest.
+"""Fetches of requests' prefixes from a store, one at a time in a separate thread, before senders are asked for the
+rest.
 
-Fetches of one rank queue behind one another. A fetch and its wait have a share of its request's time: the senders have everything, and are
-to have time to give it where a store hangs.
+A fetch and its queueing get a share of the request's time, because the senders have everything and need time to send it
+if the store hangs.
 """
 
 import logging
@@ -19,16 +20,17 @@ from kvstore.rpc.thread_pools import submit_once
 log = logging.getLogger("kvstore.handover")
 
 LEAST_S: Final = 0.001
-"""A fetch with less time left than this is not begun."""
+"""A fetch with less time left is not started."""
 
 Fetch = Callable[[float], int]
-"""Given the seconds that it has, fetches into the request's blocks; how many tokens are there then."""
+"""Fetches into the request's blocks within the given seconds; returns how many tokens are there then."""
 Then = Callable[[int, KVStoreError | None, bool], None]
-"""Called in the reactor's thread: how many tokens are there, why the request has failed meanwhile, if it has, and whether it is fenced."""
+"""Called in the reactor's thread: tokens that are there, the request's error if it failed meanwhile, and whether it
+is fenced."""
 
 
 class _FetchTask:
-    """One fetch, as a Movement. One that waits for its turn is taken out of the queue by `cancel`; one under way cannot be broken off."""
+    """One fetch, as a Movement. `cancel` removes a queued fetch; a running one cannot be interrupted."""
 
     def __init__(self, reactor: Reactor, thread: ThreadPoolExecutor, fetch: Fetch, *, deadline_ns: int) -> None:
         self._reactor = reactor
@@ -36,17 +38,17 @@ class _FetchTask:
         self._fetch = fetch
         self._deadline_ns = deadline_ns
         self._on_end: OnEnd
-        self._turn: Future[None] | None = None
+        self._future: Future[None] | None = None
         self.tokens = 0
 
     def begin(self, on_end: OnEnd) -> None:
         self._on_end = on_end
-        self._turn = submit_once(self._thread, self._run)
-        if self._turn is None:  # no thread is to be had: the store has nothing
+        self._future = submit_once(self._thread, self._run)
+        if self._future is None:  # no thread is available: a miss
             self._reactor.call_soon(lambda: on_end(None))
 
     def cancel(self) -> None:
-        if self._turn is not None and self._turn.cancel():
+        if self._future is not None and self._future.cancel():
             self._on_end(None)
 
     def _run(self) -> None:
@@ -54,7 +56,7 @@ class _FetchTask:
             left_s = (self._deadline_ns - self._reactor.now_ns()) / 1e9
             if left_s >= LEAST_S:
                 self.tokens = self._fetch(left_s)
-        except BaseException:  # whatever a store raises: it has nothing, and the thread goes on
+        except BaseException:  # any error of a store is a miss
             log.exception("a store of prefixes failed")
         self._reactor.call_soon(lambda: self._on_end(None))
 
@@ -65,19 +67,20 @@ class _FetchRequest:
     fetching: _FetchTask
     ending: MovementEnd
     until_ns: int
-    """By when its fetch has ended, unless the store forgets the time."""
+    """Deadline of its fetch."""
     error: KVStoreError | None = None
 
 
 class PrefixFetches:
-    """See the module. Not thread-safe: the reactor's thread is the only caller, but of `close`.
+    """Requests whose prefix is being fetched. The reactor's thread only, except `close`.
 
-    A request that fails meanwhile is over once its fetch cannot write its blocks any more: at once while it waits for its turn, else when
-    the fetch has ended. A store that goes on for `fence_timeout_s` after the deadline leaves it over, and not fenced.
+    A request that fails meanwhile is over once its fetch cannot write its blocks any more: at once while it is queued,
+    else when the fetch has ended. If a store exceeds the deadline by `fence_timeout_s`, the request is over and not
+    fenced.
     """
 
     def __init__(self, reactor: Reactor, fence_timeout_s: float, share: float) -> None:
-        """`share`: of a request's time, for its fetch."""
+        """Start the thread. `share`: share of a request's time for its fetch."""
         self._reactor = reactor
         self._fence_timeout_s = fence_timeout_s
         self._share = share
@@ -88,11 +91,11 @@ class PrefixFetches:
         return request_id in self._requests
 
     def handles(self) -> list[ReceiveHandle]:
-        """Of the requests that are being fetched."""
+        """Return the handles of requests being fetched."""
         return [request.handle for request in self._requests.values()]
 
     def begin(self, handle: ReceiveHandle, fetch: Fetch, then: Then, *, deadline_ns: int) -> None:
-        """Run `fetch` in the thread when its turn comes; a store that breaks, or whose turn does not come in time, has nothing."""
+        """Queue `fetch`. A store that fails, or a fetch that does not start in time, is a miss."""
         request_id, now_ns = handle.request_id, self._reactor.now_ns()
         until_ns = now_ns + int(self._share * (deadline_ns - now_ns))
 
@@ -104,13 +107,13 @@ class PrefixFetches:
         fetching = _FetchTask(self._reactor, self._thread, fetch, deadline_ns=until_ns)
         ending = MovementEnd(self._reactor, self._fence_timeout_s, over)
         request = self._requests[request_id] = _FetchRequest(handle, fetching, ending, until_ns)
-        late = DeadlineExceeded(f"request {request_id!r}: its beginning was not fetched from the store by its deadline")
+        late = DeadlineExceeded(f"request {request_id!r}: its prefix was not fetched from the store by its deadline")
         ending.expire_at(deadline_ns, lambda: self._fail(request, late))
         too_late = self._reactor.call_at(until_ns, fetching.cancel)
         ending.track(fetching, lambda _: ending.begin([], is_failed=False))
 
     def fail(self, request_id: bytes, error: KVStoreError) -> bool:
-        """It has failed; False if it is not here."""
+        """Fail a request; return False if it is unknown."""
         request = self._requests.get(request_id)
         if request is not None:
             self._fail(request, error)
@@ -122,5 +125,5 @@ class PrefixFetches:
             request.ending.begin([], is_failed=True, moves_until_ns=request.until_ns)
 
     def close(self) -> None:
-        """For any thread; waits for the fetches of requests that have not failed. A second close is a no-op."""
+        """Wait for the fetches of requests that have not failed. Any thread may call it. A second close is a no-op."""
         self._thread.shutdown(wait=True)

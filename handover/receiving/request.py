@@ -1,6 +1,7 @@
-"""One request at a rank that takes cache: what each sender rank owes, what it has offered, what is in the blocks.
+"""State machine of one request on a receiving rank: parts that each sender owes, has offered, and that are in the
+blocks.
 
-Sans-I/O: side.py brings events and moves bytes. No clock: deadlines are its owner's timers.
+Sans-I/O: side.py passes events in and moves bytes. Without a clock: its owner has the timers.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,21 +13,22 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 @dataclass(slots=True)
 class _Sender:
-    """A counterpart rank that owes something."""
+    """Remote rank that owes parts."""
 
     plan: PartPlan
     missing: set[tuple[int, int]]
     """(layer, chunk) pairs that it has not offered."""
-    untaken: int
-    """Pairs that are not in the blocks."""
+    outstanding: int
+    """Number of pairs that are not in the blocks."""
     under_way: dict[PartId, int] = field(default_factory=dict)
-    """Offered and not taken, with the slot."""
+    """Slot of each part that was offered and is not in the blocks."""
 
 
 class CacheReceiver:
-    """See the module. `plans`: what each sender rank owes, nothing perhaps: it is asked all the same, and knows then that it is done.
+    """State of one request on a receiving rank. Not thread-safe.
 
-    Of senders that are `confirming` bytes are read: only they know whether these were still the request's.
+    `plans`: parts of each sender rank, possibly none; such a sender is notified, so that it knows that it is done.
+    `confirming`: senders whose memory is read, and who must confirm that the data was still the request's.
     """
 
     def __init__(self, plans: Mapping[int, PartPlan], *, confirming: Collection[int] = ()) -> None:
@@ -34,7 +36,7 @@ class CacheReceiver:
             rank: _Sender(plan, {(layer, chunk) for layer in plan.layers for chunk in range(len(plan.chunks))}, plan.unit_count)
             for rank, plan in plans.items()
         }
-        self._unanswered = set(plans)
+        self._unacknowledged = set(plans)
         self._unconfirmed = {rank for rank in confirming if plans[rank].unit_count}
         self._has_begun = False
         self.error: KVStoreError | None = None
@@ -47,19 +49,19 @@ class CacheReceiver:
         return RequestState.MOVING if self._has_begun else RequestState.WAITING
 
     def answered(self, rank: int) -> None:
-        """The sender has heard what is wanted of it, be it nothing."""
-        self._unanswered.discard(rank)
+        """The sender acknowledged this rank's request."""
+        self._unacknowledged.discard(rank)
 
     def offered(self, rank: int, part: PartId, slot: int, *, slots: int, size_bytes: int) -> None:
-        """A sender offers a part. Raises ProtocolError: it is none of what this sender owes, or comes a second time, or its slot is
-        none or taken, or it is larger than a slot."""
+        """A sender offers a part. Raises ProtocolError: it does not owe the part, offers it again, or its slot is
+        invalid, in use, or too small."""
         sender = self._senders.get(rank)
         if sender is None or not sender.plan.has(part):
-            raise ProtocolError(f"rank {rank} offers {part}, which it was not asked for")
+            raise ProtocolError(f"rank {rank} offers {part}, which was not requested")
         if not sender.missing.issuperset(part.units):
             raise ProtocolError(f"rank {rank} offers {part} a second time")
         if sender.plan.is_staged and (slot >= slots or slot in sender.under_way.values() or size_bytes > sender.plan.slot_bytes):
-            raise ProtocolError(f"rank {rank} offers {size_bytes} bytes in slot {slot}, which is not free, not there, or too small")
+            raise ProtocolError(f"rank {rank} offers {size_bytes} bytes in slot {slot}, which is in use, unknown, or too small")
         self._has_begun = True
         sender.missing.difference_update(part.units)
         sender.under_way[part] = slot
@@ -68,22 +70,22 @@ class CacheReceiver:
         """The part is in the blocks."""
         sender = self._senders[rank]
         del sender.under_way[part]
-        sender.untaken -= len(part.layers)
+        sender.outstanding -= len(part.layers)
         self.received_bytes += size_bytes
 
     def confirmed(self, rank: int) -> None:
-        """What was read from this sender was the request's. Raises ProtocolError: not all of it has been read."""
-        if rank not in self._unconfirmed or self._senders[rank].untaken:
-            raise ProtocolError(f"rank {rank} confirms what was not read")
+        """The sender confirmed the data that was read. Raises ProtocolError: not all of it was read."""
+        if rank not in self._unconfirmed or self._senders[rank].outstanding:
+            raise ProtocolError(f"rank {rank} confirms data that was not read")
         self._unconfirmed.discard(rank)
 
     def needs(self, rank: int) -> bool:
-        """Whether a sender still owes something, or has not heard."""
+        """Return whether a sender still owes parts, an acknowledgement or a confirmation."""
         sender = self._senders.get(rank)
-        return sender is not None and (sender.untaken > 0 or rank in self._unanswered or rank in self._unconfirmed)
+        return sender is not None and (sender.outstanding > 0 or rank in self._unacknowledged or rank in self._unconfirmed)
 
     def fail(self, error: KVStoreError) -> bool:
-        """It has failed; False if it was over before."""
+        """Fail the request; return False if it was over."""
         if self.state is RequestState.OVER:
             return False
         self.error = error

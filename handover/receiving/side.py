@@ -1,6 +1,6 @@
-"""The taking side of a rank: its requests, and where their parts go. A thin shell around CacheReceiver.
+"""Receiving side of a rank: its requests and their parts. Carries out what CacheReceiver decides.
 
-Everything here runs in the reactor's thread; part_receiver.py says what runs elsewhere.
+The reactor's thread makes all calls; part_receiver.py documents what runs elsewhere.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.handover.description import Counterpart, RankInfo
+from kvstore.handover.description import RankInfo, RemoteExecutor
 from kvstore.handover.handles import ReceiveHandle
 from kvstore.handover.movements.movement import LayerWindow, MovementEnd
 from kvstore.handover.movements.parts import PartId, PartPlan, RequestState
@@ -27,16 +27,16 @@ from kvstore.protocol.handover_messages import PUSH, ExportRegions, PartReady, R
 log = logging.getLogger("kvstore.handover")
 
 NOTHING: Final = PartPlan(range(0), (), 1, 0)
-"""Of a sender rank from which nobody takes anything: another one has the same heads."""
+"""Plan of a sender rank without receivers: another one has the same heads."""
 
 
 class ReceiveRequest(NamedTuple):
-    """What a caller asks for."""
+    """Arguments of a caller's `receive`."""
 
     blocks: NDArray[np.int64]
     tokens: int
     first_token: int
-    source: Counterpart
+    source: RemoteExecutor
     source_dp: int
     deadline_ns: int
 
@@ -46,36 +46,36 @@ class _ReceivingRequest(SideRequest):
     handle: ReceiveHandle
     machine: CacheReceiver
     wanted: ReceiveRequest = field(kw_only=True)
-    takings: dict[int, PartReceiver] = field(kw_only=True)
+    receivers: dict[int, PartReceiver] = field(kw_only=True)
 
     @property
     def movers(self) -> Collection[PartReceiver]:
-        return self.takings.values()
+        return self.receivers.values()
 
 
 class ReceiverSide(HandoverSide[_ReceivingRequest]):
-    """See the module."""
+    """Requests that this rank receives."""
 
     # --- events ---
 
     def begin(self, handle: ReceiveHandle, wanted: ReceiveRequest) -> None:
-        """A request is taken from now on. Raises InvalidArgument, and what `choose_way` does; nothing is begun then. What fails later,
-        a mistake too, ends the request by its handle."""
+        """Start to receive a request. Raises InvalidArgument, and as `choose_way`; nothing has begun then. Later
+        failures, also unexpected ones, end the request through its handle."""
         resources = self._resources
-        takings = self._takings(wanted)
-        confirming = [rank for rank, taking in takings.items() if taking.is_reading]
-        machine = CacheReceiver({rank: taking.plan for rank, taking in takings.items()}, confirming=confirming)
+        receivers = self._receivers(wanted)
+        confirming = [rank for rank, receiver in receivers.items() if receiver.is_reading]
+        machine = CacheReceiver({rank: receiver.plan for rank, receiver in receivers.items()}, confirming=confirming)
         ending = MovementEnd(resources.reactor, resources.settings.fence_timeout_s, lambda is_fenced: self._finish(request, is_fenced))
-        request = _ReceivingRequest(handle, machine, ending, wanted.deadline_ns, wanted=wanted, takings=takings)
+        request = _ReceivingRequest(handle, machine, ending, wanted.deadline_ns, wanted=wanted, receivers=receivers)
         self._requests[handle.request_id] = request
         ending.expire_at(wanted.deadline_ns, lambda: self._expire(request))
         try:
             self._open(request)
-            for rank, taking in takings.items():
-                if machine.error is not None:  # the one before is gone, which its socket says at once
+            for rank, receiver in receivers.items():
+                if machine.error is not None:  # the previous sender failed at once
                     break
-                request.asked[rank] = taking.info
-                self._ask(request, taking)
+                request.asked[rank] = receiver.info
+                self._ask(request, receiver)
         except Exception as error:
             if not isinstance(error, KVStoreError):
                 log.exception("a request could not begin")
@@ -83,24 +83,27 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
             return
         self._settle(request)
 
-    def _takings(self, wanted: ReceiveRequest) -> dict[int, PartReceiver]:
-        """For each sender rank that gives something, or that only this one tells that it does not."""
+    def _receivers(self, wanted: ReceiveRequest) -> dict[int, PartReceiver]:
+        """Return a receiver for each sender rank with parts, and for those that this rank notifies that they have
+        none."""
         resources, source = self._resources, wanted.source
         remapping = remapping_of(source.layout, resources.layout, source_dp=wanted.source_dp, destination_dp=resources.dp)
-        takings = {}
+        receivers = {}
         for rank in remapping.senders_of(resources.rank):
             way = choose_way(resources, source.ranks[rank], remapping)
             extent = {"first_token": wanted.first_token, "tokens": wanted.tokens, "part_bytes": way.part_bytes}
             plan = plan_of(remapping, rank, resources.rank, **extent)
-            takings[rank] = PartReceiver(resources, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns)
-        for rank in self._spared(remapping, wanted.source_dp):
-            takings[rank] = PartReceiver(
+            receivers[rank] = PartReceiver(
+                resources, source.ranks[rank], way, remapping, plan, wanted.blocks, deadline_ns=wanted.deadline_ns
+            )
+        for rank in self._idle_senders(remapping, wanted.source_dp):
+            receivers[rank] = PartReceiver(
                 resources, source.ranks[rank], None, remapping, NOTHING, wanted.blocks, deadline_ns=wanted.deadline_ns
             )
-        return takings
+        return receivers
 
-    def _spared(self, remapping: Remapping, source_dp: int) -> list[int]:
-        """Sender ranks that give nothing to anyone, if it is this rank that tells them."""
+    def _idle_senders(self, remapping: Remapping, source_dp: int) -> list[int]:
+        """Return the sender ranks without receivers, if this rank is the one that notifies them."""
         resources, parallel = self._resources, remapping.source.parallel
         group = [rank for rank in range(resources.layout.parallel.ranks) if resources.layout.parallel.group_of(rank) == resources.dp]
         if resources.rank != group[0]:
@@ -109,45 +112,47 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
 
     def _open(self, request: _ReceivingRequest) -> None:
         resources = self._resources
-        for taking in request.takings.values():
-            taking.open()
-            if taking.is_pool_written and request.window is None:
+        for receiver in request.receivers.values():
+            receiver.open()
+            if receiver.is_pool_written and request.window is None:
                 request.window = LayerWindow(resources.engine, resources.regions, writable=True)
 
-    def _ask(self, request: _ReceivingRequest, taking: PartReceiver) -> None:
+    def _ask(self, request: _ReceivingRequest, receiver: PartReceiver) -> None:
         wanted = request.wanted
         ask = RequestCache(request.handle.request_id, wanted.tokens, wanted.first_token, [], PUSH, [], dp=wanted.source_dp)
 
         def on_answer(error: KVStoreError | None) -> None:
             if error is not None:
-                self._fail(request, error, told_by=taking.info)
+                self._fail(request, error, reported_by=receiver.info)
             else:
-                request.machine.answered(taking.info.rank)
+                request.machine.answered(receiver.info.rank)
                 self._settle(request)
 
         deadline_s = self._resources.left_s(wanted.deadline_ns)
-        self._resources.links.tell(taking.info, taking.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer)
+        self._resources.connections.send_request(
+            receiver.info, receiver.complete(ask, request.window), deadline_s=deadline_s, on_answer=on_answer
+        )
 
     def show(self, info: RankInfo, message: ExportRegions) -> None:
-        """A sender says where to read. Raises ProtocolError, StaleHandle."""
+        """A sender exported regions to read. Raises ProtocolError, StaleHandle."""
         self._find(info, message.request_id)[1].shown(message)
 
     def done(self, info: RankInfo, message: ReadsDone) -> None:
-        """What was read was the request's. Raises ProtocolError, StaleHandle."""
+        """A sender confirmed the data that was read. Raises ProtocolError, StaleHandle."""
         request, _ = self._find(info, message.request_id)
         request.machine.confirmed(info.rank)
         self._settle(request)
 
     def part(self, info: RankInfo, message: PartReady, answer: Answer) -> None:
-        """A sender offers a part. Raises what the sender is told; a mistake of its ends the request."""
-        request, taking = self._find(info, message.request_id)
+        """A sender offers a part. Raises the error for the sender; a protocol error of the sender ends the request."""
+        request, receiver = self._find(info, message.request_id)
         part = PartId(message.layer_start, message.layer_end, message.chunk)
         slots = self._resources.settings.staging_slots
         try:
             request.machine.offered(info.rank, part, message.slot, slots=slots, size_bytes=message.size_bytes)
-            movement = taking.movement(message)
+            movement = receiver.movement(message)
         except ProtocolError as error:
-            self._fail(request, error, told_by=info)
+            self._fail(request, error, reported_by=info)
             raise
 
         def ended(error: KVStoreError | None) -> None:
@@ -156,7 +161,7 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
                 answer(None)
                 self._settle(request)
             else:
-                self._moved_not(request, error, answer)
+                self._transfer_failed(request, error, answer)
 
         if movement is None:
             ended(None)
@@ -167,8 +172,8 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
         request.machine.taken(rank, part, size_bytes)
         request.handle.received_bytes = request.machine.received_bytes
 
-    def _moved_not(self, request: _ReceivingRequest, error: KVStoreError | None, answer: Answer) -> None:
-        """Bytes of a part did not come: the sender is told once the reason is certain."""
+    def _transfer_failed(self, request: _ReceivingRequest, error: KVStoreError | None, answer: Answer) -> None:
+        """Fail the request after a failed transfer, and reply to the sender once the reason is certain."""
 
         def fail() -> None:
             if error is not None:
@@ -182,13 +187,13 @@ class ReceiverSide(HandoverSide[_ReceivingRequest]):
 
     def _find(self, info: RankInfo, request_id: bytes) -> tuple[_ReceivingRequest, PartReceiver]:
         request = self._requests.get(request_id)
-        taking = request.takings.get(info.rank) if request is not None else None
-        if request is None or taking is None or taking.info.instance != info.instance:
-            raise StaleHandle("this request is not, or no longer, taken by this rank")
+        receiver = request.receivers.get(info.rank) if request is not None else None
+        if request is None or receiver is None or receiver.info.instance != info.instance:
+            raise StaleHandle("this rank does not receive this request, or no longer")
         if request.machine.error is not None:
             raise request.machine.error
-        return request, taking
+        return request, receiver
 
     def _expire(self, request: _ReceivingRequest) -> None:
-        what = "no sender has begun" if request.machine.state is RequestState.WAITING else "not all of it has come"
+        what = "no sender has begun" if request.machine.state is RequestState.WAITING else "it did not arrive completely"
         self._fail(request, DeadlineExceeded(f"request {request.handle.request_id!r}: {what} by its deadline"))

@@ -1,1 +1,1 @@
-"""The giving side of a rank: its requests, what each may send next, and how it goes."""
+"""Sending side of a rank: its requests, the parts to send next, and their transfer."""

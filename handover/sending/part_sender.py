@@ -1,4 +1,5 @@
-"""How parts go from this rank to one receiver rank: gathered or not, written or shown. What goes when is CacheSender's."""
+"""Sends parts from this rank to one receiver rank: gathered or direct, pushed or read by the receiver. CacheSender
+decides the order."""
 
 from collections.abc import Sequence
 
@@ -19,7 +20,8 @@ from kvstore.transfer.paths.peer import PeerRegion
 
 
 class PartSender:
-    """See the module. It owns staging and a window over it until `release`."""
+    """Transfer of one pair's parts. Owns staging and access to it until `release`. The reactor's thread calls it; a
+    worker gathers."""
 
     def __init__(
         self,
@@ -41,42 +43,42 @@ class PartSender:
 
     @property
     def reads_pool(self) -> bool:
-        """The receiver reads straight from the pool."""
-        return self._ask.mode == PULL and not self._plan.is_staged
+        """Whether the receiver reads directly from the pool."""
+        return self._ask.way == PULL and not self._plan.is_staged
 
     def open(self) -> None:
-        """Make ready what the way needs. Raises InvalidArgument, Full, or what the engine does."""
+        """Prepare staging and access. Raises InvalidArgument, Full, or errors of the engine."""
         resources, ask = self._resources, self._ask
         if self._plan.is_staged:
             self._staging = resources.staging.take(self._plan.slot_bytes * ask.slots)
         if ask.mode == PUSH:
             peer = resources.connect(self.info)
             self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
-        elif ask.mode != PULL:
-            raise InvalidArgument(f"mode {ask.mode} is unknown here: run the same release on both")
+        elif ask.way != PULL:
+            raise InvalidArgument(f"transfer mode {ask.way} is unknown here: run the same release on both sides")
         elif self._staging is not None:
             self.window = LayerWindow(resources.engine, [self._staging], writable=False)
 
     @property
     def confirms(self) -> bool:
-        """The receiver reads, and waits for the word that what it read was the request's."""
-        return self._ask.mode == PULL
+        """Whether the receiver reads, and needs a confirmation that the data was still the request's."""
+        return self._ask.way == PULL
 
     def show(self) -> ExportRegions | None:
-        """What a receiver that reads has to know."""
-        if self._ask.mode != PULL:
+        """Return the regions for a reading receiver; None for others."""
+        if self._ask.way != PULL:
             return None
         window = self.window or self._resources.readable_pool()
         return ExportRegions(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])
 
     def message(self, offer: PartOffer) -> PartReady:
-        """What the receiver is told of a part."""
+        """Return the message that announces a part."""
         part = offer.part
         size_bytes = self._remapping.staged_bytes(self._resources.rank, self.info.rank, **self._plan.extent(part))
         return PartReady(self._ask.request_id, part.layer_start, part.layer_end, part.chunk, offer.slot, size_bytes)
 
     def movement(self, offer: PartOffer, size_bytes: int) -> Movement | None:
-        """What this side has to do; None: nothing."""
+        """Return this side's transfer of a part; None if it has none."""
         resources, part, at = self._resources, offer.part, offer.slot * self._plan.slot_bytes
         if self.reads_pool:
             return None
@@ -90,7 +92,7 @@ class PartSender:
         return MoveOperation(resources.reactor, resources.worker, resources.engine, prepare, deadline_s=resources.left_s(self.deadline_ns))
 
     def _gathered(self, part: PartId, at: int, size_bytes: int) -> Region:
-        """The staging, with the part in it."""
+        """Gather the part into staging and return that."""
         assert self._staging is not None
         out = np.frombuffer(self._staging.memory, np.uint8)[at : at + size_bytes]
         memory = [region.memory for region in self._resources.regions]
@@ -98,11 +100,11 @@ class PartSender:
         return self._staging
 
     def _copies(self, part: PartId) -> Runs:
-        """Straight from the pool into the receiver's."""
+        """Return the copies from the pool directly into the receiver's."""
         found = self._remapping.copies(self._resources.rank, self.info.rank, self._blocks, self._their_blocks, **self._plan.extent(part))
         return Runs(self._resources.regions, self._targets, *found)
 
     def release(self, *, is_fenced: bool) -> None:
-        """The request is over. Staging that somebody may still be at is not used again."""
+        """End the transfer. Staging that a peer may still access is not reused."""
         if self._staging is not None and is_fenced:
-            self._resources.staging.give_back(self._staging)
+            self._resources.staging.release(self._staging)

@@ -1,6 +1,6 @@
-"""One request at a rank that gives cache away: who has asked, which layers are ready, what goes next, what has been acknowledged.
+"""State machine of one request on a sending rank: receivers, ready layers, parts in flight, acknowledgements.
 
-Sans-I/O: side.py brings events and does what `due` says. No clock: deadlines are its owner's timers.
+Sans-I/O: side.py passes events in and carries out `due`. Without a clock: its owner has the timers.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from kvstore.protocol.errors import KVStoreError, ProtocolError
 
 
 class PartOffer(NamedTuple):
-    """A part that goes to this rank now, through this slot of the staging if parts are gathered."""
+    """A part to send to this rank now, through this staging slot if parts are gathered."""
 
     rank: int
     part: PartId
@@ -23,20 +23,21 @@ class PartOffer(NamedTuple):
 
 @dataclass(slots=True)
 class _Receiver:
-    """A counterpart rank that has asked."""
+    """Remote rank that has requested parts."""
 
     plan: PartPlan
     free_slots: list[int]
     queued: set[int] = field(default_factory=set)
-    """Layers that have gone into `parts`."""
+    """Layers that are in `parts`."""
     parts: deque[PartId] = field(default_factory=deque)
     under_way: dict[PartId, int] = field(default_factory=dict)
-    """Offered and not acknowledged, with the slot."""
+    """Staging slot of each part that was sent and not acknowledged."""
     unacknowledged: int = 0
 
 
 class CacheSender:
-    """See the module. `layers` are the rank's own; `batch_bytes`: layers wait until this much can go to a rank at once."""
+    """State of one request on a sending rank. `layers`: the rank's own. `batch_bytes`: minimum size before layers
+    are sent. Not thread-safe."""
 
     def __init__(self, layers: range, *, batch_bytes: int) -> None:
         self._layers = layers
@@ -46,9 +47,9 @@ class CacheSender:
         self._receivers: dict[int, _Receiver] = {}
         self.error: KVStoreError | None = None
         self.sent_bytes = 0
-        """Acknowledged."""
+        """Acknowledged bytes."""
         self.overlap_bytes = 0
-        """Of them, before the last layer was ready."""
+        """Part of `sent_bytes` that was acknowledged before the last layer was ready."""
 
     @property
     def state(self) -> RequestState:
@@ -57,7 +58,7 @@ class CacheSender:
         return RequestState.MOVING if self._expected is not None and self._expected <= self._receivers.keys() else RequestState.WAITING
 
     def _is_complete(self) -> bool:
-        """Every counterpart has all its bytes and has said so."""
+        """Return whether every receiver has acknowledged all its bytes."""
         return (
             self._expected is not None
             and self._expected <= self._receivers.keys()
@@ -69,26 +70,26 @@ class CacheSender:
         return len(self._ready) == len(self._layers)
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """These ranks take something from this one."""
+        """Set the ranks that receive from this one."""
         self._expected = frozenset(ranks)
 
     def asked(self, rank: int, plan: PartPlan, *, slots: int) -> None:
-        """A counterpart wants this. Raises ProtocolError: it takes nothing from this rank, has asked before, or has no
-        slots, or more than there can be."""
+        """A remote rank requested its parts. Raises ProtocolError: it receives nothing from this rank, has requested
+        before, or has too few or too many slots."""
         if self._expected is None or rank not in self._expected:
-            raise ProtocolError(f"rank {rank} takes nothing from this one")
+            raise ProtocolError(f"rank {rank} receives nothing from this rank")
         if rank in self._receivers:
-            raise ProtocolError(f"rank {rank} has asked already")
+            raise ProtocolError(f"rank {rank} has requested this already")
         if slots > MAX_SLOTS or (plan.is_staged and not slots):
             raise ProtocolError(f"gathered parts need staging of 1 to {MAX_SLOTS} slots; slots is {slots}")
         self._receivers[rank] = _Receiver(plan, list(range(slots)), unacknowledged=plan.unit_count)
 
     def layer_ready(self, layer: int) -> None:
-        """The layer is computed; a second time is a no-op."""
+        """Mark the layer as computed. Repeated calls are no-ops."""
         self._ready.add(layer)
 
     def due(self) -> list[PartOffer]:
-        """What goes now; it is under way from then on."""
+        """Return the parts to send now and mark them as in flight."""
         if self.error is not None:
             return []
         offers = []
@@ -102,7 +103,7 @@ class CacheSender:
         return offers
 
     def _enqueue(self, receiver: _Receiver) -> None:
-        """Layers that are ready, as parts, in order; a few small ones wait for more unless there will be none."""
+        """Queue ready layers as parts, in order. A small batch waits for more layers unless none will follow."""
         plan = receiver.plan
         group: list[int] = []
         for layer in [*plan.layers, -1]:
@@ -120,7 +121,7 @@ class CacheSender:
         return all(layer in self._ready for layer in plan.layers)
 
     def acknowledged(self, rank: int, part: PartId, size_bytes: int) -> None:
-        """The part is in the receiver's blocks."""
+        """The receiver has the part in its blocks."""
         receiver = self._receivers[rank]
         slot = receiver.under_way.pop(part)
         if receiver.plan.is_staged:
@@ -131,12 +132,12 @@ class CacheSender:
             self.overlap_bytes += size_bytes
 
     def needs(self, rank: int) -> bool:
-        """Whether a counterpart that has asked is still to take something."""
+        """Return whether a receiver still lacks parts."""
         receiver = self._receivers.get(rank)
         return receiver is not None and receiver.unacknowledged > 0
 
     def fail(self, error: KVStoreError) -> bool:
-        """It has failed; False if it was over before."""
+        """Fail the request; return False if it was over."""
         if self.state is RequestState.OVER:
             return False
         self.error = error

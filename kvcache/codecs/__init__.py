@@ -1,1 +1,1 @@
-"""Quantised KV blocks: schemes, encoders and decoders, and values that say what they are."""
+"""Quantised KV blocks: schemes, encoders and decoders, and self-describing values."""

@@ -1,8 +1,7 @@
-"""Tensors of K or V to records and back, for every scheme, on any device. What a record is: `kvcache/codecs/schemes.py`.
+"""Encodes tensors of K or V as records and decodes them, for every scheme and device. schemes.py defines records.
 
-A piece of the tensor at a time goes through float32 scratch that stays in the CPU's cache, by torch operations, which release the
-interpreter's lock; on CUDA it is one fused kernel where Triton is (`triton_kernels.py`). Nothing here is a value with a header:
-that is `tensor_value.py`.
+On the CPU, pieces of the tensor go through float32 scratch that stays in the cache, by torch operations, which release
+the GIL. On CUDA one fused kernel is used if Triton is available (`triton_kernels.py`). tensor_value.py adds headers.
 """
 
 from collections.abc import Iterator
@@ -15,21 +14,22 @@ from kvstore.protocol.errors import InvalidArgument
 __all__ = ["decode", "encode", "has_lost", "torch"]
 
 _PIECE_ELEMENTS: Final = 1 << 18
-"""Of one pass, for each of torch's threads: 1 MiB of float32, in 2 MiB of second-level cache. With two threads a half of that encodes int8
-at 0.9 of the speed, a quarter at 0.6 to 0.8: sharing an operation out costs microseconds."""
+"""Elements per pass and torch thread: 1 MiB of float32, in 2 MiB of L2 cache. With two threads half of it encodes
+int8 at 0.9 of the speed, a quarter at 0.6 to 0.8, because splitting an operation costs microseconds."""
 _LARGEST_OF_CODES: Final = 2.0**24
-"""No magnitude that int8, int8a, int4 or int2 decode to is larger: a float16 minimum and 255 float16 steps."""
+"""Upper bound of magnitudes that int8, int8a, int4 and int2 decode to: a float16 minimum and 255 float16 steps."""
 
 
 def encode(values: torch.Tensor, scheme: Scheme, *, is_key: bool, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Records [..., record_bytes] (uint8) of `values` [..., tokens, head_dim], a tensor of floats of any strides.
+    """Return records [..., record_bytes] (uint8) of `values` [..., tokens, head_dim], a tensor of floats with any
+    strides.
 
-    With fp8-tensor axis -3 is the heads that share a scale. `out` takes the records, on the device of `values`; its last axis is
-    contiguous, the others of any strides. Non-finite values never come back as finite ones: fp8 makes NaN of each,
-    the other schemes of its whole group; a group that float16 scales cannot hold becomes NaN too (see the codecs). 0 is kept.
+    With fp8-tensor axis -3 is the heads that share a scale. `out` receives the records, on the device of `values`; its
+    last axis is contiguous. Non-finite values never decode to finite ones: fp8 encodes each as NaN, the other schemes
+    its whole group. A group beyond the range of float16 scales becomes NaN, too. 0 is preserved.
 
-    Raises InvalidArgument: not floats, too few axes, `out` of another shape, groups that do not divide their axis, or raw records that
-    are not aligned as their elements.
+    Raises InvalidArgument: not floats, too few axes, `out` of another shape, groups that do not divide their axis, or
+    misaligned raw records.
     """
     least = 3 if scheme.kind == "fp8-tensor" else 2
     if not values.is_floating_point() or values.element_size() > 4 or values.dim() < least:
@@ -60,13 +60,14 @@ def decode(
     dtype: torch.dtype,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Values [..., tokens, head_dim] of `records` [..., record_bytes] (uint8), as `dtype`, that of the tensor that was encoded.
+    """Return values [..., tokens, head_dim] of `records` [..., record_bytes] (uint8), as `dtype`, that of the encoded
+    tensor.
 
-    `out` takes the values: `dtype`, on the records' device, of any strides. A finite value never becomes infinite: what a step would
-    bring beyond the largest number of `dtype` is that.
+    `out` receives the values: `dtype`, on the records' device, with any strides. A finite value never becomes infinite:
+    it is clamped to the largest number of `dtype`.
 
-    Raises InvalidArgument: records or `out` of another shape or type, groups that do not divide their axis, or raw records that are not
-    aligned as their elements.
+    Raises InvalidArgument: records or `out` of another shape or type, groups that do not divide their axis, or
+    misaligned raw records.
     """
     size = scheme.record_bytes(is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=dtype.itemsize)
     records = _checked(records, (*records.shape[:-1], size), torch.uint8, records.device)
@@ -86,7 +87,8 @@ def decode(
 
 
 def has_lost(records: torch.Tensor, scheme: Scheme, *, is_key: bool, tokens: int, head_dim: int) -> bool:
-    """Whether a NaN, an infinity or a number beyond its scale's range was among what was encoded; by the scales. False of raw records."""
+    """Return whether a NaN, an infinity or a number beyond its scale's range was encoded, by the scales. False for
+    raw records."""
     payload_bytes = scheme.payload_bytes(is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=0)
     match scheme.kind:
         case "none":
@@ -126,7 +128,7 @@ def _decode_piece(records: torch.Tensor, floats: torch.Tensor, scheme: Scheme, i
 
 
 def _pieces(values: torch.Tensor, records: torch.Tensor, kept: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """`values` and their records in pieces of at most _piece_elements(), unless the last `kept` axes, which stay whole, have more."""
+    """Yield `values` and their records in pieces of at most _piece_elements(), but never split the last `kept` axes."""
     most = _piece_elements()
     if values.dim() == kept or values.numel() <= most:
         yield values, records
@@ -145,33 +147,34 @@ def _piece_elements() -> int:
 
 
 def _scratch_elements(shape: torch.Size, kept: int) -> int:
-    """Elements of the largest piece of a tensor."""
+    """Return the elements of the largest piece of a tensor."""
     return int(min(shape.numel(), max(_piece_elements(), shape[-kept:].numel())))
 
 
 def _checked(
     given: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, any_strides: bool = False
 ) -> torch.Tensor:
-    """`given`, or a new tensor. Raises InvalidArgument unless it is as said, and its last axis contiguous where it must be."""
+    """Return `given`, or a new tensor. Raises InvalidArgument: wrong shape, dtype or device, or a last axis that is
+    not contiguous."""
     if given is None:
         return torch.empty(shape, dtype=dtype, device=device)
     if tuple(given.shape) != shape or given.dtype != dtype or given.device != device:
         is_given = f"{given.dtype} {list(given.shape)} on {given.device}"
-        raise InvalidArgument(f"a tensor of {dtype} {list(shape)} on {device} is needed here, not of {is_given}")
+        raise InvalidArgument(f"expected a tensor of {dtype} {list(shape)} on {device}, not of {is_given}")
     if not any_strides and given.stride(-1) != 1:
         raise InvalidArgument("the bytes of a record must be contiguous")
     return given
 
 
 def _elements(records: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A view of raw records as their elements."""
+    """Return a view of raw records as their elements."""
     if any(number % dtype.itemsize for number in (records.storage_offset(), *records.stride()[:-1])):
         raise InvalidArgument(f"raw records of {dtype} must begin at multiples of {dtype.itemsize} bytes")
     return records.view(dtype)
 
 
 def _fused(values: torch.Tensor, records: torch.Tensor, scheme: Scheme, is_key: bool) -> Any:
-    """The module of fused kernels where these tensors are on CUDA and it can make or read the records, else None."""
+    """Return the module of fused kernels if it supports these tensors, else None."""
     if not values.is_cuda:
         return None
     try:

@@ -1,8 +1,8 @@
-"""How one of K or V is stored: raw, or quantised, and the bytes that takes. Numbers only: nothing here touches a tensor.
+"""Storage schemes of K or V, raw or quantised, and their sizes. Arithmetic without tensors.
 
-A *record* is what is stored for one (block, layer, K or V, head): its payload of `tokens x head_dim` codes, then its metadata (scales,
-minimums, zero points). All that a head needs lies in its own record, so that a cache is sharded anew by heads without decoding.
-`kvcache/codecs/codec.py` makes records and reads them.
+A *record* is the stored form of one (block, layer, K or V, head): a payload of `tokens x head_dim` codes, then metadata
+(scales, minimums, zero points). A record is self-contained, so a cache can be re-sharded by heads without decoding.
+codec.py encodes and decodes records.
 """
 
 import re
@@ -12,15 +12,16 @@ from typing import Final
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 KINDS: Final = ("none", "fp8-tensor", "fp8-head", "int8", "int8a", "int4", "int2")
-"""Kinds of schemes; a kind's index is its number in the header of a value (`tensor_value.py`), so that new ones go to the end.
+"""Kinds of schemes. A kind's index is its number in a value's header (`tensor_value.py`), so new kinds are appended.
 
-`none` raw elements. `fp8-*` e4m3fn with a float32 scale a tensor or a head (arXiv:2209.05433). `int8` symmetric with a float16 scale a
-token and head; `int8a` affine: a scale and a zero point. `int4`, `int2` grouped: K per channel over `group` tokens, V per token
-over `group` channels, a float16 scale and minimum a group (KIVI, arXiv:2402.02750).
+`none`: raw elements. `fp8-*`: e4m3fn with a float32 scale per tensor or head (arXiv:2209.05433). `int8`: symmetric,
+with a float16 scale per token and head; `int8a`: affine, with scale and zero point. `int4`, `int2`: grouped, K per
+channel over `group` tokens, V per token over `group` channels, with float16 scale and minimum per group (KIVI,
+arXiv:2402.02750).
 """
 
 GROUPS: Final = (16, 32, 64, 128)
-"""Elements of a group that `int4` and `int2` may have. 4 bytes of metadata a group: 32 / group bits an element on top."""
+"""Group sizes of `int4` and `int2`. A group has 4 bytes of metadata, which adds 32 / group bits per element."""
 
 _BITS: Final = {"none": 0, "fp8-tensor": 8, "fp8-head": 8, "int8": 8, "int8a": 8, "int4": 4, "int2": 2}
 _GROUPED: Final = ("int4", "int2")
@@ -32,9 +33,9 @@ _FLOAT16_BYTES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How K or V is stored. `group` is the elements of a group of `int4` and `int2`, 0 of the others.
+    """Scheme of K or V. `group`: elements per group of `int4` and `int2`, else 0.
 
-    Raises InvalidArgument for a kind or group that there is not.
+    Raises InvalidArgument: an unknown kind or group.
     """
 
     kind: str
@@ -50,7 +51,7 @@ class Scheme:
 
     @property
     def bits(self) -> int:
-        """Bits of one code without metadata; 0 of `none`, whose elements have those of the cache's dtype."""
+        """Bits of one code without metadata; 0 for `none`, whose elements have the cache's dtype."""
         return _BITS[self.kind]
 
     @property
@@ -62,21 +63,24 @@ class Scheme:
         return f"{self.kind}/{self.group}" if self.group else self.kind
 
     def record_bytes(self, is_key: bool, *, tokens: int, head_dim: int, dtype_bytes: int) -> int:
-        """Payload and metadata of one record. Raises InvalidArgument when this scheme cannot cut `tokens x head_dim` (see `check`)."""
+        """Return payload and metadata of one record. Raises InvalidArgument: the scheme cannot encode `tokens x
+        head_dim` (see `check`)."""
         self.check(is_key, tokens=tokens, head_dim=head_dim)
         return self.payload_bytes(is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=dtype_bytes) + self.metadata_bytes(
             is_key, tokens=tokens, head_dim=head_dim, dtype_bytes=dtype_bytes
         )
 
     def payload_bytes(self, is_key: bool, *, tokens: int, head_dim: int, dtype_bytes: int) -> int:
-        """Bytes of one record's codes; `dtype_bytes`, the size of an unquantised element, counts for `none` only."""
+        """Return the bytes of one record's codes; `dtype_bytes`, the size of an unquantised element, only matters
+        for `none`."""
         return tokens * head_dim * (self.bits or dtype_bytes * 8) // 8
 
     def metadata_bytes(self, is_key: bool, *, tokens: int, head_dim: int, dtype_bytes: int) -> int:
-        """Bytes of one record's scales, minimums and zero points.
+        """Return the bytes of one record's scales, minimums and zero points.
 
-        fp8 4; int8 2 a token; int8a 4 a token; grouped 4 a group, of which there are tokens / group x head_dim (K) or
-        tokens x head_dim / group (V). `fp8-tensor` repeats the tensor's scale in each record: a head must be readable by itself.
+        fp8 4; int8 2 a token; int8a 4 a token; grouped 4 a group, with tokens / group x head_dim groups (K) or tokens x
+        head_dim / group (V). `fp8-tensor` repeats the tensor's scale in each record, so that every head is
+        self-contained.
         """
         if self.is_grouped:
             return tokens * head_dim // self.group * 2 * _FLOAT16_BYTES
@@ -85,7 +89,7 @@ class Scheme:
         return 0 if self.kind == "none" else _FP8_SCALE_BYTES
 
     def check(self, is_key: bool, *, tokens: int, head_dim: int) -> None:
-        """Raises InvalidArgument, saying what would do, unless groups divide the axis that they run along (K: tokens, V: head_dim)."""
+        """Raises InvalidArgument, with alternatives, unless groups divide their axis (K: tokens, V: head_dim)."""
         if tokens < 1 or head_dim < 1:
             raise InvalidArgument(f"a record of {tokens} tokens x {head_dim} channels: both are 1 or more")
         if not self.is_grouped:
@@ -103,16 +107,17 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class CacheScheme:
-    """How a cache is stored: the schemes of K and of V. With MLA, which has one latent for both, `k` alone counts."""
+    """Schemes of K and of V. With MLA, which has one latent for both, only `k` counts."""
 
     k: Scheme
     v: Scheme
 
     @classmethod
     def parse(cls, text: str) -> "CacheScheme":
-        """From a name: one scheme for both (`none`, `fp8-head`, `int4/64`; `fp8` is `fp8-head`), or `k=int4/64,v=int2/32`.
+        """Parse a name: one scheme for both (`none`, `fp8-head`, `int4/64`; `fp8` is `fp8-head`), or
+        `k=int4/64,v=int2/32`.
 
-        Raises ConfigError that lists what there is.
+        Raises ConfigError, which lists the schemes.
         """
         pair = _PAIR.fullmatch(text)
         if pair:
@@ -122,7 +127,8 @@ class CacheScheme:
 
     @property
     def name(self) -> str:
-        """What `parse` reads; goes into a namespace's dtype, so that only blocks of one scheme are shared."""
+        """Name in the form of `parse`. It is part of a namespace's dtype, so only blocks of equal schemes are
+        shared."""
         return self.k.name if self.k == self.v else f"k={self.k.name},v={self.v.name}"
 
     @property

@@ -1,4 +1,4 @@
-"""A block's value that says what it is: a header of 64 bytes, then the records of each layer's K heads and V heads.
+"""Self-describing value of a block: a header of 64 bytes, then the records of each layer's K heads and V heads.
 
 The header, version 1, little-endian:
 
@@ -6,14 +6,14 @@ The header, version 1, little-endian:
     u8   version, 1
     u8   dtype of the unquantised elements: its index in DTYPES
     u8   scheme of K, u8 of V: indexes in schemes.KINDS
-    u16  group of K, u16 of V: 0 where there are no groups
+    u16  group of K, u16 of V: 0 without groups
     u32  kv factor (2; 1: MLA's one latent, stored by the scheme of K)
     u32  layers, u32 heads, u32 tokens, u32 head_dim
     20x  zeros
     u64  xxh3_64 of the 56 bytes before
 
-Records lie in the order layer, K before V, head; so the place of each head's is known from the header alone, and heads are taken out
-or put together without decoding. Reading headers needs no torch; encoding and decoding import it.
+Records are in the order layer, K before V, head. So the header alone gives each head's position, and heads are split or
+merged without decoding. Reading headers needs no torch; encoding and decoding import it.
 """
 
 import struct
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 64
 MAGIC: Final = b"\x93KVtens\n"
-"""Begins with a byte that no text does."""
+"""Begins with a byte that no text begins with."""
 VERSION: Final = 1
 DTYPES: Final = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""torch's names of element types; new ones go to the end."""
+"""torch's names of element types; new ones are appended."""
 _ITEM_BYTES: Final = (4, 2, 2, 1, 1)
 _FORM: Final = struct.Struct("<8s4B2H5I20xQ")
 _DIGESTED_BYTES: Final = HEADER_BYTES - 8
@@ -49,10 +49,10 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorHeader:
-    """What a value holds: [layers, kv_factor, heads, tokens, head_dim] of `dtype`, as `scheme` stores it.
+    """Contents of a value: [layers, kv_factor, heads, tokens, head_dim] of `dtype`, stored by `scheme`.
 
-    Raises InvalidArgument for a count outside [1, 2^32), a kv_factor other than 1 or 2, an unknown dtype, or a scheme that cannot
-    cut records of this shape.
+    Raises InvalidArgument: a count outside [1, 2^32), a kv_factor other than 1 or 2, an unknown dtype, or a scheme that
+    cannot encode records of this shape.
     """
 
     scheme: CacheScheme
@@ -76,16 +76,16 @@ class TensorHeader:
 
     @classmethod
     def unpack(cls, buffer: Buffer) -> "TensorHeader | None":
-        """The header at the beginning of `buffer`, a value or its first 64 bytes; None when that is no tensor value.
+        """Parse the header at the beginning of `buffer`, a value or its first 64 bytes; None if it is no tensor value.
 
-        A header seen before costs a third of a microsecond. Raises ProtocolError when it is damaged or of a newer version.
+        A cached header costs a third of a microsecond. Raises ProtocolError: damaged, or of a newer version.
         """
         if len(buffer) < HEADER_BYTES or buffer[:8] != MAGIC:
             return None
         return _parse(bytes(buffer[:HEADER_BYTES]))
 
     def pack(self) -> bytes:
-        """The 64 bytes."""
+        """Return the 64 bytes."""
         k, v = self.scheme.k, self.scheme.v
         kinds = (DTYPES.index(self.dtype), KINDS.index(k.kind), KINDS.index(v.kind), k.group, v.group)
         head = _FORM.pack(MAGIC, VERSION, *kinds, self.kv_factor, self.layers, self.heads, self.tokens, self.head_dim, 0)[:_DIGESTED_BYTES]
@@ -101,12 +101,12 @@ class TensorHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """Codes or raw elements of all records."""
+        """Codes or raw elements of all records, in bytes."""
         return self._total(Scheme.payload_bytes)
 
     @property
     def metadata_bytes(self) -> int:
-        """Scales, minimums and zero points of all records; the header is not in it."""
+        """Scales, minimums and zero points of all records, in bytes, without the header."""
         return self._total(Scheme.metadata_bytes)
 
     @property
@@ -114,7 +114,7 @@ class TensorHeader:
         return HEADER_BYTES + self._total(Scheme.record_bytes)
 
     def record_bytes(self, is_key: bool) -> int:
-        """One head's K (or latent), or V, of one layer."""
+        """Return the bytes of one head's K (or latent), or V, of one layer."""
         scheme = self.scheme.of(is_key)
         return scheme.record_bytes(is_key, tokens=self.tokens, head_dim=self.head_dim, dtype_bytes=self.dtype_bytes)
 
@@ -126,10 +126,10 @@ class TensorHeader:
 
 @lru_cache(maxsize=256)
 def _parse(head: bytes) -> TensorHeader:
-    # Cached, since all values of a namespace have one header, and a node reads it in its loop.
+    # Cached: all values of a namespace have one header, and a node's event loop reads it.
     _, version, dtype, k_kind, v_kind, k_group, v_group, kv_factor, layers, heads, tokens, head_dim, digest = _FORM.unpack(head)
     if xxh3_64_intdigest(head[:_DIGESTED_BYTES]) != digest:
-        raise ProtocolError("the header of a tensor value is damaged: its digest is not that of its bytes")
+        raise ProtocolError("the header of a tensor value is damaged: its digest does not match")
     if version != VERSION:
         raise ProtocolError(f"a tensor value of version {version}: this side reads version {VERSION}")
     try:
@@ -142,10 +142,11 @@ def _parse(head: bytes) -> TensorHeader:
 
 
 def encode_value(tensor: "torch.Tensor", scheme: CacheScheme) -> memoryview:
-    """The value of `tensor` [layers, kv, heads, tokens, head_dim], of any strides and device: header and records, in new memory.
+    """Return the value of `tensor` [layers, kv, heads, tokens, head_dim], with any strides and device: header and
+    records, in new memory.
 
-    Raises InvalidArgument: another number of axes, a dtype that is not of DTYPES, a scheme that cannot cut this shape, or finite numbers
-    that its float16 scales cannot hold. Raises ConfigError without torch.
+    Raises InvalidArgument: another number of axes, an unknown dtype, a scheme that cannot encode this shape, or finite
+    numbers beyond its float16 scales. Raises ConfigError without torch.
     """
     if tensor.dim() != 5:
         raise InvalidArgument(f"a tensor value is [layers, kv, heads, tokens, head_dim], not of {tensor.dim()} axes")
@@ -160,15 +161,16 @@ def encode_value(tensor: "torch.Tensor", scheme: CacheScheme) -> memoryview:
 
 
 def without_others(tensor: "torch.Tensor") -> "torch.Tensor":
-    """Its finite numbers, and 0 for the others: what a scheme makes NaN of, even so, are numbers that its scales cannot hold."""
+    """Return the tensor with 0 for non-finite numbers: what a scheme still encodes as NaN is beyond its scales."""
     return tensor.float().nan_to_num(0.0, 0.0, 0.0).to(tensor.dtype)
 
 
 def decode_value(buffer: Buffer, out: "torch.Tensor") -> None:
-    """Decodes a value into `out` [layers, kv, heads, tokens, head_dim] of the value's dtype, of any strides and device.
+    """Decode a value into `out` [layers, kv, heads, tokens, head_dim] of the value's dtype, with any strides and
+    device.
 
-    Raises InvalidArgument when `buffer` is no tensor value or `out` is of another shape or dtype than the value's; ProtocolError for a
-    damaged value, or one that is longer or shorter than its header says; ConfigError without torch.
+    Raises InvalidArgument: `buffer` is no tensor value, or `out` has another shape or dtype. Raises ProtocolError: a
+    damaged value, or one whose size does not match its header. Raises ConfigError without torch.
     """
     header = TensorHeader.unpack(buffer)
     if header is None:
@@ -190,11 +192,11 @@ def decode_value(buffer: Buffer, out: "torch.Tensor") -> None:
 
 
 def transcode(value: Buffer, scheme: CacheScheme) -> memoryview | None:
-    """The raw tensor value `value` as `scheme` stores it, or None where it had better stay as it is.
+    """Return the raw tensor value `value` encoded by `scheme`, or None to keep it as it is.
 
-    That is: it is no tensor value (or begins like one and is damaged: opaque bytes may), it is quantised already, `scheme` cannot cut its
-    shape or makes it no smaller, or it has numbers that `scheme` would lose, non-finite ones among them.
-    Raises ConfigError without torch.
+    None if it is no tensor value (also a damaged one, because opaque bytes may begin like one), if it is already
+    quantised, if `scheme` cannot encode its shape or does not make it smaller, or if numbers would be lost, including
+    non-finite ones. Raises ConfigError without torch.
     """
     codec = _codec()
     try:
@@ -212,7 +214,7 @@ def transcode(value: Buffer, scheme: CacheScheme) -> memoryview | None:
 
 
 def _encoded(tensor: "torch.Tensor", header: TensorHeader) -> tuple[memoryview, bool]:
-    """The value, and whether something of it was lost to NaN."""
+    """Return the value, and whether numbers were lost to NaN."""
     codec = _codec()
     value = np.empty(header.value_bytes, np.uint8)
     value[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
@@ -229,20 +231,22 @@ def _encoded(tensor: "torch.Tensor", header: TensorHeader) -> tuple[memoryview, 
 
 
 def _rows(value: Buffer, header: TensorHeader) -> "torch.Tensor":
-    """The records of a value, [layers, bytes], in its own memory, which may be read-only: then nobody may write to the tensor."""
+    """Return a value's records as a tensor [layers, bytes] over its own memory. If that is read-only, the tensor
+    must not be written to."""
     if len(value) != header.value_bytes:
-        raise ProtocolError(f"a tensor value of {len(value)} bytes, where its header says {header.value_bytes}")
+        raise ProtocolError(f"a tensor value of {len(value)} bytes, but its header gives {header.value_bytes}")
     array = np.asarray(_Memory(np.frombuffer(value, np.uint8)))
     return cast("torch.Tensor", _codec().torch.from_numpy(array)[HEADER_BYTES:].view(header.layers, -1))
 
 
 def _rows_on(device: "torch.device", host: "torch.Tensor") -> "torch.Tensor":
-    """`host` itself where it is on `device`, else new memory of its shape there: records are made where the values are."""
+    """Return `host` itself if it is on `device`, else new memory of its shape there: records are encoded on the
+    values' device."""
     return host if device == host.device else _codec().torch.empty_like(host, device=device)
 
 
 def _records(rows: "torch.Tensor", header: TensorHeader) -> Iterator["torch.Tensor"]:
-    """Views of `rows` as the records of K (or the latent) and of V: [layers, heads, record_bytes] each."""
+    """Yield views of `rows` as the records of K (or the latent) and of V: [layers, heads, record_bytes] each."""
     at = 0
     for kv in range(header.kv_factor):
         size = header.record_bytes(kv == 0)
@@ -261,7 +265,7 @@ def _codec() -> Any:
 
 
 class _Memory:
-    """Read-only memory as numpy takes it for writable: torch has no read-only tensors, and warns of such arrays."""
+    """Read-only memory presented to numpy as writable: torch has no read-only tensors and warns of such arrays."""
 
     __slots__ = ("__array_interface__", "array")
 

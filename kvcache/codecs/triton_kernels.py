@@ -1,12 +1,12 @@
-"""The codecs as one Triton kernel each way, for CUDA: values are read once, records written once.
+"""The codecs as fused Triton kernels for CUDA, one per direction: values are read once, records written once.
 
-The same numbers as `torch_kernels.py`, to the bit, which is why kernels are launched without fused
-multiply-add. A program makes a whole number of groups; e4m3 is made and read by integer operations, so that any GPU can. Records'
-shapes that kernels are not made for (`serves`) go through torch. Imports triton: imported by `codec.py` only where CUDA is.
+Results are bit-identical to `torch_kernels.py`, so kernels are launched without fused multiply-add. A program handles
+whole groups. e4m3 is encoded and decoded by integer operations, which any GPU supports. Record shapes that `serves`
+rejects go through torch. The module imports triton, so `codec.py` imports it only with CUDA.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,attr-defined"
-# Kernels are Triton's language, not Python's: mypy knows none of its types.
+# Kernels are written in Triton's language, whose types mypy does not know.
 
 from typing import Final
 
@@ -21,14 +21,15 @@ _MAX_TILE: Final = 8192
 _MAX_HEAD_DIM: Final = 1024
 _MAX_KEY_TOKENS: Final = 256
 _CHANNELS: Final = 32
-"""Of a tile of grouped K: 64 bytes of bfloat16, two sectors of memory."""
+"""Channels of a tile of grouped K: 64 bytes of bfloat16, two memory sectors."""
 _BYTES: Final = 1024
 """Payload bytes that a program decodes."""
 _LAUNCH: Final = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def serves(values: torch.Tensor, records: torch.Tensor, scheme: Scheme, *, is_key: bool) -> bool:
-    """Whether the kernels can: sizes that fit a tile, halves or quarters of records that are whole tokens, and aligned scales."""
+    """Return whether the kernels support the shape: sizes fit a tile, halves or quarters of records are whole
+    tokens, and scales are aligned."""
     tokens, head_dim = values.shape[-2:]
     alignment = 4 if scheme.kind.startswith("fp8") else 2
     if any(number % alignment for number in (records.data_ptr(), *records.stride()[:-1], tokens * head_dim * scheme.bits // 8)):
@@ -39,7 +40,7 @@ def serves(values: torch.Tensor, records: torch.Tensor, scheme: Scheme, *, is_ke
 
 
 def encode(values: torch.Tensor, scheme: Scheme, *, is_key: bool, out: torch.Tensor) -> None:
-    """Records of `values` [..., tokens, head_dim] into `out`; what `codec.encode` says of them, for what `serves` allows."""
+    """Encode `values` [..., tokens, head_dim] into `out`, like `codec.encode`, for shapes that `serves` accepts."""
     tokens, head_dim = values.shape[-2:]
     places = (values, _offsets(values, 2), out, _offsets(out, 1), values.stride(-2), values.stride(-1))
     count = out.shape[:-1].numel()
@@ -62,7 +63,7 @@ def encode(values: torch.Tensor, scheme: Scheme, *, is_key: bool, out: torch.Ten
 
 
 def decode(records: torch.Tensor, scheme: Scheme, *, is_key: bool, out: torch.Tensor) -> None:
-    """Values of `records` into `out` [..., tokens, head_dim]; what `codec.decode` says of them, for what `serves` allows."""
+    """Decode `records` into `out` [..., tokens, head_dim], like `codec.decode`, for shapes that `serves` accepts."""
     tokens, head_dim = out.shape[-2:]
     places = (records, _offsets(records, 1), out, _offsets(out, 2), out.stride(-2), out.stride(-1), torch.finfo(out.dtype).max)
     grid = (records.shape[:-1].numel(), triton.cdiv(tokens * head_dim * scheme.bits // 8, _BYTES))
@@ -78,12 +79,13 @@ def decode(records: torch.Tensor, scheme: Scheme, *, is_key: bool, out: torch.Te
 
 
 def _rows(tokens: int, row_elements: int) -> int:
-    """Tokens of a program's tile: a power of two."""
+    """Return the tokens of a program's tile, a power of two."""
     return int(max(1, min(triton.next_power_of_2(tokens), _MAX_TILE // row_elements)))
 
 
 def _offsets(tensor: torch.Tensor, trailing: int) -> torch.Tensor:
-    """Where each record begins: offsets in elements, int64, of the axes before the `trailing` ones, in order. Any strides will do."""
+    """Return each record's start: offsets in elements, int64, over the axes before the `trailing` ones, in order,
+    for any strides."""
     offsets = torch.zeros(1, dtype=torch.int64, device=tensor.device)
     for size, stride in zip(tensor.shape[:-trailing], tensor.stride()[:-trailing], strict=True):
         steps = torch.arange(size, dtype=torch.int64, device=tensor.device) * stride
@@ -93,13 +95,14 @@ def _offsets(tensor: torch.Tensor, trailing: int) -> torch.Tensor:
 
 @triton.jit
 def _nearest(x):
-    """To the nearest whole number, ties to even, of magnitudes under 2^22."""
+    """Round to the nearest whole number, ties to even, for magnitudes under 2^22."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def _affine(x, is_there, axis: tl.constexpr, levels: tl.constexpr, symmetric: tl.constexpr):
-    """Codes (int32), and the bits of scale and minimum (int16, axis kept as 1), of the groups along axis. What is not there is 0."""
+    """Return codes (int32), and the bits of scale and minimum (int16, axis kept as 1), of groups along axis. Masked
+    elements are 0."""
     is_finite = tl.abs(x) <= 3.4028234663852886e38
     is_sound = tl.min(is_finite.to(tl.int32), axis, keep_dims=True) > 0
     clean = tl.where(is_finite, x, 0.0)
@@ -128,7 +131,8 @@ def _encode_tokens(
     values, places, records, made, token_stride, channel_stride, tokens: tl.constexpr, head_dim: tl.constexpr,
     rows: tl.constexpr, padded: tl.constexpr, group_size: tl.constexpr, bits: tl.constexpr, symmetric: tl.constexpr,
 ):  # fmt: skip
-    """int8, int8a and grouped V: groups along channels. A program has rows tokens of each part of the record that share bytes."""
+    """Encode int8, int8a and grouped V, with groups along channels. A program has `rows` tokens of each part of the
+    record that shares bytes."""
     parts: tl.constexpr = 8 // bits
     levels: tl.constexpr = 127 if symmetric else 2**bits - 1
     groups: tl.constexpr = padded // group_size
@@ -164,7 +168,7 @@ def _encode_channels(
     values, places, records, made, token_stride, channel_stride, tokens: tl.constexpr, head_dim: tl.constexpr,
     channels: tl.constexpr, group_size: tl.constexpr, bits: tl.constexpr,
 ):  # fmt: skip
-    """Grouped K: groups along tokens. A program has channels channels of all tokens of a record."""
+    """Encode grouped K, with groups along tokens. A program has `channels` channels of all tokens of a record."""
     parts: tl.constexpr = 8 // bits
     groups: tl.constexpr = tokens // group_size
     source = values + tl.load(places + tl.program_id(0))
@@ -195,7 +199,8 @@ def _encode_fp8(
     values, places, records, made, token_stride, channel_stride, span, tokens: tl.constexpr, head_dim: tl.constexpr,
     rows: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """A program has the `span` records that share a scale: it reads them for the largest magnitude, then again, from cache."""
+    """Encode fp8. A program has the `span` records that share a scale: it reads them for the largest magnitude, then
+    again, from cache."""
     first = tl.program_id(0) * span
     channel = tl.arange(0, padded)
     largest = 0.0
@@ -228,10 +233,10 @@ def _encode_fp8(
 
 @triton.jit
 def _e4m3(y):
-    """The code (int32) nearest to float32 magnitudes up to 448: of the even one in a tie."""
+    """Return the code (int32) nearest to float32 magnitudes up to 448, ties to even."""
     bits = y.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    # A normal number loses 20 of its 23 mantissa bits, and its exponent's bias falls from 127 to 7; under 2^-6 steps are 2^-9.
+    # A normal number loses 20 of its 23 mantissa bits, and its exponent bias changes from 127 to 7; below 2^-6 steps are 2^-9.
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - ((127 - 7) << 3)
     subnormal = _nearest(tl.minimum(tl.abs(y), 1.0) * 512.0).to(tl.int32)
     return tl.where(size >= (127 - 6) << 23, normal, subnormal) | ((bits >> 24) & 0x80)
@@ -256,7 +261,7 @@ def _decode_fp8(
     is_there = element < tokens * head_dim
     code = tl.load(record + element, mask=is_there, other=0).to(tl.int32)
     scale = tl.abs(tl.load((record + tokens * head_dim).to(tl.pointer_type(tl.float32))))
-    # A code's bits in a float16's place are its value / 2^8, subnormals too.
+    # A code's bits, read as a float16, are its value / 2^8, also for subnormals.
     small = (((code & 0x80) << 8) | ((code & 0x7F) << 7)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     x = tl.minimum(tl.maximum((small * 256.0) * scale, -limit), limit)
     x = tl.where((code & 0x7F) == 0x7F, float("nan"), x)
@@ -270,7 +275,7 @@ def _decode_integers(
     records, made, values, places, token_stride, channel_stride, limit, tokens: tl.constexpr, head_dim: tl.constexpr,
     byte_count: tl.constexpr, group_size: tl.constexpr, bits: tl.constexpr, along_tokens: tl.constexpr, signed: tl.constexpr,
 ):  # fmt: skip
-    """int8, int8a, int4, int2: a program has byte_count bytes of a record, and of each the codes that share it."""
+    """Decode int8, int8a, int4 and int2. A program has `byte_count` bytes of a record, and all codes in each."""
     parts: tl.constexpr = 8 // bits
     share: tl.constexpr = tokens * head_dim // parts
     count: tl.constexpr = tokens * head_dim // group_size

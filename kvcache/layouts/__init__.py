@@ -1,1 +1,1 @@
-"""Where each element of a KV cache lies on each rank, and what must be copied where between two layouts."""
+"""Memory layouts of KV caches over ranks, and the copies that convert one layout into another."""

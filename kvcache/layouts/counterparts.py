@@ -1,11 +1,12 @@
-"""Which rank of one executor sends what to which rank of another: intervals of layers and heads that meet. It knows no bytes.
+"""Pairs of ranks of two executors that exchange cache: intersections of their layers and heads. Independent of bytes.
 
-A destination rank needs its layers x its heads of the blocks on its context-parallel rank. Source ranks hold such products too, so a pair
-of ranks exchanges the intersection: of two intervals of layers, of two intervals of heads, and of two residues of block numbers.
-Where several source ranks hold copies of a head (GQA with more ranks than heads, MLA), receivers take them in turn.
+A destination rank needs its layers and heads of the blocks on its context-parallel rank; source ranks hold such
+products, too. So a pair exchanges the intersection: of two intervals of layers, of two intervals of heads, and of two
+residues of block numbers. If several source ranks hold copies of a head (GQA with more ranks than heads, MLA),
+receivers are distributed over them round-robin.
 
-Source: the prefix sums over layers and the rule that a head is sent by one of its holders are those of TensorRT-LLM's `targetIRanks` (in
-`cacheSplitConcat`); it divides sizes where this intersects intervals, which also covers sizes that do not divide one another.
+Source: TensorRT-LLM's `targetIRanks` (in `cacheSplitConcat`) for prefix sums over layers and one sender for each head.
+It divides sizes; intersecting intervals also covers sizes that do not divide each other.
 """
 
 from collections import defaultdict
@@ -19,11 +20,12 @@ from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.protocol.errors import InvalidArgument
 
 MAX_TURN: Final = 1 << 20
-"""Units after which positions lie on the same ranks again: a peer tells its layout, and all of a turn are looked at."""
+"""Limit of the period, in units, after which positions repeat their ranks: layouts come from peers, and a whole
+period is enumerated."""
 
 
 class RankPair(NamedTuple):
-    """What one rank sends to another: these layers of these KV heads, of the blocks that both have."""
+    """Layers and KV heads that one rank sends to another, of the blocks that both have."""
 
     source_rank: int
     destination_rank: int
@@ -32,12 +34,12 @@ class RankPair(NamedTuple):
 
 
 def find_pairs(source: CacheLayout, destination: CacheLayout, *, source_dp: int, destination_dp: int) -> tuple[RankPair, ...]:
-    """All pairs of ranks between these attention-DP groups, by rising destination, then source rank.
+    """Return all pairs of ranks between these attention-DP groups, by rising destination, then source rank.
 
-    Every byte of every destination rank of the group comes from exactly one pair. Of source ranks with the same heads the receivers
-    take the first, the second and so on in turn, per pipeline stage and context-parallel rank: load spreads as far as there are receivers.
+    Every byte of every destination rank of the group comes from exactly one pair. Receivers are assigned round-robin to
+    the source ranks with the same heads, for each pipeline stage and context-parallel rank.
 
-    Raises InvalidArgument: the blocks' sizes do not go together.
+    Raises InvalidArgument: the block sizes are incompatible.
     """
     ours, theirs = source.parallel, destination.parallel
     meeting = _meeting_cp_ranks(source, destination)
@@ -63,7 +65,7 @@ def find_pairs(source: CacheLayout, destination: CacheLayout, *, source_dp: int,
 
 
 def intersect(one: range, other: range) -> range:
-    """What two intervals have in common; an empty one if nothing."""
+    """Return the intersection of two intervals, possibly empty."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
 
@@ -73,7 +75,7 @@ def _copies_of_head(layout: CacheLayout) -> int:
 
 
 def _holders(layout: CacheLayout, heads: range) -> Iterator[tuple[int, range]]:
-    """The first shard of those that hold the same heads, and which of `heads` these are."""
+    """Yield the first shard of each group of shards with equal heads, and which of `heads` it holds."""
     copies = _copies_of_head(layout)
     size = max(1, layout.spec.kv_heads // layout.parallel.shards)
     for holder in range(heads.start // size, -(-heads.stop // size)):
@@ -81,13 +83,14 @@ def _holders(layout: CacheLayout, heads: range) -> Iterator[tuple[int, range]]:
 
 
 def _meeting_cp_ranks(source: CacheLayout, destination: CacheLayout) -> list[list[int]]:
-    """For each destination context-parallel rank, the source ones with tokens of the same sequence positions. Raises InvalidArgument."""
+    """Return, for each destination context-parallel rank, the source ranks with tokens of the same positions. Raises
+    InvalidArgument."""
     ours, theirs = source.spec.block_tokens, destination.spec.block_tokens
     unit = gcd(ours, theirs)
-    # Which ranks a position is on repeats after a turn of both.
+    # The ranks of a position repeat after a period of both sides.
     turn = lcm(ours * source.parallel.cp, theirs * destination.parallel.cp)
     if turn > MAX_TURN * unit:
-        raise InvalidArgument(f"blocks of {ours} and of {theirs} tokens do not go together: a turn of both is {turn} tokens")
+        raise InvalidArgument(f"blocks of {ours} and of {theirs} tokens do not go together: their common period is {turn} tokens")
     starts = np.arange(0, turn, unit)
     met = {*zip((starts // theirs % destination.parallel.cp).tolist(), (starts // ours % source.parallel.cp).tolist(), strict=True)}
     return [sorted(cp for at, cp in met if at == rank) for rank in range(destination.parallel.cp)]

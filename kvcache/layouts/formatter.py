@@ -1,13 +1,15 @@
-"""What must be copied where when a sequence's KV cache moves from one executor to another that lays it out differently.
+"""Conversion of a sequence's KV cache between two executors' layouts: which bytes to copy from where to where.
 
-`remap` compares two layouts once; the `Remapping` it gives then makes, for the blocks of a sequence and a pair of ranks, the copies as
-arrays, or gathers and scatters the pair's bytes through one buffer where runs are too short to be sent one by one. It sends nothing.
+`remap` compares two layouts once. The resulting `Remapping` computes the copies for a sequence's blocks and a pair of
+ranks, as arrays, or gathers and scatters the pair's bytes through one buffer if runs are too short to send. It sends
+nothing.
 
-Any two layouts of one model can be mapped, provided one of their block sizes divides the other; records of quantised blocks are opaque
-here, so that their block sizes must be equal. Tensor-parallel sizes need not divide one another, as long as each divides the heads. What a
-re-mapping refuses, it refuses with the reason.
+**Supported.** Any two layouts of one model in which one block size divides the other. Records of quantised blocks are
+opaque, so their block sizes must be equal. Tensor-parallel sizes need not divide each other, but each must divide the
+heads. Unsupported layouts raise InvalidArgument with the reason.
 
-Source: what TensorRT-LLM's cache formatter does (its `docs/source/developer-guide/kv-transfer.md`); it refuses differing block sizes.
+Source: TensorRT-LLM's cache formatter (its `docs/source/developer-guide/kv-transfer.md`), which rejects different block
+sizes.
 """
 
 from collections.abc import Sequence
@@ -25,11 +27,12 @@ from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 _SAME: Final = ("layers", "kv_heads", "head_dim", "dtype", "kv_factor", "scheme", "window_tokens", "windowed_layers")
-"""What both specs must agree on. Query heads are not cached."""
+"""Fields that both specs must agree on. Query heads are not cached."""
 
 
 def check_layouts(source: CacheLayout, destination: CacheLayout) -> None:
-    """Raises InvalidArgument unless a cache of `source` can become one of `destination`; the message names all that differs."""
+    """Raises InvalidArgument unless a cache of `source` can become one of `destination`; the text lists all
+    differences."""
     ours, theirs = source.spec, destination.spec
     differing = []
     for name in _SAME:
@@ -46,7 +49,7 @@ def check_layouts(source: CacheLayout, destination: CacheLayout) -> None:
             f"blocks of {ours.block_tokens} tokens cannot become blocks of {theirs.block_tokens}: one must be a multiple of the other"
         )
     if source.axes.transposed != destination.axes.transposed:
-        raise InvalidArgument(f"{source.order} and {destination.order}: what one side keeps transposed is copied as it lies, not turned")
+        raise InvalidArgument(f"{source.order} and {destination.order}: both sides must transpose the same of K and V")
     if source.has_records and large != small:
         kind = "transposed" if source.axes.transposed else f"of the scheme {ours.scheme.name}"
         raise InvalidArgument(
@@ -55,7 +58,8 @@ def check_layouts(source: CacheLayout, destination: CacheLayout) -> None:
 
 
 def check_tokens(layout: CacheLayout, *, first_token: int, tokens: int) -> tuple[int, int]:
-    """The half-open range of tokens to move; where there are records their whole blocks. Raises InvalidArgument if it is not one."""
+    """Return the half-open range of tokens to move, in whole blocks if there are records. Raises InvalidArgument:
+    not a valid range."""
     if not 0 <= first_token <= tokens:
         raise InvalidArgument(f"tokens [{first_token}, {tokens}) are not a range that starts at 0 or later")
     if not layout.has_records:
@@ -69,22 +73,23 @@ def check_tokens(layout: CacheLayout, *, first_token: int, tokens: int) -> tuple
 
 
 class BlockList(NamedTuple):
-    """A sequence's blocks in one rank's pool, checked."""
+    """Validated blocks of a sequence in one rank's pool."""
 
     indexes: Int64s
     block_tokens: int
 
     def place(self, units: Units) -> TokenSlots:
-        """Blocks of these units, and where in them they start."""
+        """Return the block of each unit, and the unit's start in it."""
         return TokenSlots(self.indexes[units.starts // self.block_tokens], units.starts % self.block_tokens)
 
 
 def check_blocks(layout: CacheLayout, rank: int, blocks: ArrayLike, *, first_token: int, end_token: int, is_written: bool) -> BlockList:
-    """The list as an array. Only those blocks are looked at that `rank` has and that hold some of the tokens.
+    """Validate a block list and return it as an array. Only blocks that `rank` holds and that overlap the tokens are
+    checked.
 
     Raises:
-        InvalidArgument: the list is not one of whole numbers or too short, a block is outside of the pool, or one that is written to is
-            named twice.
+        InvalidArgument: not a list of whole numbers, too short, a block outside the pool, or a destination block listed
+            twice.
     """
     indexes = np.asarray(blocks)
     if indexes.ndim != 1 or (indexes.size and indexes.dtype.kind not in "iu"):
@@ -103,7 +108,7 @@ def check_blocks(layout: CacheLayout, rank: int, blocks: ArrayLike, *, first_tok
 
 
 class _Share(NamedTuple):
-    """What one call is about: a part of what a pair exchanges."""
+    """Arguments of one call: a part of what a pair exchanges."""
 
     pair: RankPair
     layers: range
@@ -113,12 +118,14 @@ class _Share(NamedTuple):
 
 
 class Remapping:
-    """From one layout to another, between one attention-DP group of either. Immutable; made by `remap`.
+    """Conversion from one layout to another, between one attention-DP group of each. Immutable; created by `remap`.
 
-    Methods take a pair of ranks from `pairs`, and block lists in the order of the sequence: the n-th is the index of the sequence's n-th
-    block in the pool of the rank that has it (with context parallelism rank n % cp). Lists may be longer than the tokens need.
-    Tokens [first_token, tokens) of the sequence are moved, in those layers of the pair that are in `layers` (of the model's; None: all).
-    Records (what is quantised, or transposed) are moved whole, the last one too.
+    - **Pairs.** Methods take a pair of ranks from `pairs`.
+    - **Block lists** are in the order of the sequence: entry n is the index of the sequence's n-th block in the pool of
+      the rank that has it (with context parallelism rank n % cp). Lists may be longer than needed.
+    - **Extent.** Tokens [first_token, tokens) of the sequence, in the pair's layers that are in `layers` (model's
+      numbers; None: all).
+    - **Records**, quantised or transposed, are moved whole, including the last one.
     """
 
     def __init__(self, source: CacheLayout, destination: CacheLayout, pairs: tuple[RankPair, ...]) -> None:
@@ -129,15 +136,15 @@ class Remapping:
         self._by_ranks = {(pair.source_rank, pair.destination_rank): pair for pair in pairs}
 
     def receivers_of(self, source_rank: int) -> tuple[int, ...]:
-        """Ranks that `source_rank` sends to, rising; none if another holder of the same heads does that for it."""
+        """Return the ranks that `source_rank` sends to, rising; none if another holder of the same heads sends them."""
         return tuple(pair.destination_rank for pair in self.pairs if pair.source_rank == source_rank)
 
     def senders_of(self, destination_rank: int) -> tuple[int, ...]:
-        """Ranks that `destination_rank` receives from, rising; none if it is outside of the attention-DP group."""
+        """Return the ranks that `destination_rank` receives from, rising; none outside the attention-DP group."""
         return tuple(pair.source_rank for pair in self.pairs if pair.destination_rank == destination_rank)
 
     def pair(self, source_rank: int, destination_rank: int) -> RankPair:
-        """What one sends to the other. Raises InvalidArgument if that is nothing, or there are no such ranks."""
+        """Return what one rank sends to the other. Raises InvalidArgument: nothing, or no such ranks."""
         if found := self._by_ranks.get((source_rank, destination_rank)):
             return found
         self.source.parallel.coordinates(source_rank)
@@ -156,11 +163,11 @@ class Remapping:
         first_token: int = 0,
         layers: range | None = None,
     ) -> CopyArrays:
-        """The copies between the pools of the two ranks. `tokens` None: as many as the source's blocks hold.
+        """Return the copies between the pools of the two ranks. `tokens` None: as many as the source's blocks hold.
 
         Raises:
-            InvalidArgument: the ranks are no pair, a block list is too short or names a block outside of the pool, a destination block is
-                named twice, or the tokens or layers are no range.
+            InvalidArgument: not a pair, a block list is too short or has a block outside the pool, a destination block
+                is listed twice, or the tokens or layers are not a range.
         """
         tokens = np.size(source_blocks) * self.source.spec.block_tokens if tokens is None else tokens
         share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)
@@ -174,7 +181,8 @@ class Remapping:
         return copies_of(parts)
 
     def run_bytes(self, source_rank: int, destination_rank: int) -> int:
-        """The shortest run that `copies` makes of whole units between these ranks; where it is short, `gather` and `scatter` do better.
+        """Return the shortest run in the copies of whole units between these ranks. If it is short, `gather` and
+        `scatter` are faster.
 
         Raises:
             InvalidArgument: the ranks are no pair.
@@ -186,7 +194,8 @@ class Remapping:
     def staged_bytes(
         self, source_rank: int, destination_rank: int, *, tokens: int, first_token: int = 0, layers: range | None = None
     ) -> int:
-        """Bytes that `gather` makes and `scatter` takes, the sum of the copies' lengths. Raises InvalidArgument as `copies` does."""
+        """Return the bytes that `gather` writes and `scatter` reads: the sum of the copies' lengths. Raises
+        InvalidArgument as `copies`."""
         return self._staged_bytes(self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers))
 
     def gather(
@@ -201,12 +210,14 @@ class Remapping:
         layers: range | None = None,
         out: Any = None,
     ) -> Bytes:
-        """The pair's bytes out of the regions of the source rank's pool, contiguous, in an order that both ends compute alone.
+        """Return the pair's bytes from the source rank's pool, contiguous, in an order that both ends compute
+        independently.
 
-        `out`: a writable buffer of exactly `staged_bytes` to put them in; None: new memory. The result is an array over it.
+        `out`: a writable buffer of exactly `staged_bytes`; None: new memory. The result is an array over it.
 
         Raises:
-            InvalidArgument: as `copies`, or `out` is of another size or read-only, or a region is too small. `out` may then hold a part.
+            InvalidArgument: as `copies`, or `out` has another size or is read-only, or a region is too small. `out` may
+                be partly written.
         """
         share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)
         staged = as_bytes(np.empty(self._staged_bytes(share), np.uint8) if out is None else out)
@@ -227,11 +238,11 @@ class Remapping:
         first_token: int = 0,
         layers: range | None = None,
     ) -> None:
-        """The reverse of `gather`, on the other end, with the same tokens and layers; `staged` is a contiguous buffer.
+        """Reverse `gather` at the other end, with the same tokens and layers. `staged` is a contiguous buffer.
 
         Raises:
-            InvalidArgument: as `copies`, or `staged` is of another size, or a region is too small or read-only. Some of the regions may
-                then have been written.
+            InvalidArgument: as `copies`, or `staged` has another size, or a region is too small or read-only. Regions
+                may be partly written.
         """
         share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)
         self._move(share, destination_regions, destination_blocks, as_bytes(staged), to_pool=True)
@@ -254,7 +265,7 @@ class Remapping:
         layout, rank = (self.destination, share.pair.destination_rank) if to_pool else (self.source, share.pair.source_rank)
         own = check_blocks(layout, rank, blocks, first_token=share.first_token, end_token=share.end_token, is_written=to_pool)
         if staged.size != (size_bytes := self._staged_bytes(share)):
-            raise InvalidArgument(f"a buffer of {staged.size} bytes for {size_bytes}: both ends must name the same tokens and layers")
+            raise InvalidArgument(f"a buffer of {staged.size} bytes for {size_bytes}: both ends must use the same tokens and layers")
         at = 0
         for units in share.units:
             shape = Shape(share.layers, share.pair.heads, units.tokens)
@@ -265,13 +276,12 @@ class Remapping:
 
 @lru_cache(maxsize=256)
 def remap(source: CacheLayout, destination: CacheLayout, *, source_dp: int = 0, destination_dp: int = 0) -> Remapping:
-    """How the cache of a sequence in attention-DP group `source_dp` becomes one in group `destination_dp` of the other executor.
+    """Return the conversion from attention-DP group `source_dp` to group `destination_dp` of the other executor.
 
-    Kept by layouts: the second call with equal ones costs a look-up.
+    Cached: a call with known layouts costs a lookup.
 
     Raises:
-        InvalidArgument: the layouts are not of the same model and scheme, blocks of one size cannot become blocks of the other, or there is
-            no such group.
+        InvalidArgument: different models or schemes, incompatible block sizes, or no such group.
     """
     check_layouts(source, destination)
     for name, group, groups in (("source_dp", source_dp, source.parallel.dp), ("destination_dp", destination_dp, destination.parallel.dp)):

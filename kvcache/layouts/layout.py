@@ -1,9 +1,11 @@
-"""Where the KV cache of a model lies in the memory of an executor's ranks. `locate` is the definition; fast plans are made elsewhere.
+"""Layout of a model's KV cache in the memory of an executor's ranks. `locate` is its definition; faster code is tested
+against it.
 
-Each rank has a pool of blocks for the layers and the heads it owns. Nothing here moves a byte or knows which block belongs to whom.
+Each rank has a pool of blocks for its layers and heads. The module moves no bytes and does not track the owners of
+blocks.
 
-Fast plans are sums of index times stride, so that numpy makes many places at once. Keys and values may differ in size (quantised with
-different bits): strides are of one rank's K, or of its V.
+`Strides` express a position as a sum of index times stride, so that numpy computes many at once. Keys and values may
+differ in size (quantised with different bits), so strides are of one rank's K or V.
 """
 
 from dataclasses import dataclass, field
@@ -20,26 +22,26 @@ from kvstore.protocol.errors import ConfigError, InvalidArgument, ProtocolError
 from kvstore.protocol.wire import Reader, Writer
 
 VERSION: Final = 1
-"""Of the bytes by which executors tell one another their layouts."""
+"""Version of the encoded form that executors exchange."""
 MAX_POOL_BYTES: Final = 1 << 56
-"""Of a pool with all layers and heads: keeps offsets far inside of 64 bits, whatever a peer says."""
+"""Limit of a pool with all layers and heads: keeps offsets within 64 bits for any peer's layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """One executor's cache: the model, how it is split over ranks, and how each rank's pool is ordered."""
+    """Layout of one executor's cache: the model, its split over ranks, and the axis order of each rank's pool."""
 
     spec: CacheSpec
     parallel: Parallel = Parallel()
     pool_blocks: int
-    """Blocks of each rank's pool."""
+    """Blocks in each rank's pool."""
     order: str = "HND"
-    """Axes of a pool, see orders.py: a name or written out; held written out."""
+    """Axis order of a pool, see orders.py: a name or spelled out; stored spelled out."""
     axes: Order = field(init=False, repr=False, compare=False)
-    """The order, read."""
+    """The parsed order."""
     has_records: bool = field(init=False, repr=False, compare=False)
-    """Whether the smallest thing with a place of its own is a record (one block, layer, K or V, and head), not an element of one token:
-    it is quantised, or transposed."""
+    """Whether the smallest addressable unit is a record (one block, layer, K or V, and head) instead of one token's
+    element: it is quantised, or transposed."""
     _unit_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class CacheLayout:
             split = parallel.layer_split or f"{parallel.pp} stages"
             raise InvalidArgument(f"the model has {spec.layers} layers, which cannot be split as {split}")
         if is_quantised and order.transposed:
-            raise InvalidArgument(f"records of the scheme {spec.scheme.name} have an order of their own: {order} cannot transpose them")
+            raise InvalidArgument(f"records of the scheme {spec.scheme.name} have a fixed order: {order} cannot transpose them")
         if is_quantised and order.inner[-1:] != ("token",):
             raise InvalidArgument(
                 f"the scheme {spec.scheme.name} keeps the tokens of a block and head in one record: the order must end in 'token', "
@@ -70,14 +72,14 @@ class CacheLayout:
             )
 
     def rank_layers(self, rank: int) -> range:
-        """Layers that `rank` has, of the model's. Raises InvalidArgument if there is no such rank."""
+        """Return the model's layers on `rank`. Raises InvalidArgument: no such rank."""
         return self.parallel.stage_layers(self.parallel.coordinates(rank).pp, layers=self.spec.layers)
 
     def rank_heads(self, rank: int) -> range:
-        """KV heads that `rank` has, of the model's; with more ranks than heads each head is on several.
+        """Return the model's KV heads on `rank`. With more ranks than heads each head is on several.
 
         Raises:
-            InvalidArgument: there is no such rank.
+            InvalidArgument: no such rank.
         """
         shard, shards, heads = self.parallel.shard_of(rank), self.parallel.shards, self.spec.kv_heads
         if shards > heads:
@@ -87,7 +89,7 @@ class CacheLayout:
         return range(shard * size, (shard + 1) * size)
 
     def count(self, rank: int, axis: str) -> int:
-        """How long `axis` is in the pool of `rank`."""
+        """Return the length of `axis` in the pool of `rank`."""
         if axis == "layer":
             return len(self.rank_layers(rank))
         if axis == "head":
@@ -99,25 +101,27 @@ class CacheLayout:
         return 1 if self.has_records else self.spec.block_tokens
 
     def unit_bytes(self, kv: int) -> int:
-        """Bytes of the smallest thing with a place of its own, of keys (`kv` 0) or values: an element (one token of a head) or a record."""
+        """Return the bytes of the smallest addressable unit of keys (`kv` 0) or values: an element (one token of a
+        head) or a record."""
         return self._unit_bytes[kv]
 
     def bytes_of(self, rank: int, axes: tuple[str, ...], *, kv: int) -> int:
-        """Bytes of a part of the pool of `rank` that spans these axes; of keys (`kv` 0) or values unless the axis kv is among them."""
+        """Return the bytes of a part of the pool of `rank` that spans these axes, of keys (`kv` 0) or values unless
+        the axis kv is one of them."""
         unit_bytes = sum(self._unit_bytes) if "kv" in axes else self._unit_bytes[kv]
         return unit_bytes * prod(self.count(rank, axis) for axis in axes if axis != "kv")
 
     def regions_of(self, rank: int, axes: tuple[str, ...]) -> int:
-        """Regions that these axes tell apart."""
+        """Return the number of regions that these axes distinguish."""
         return prod(self.count(rank, axis) for axis in axes)
 
     def region_count(self, rank: int) -> int:
-        """Regions of memory that the pool of `rank` consists of. Raises InvalidArgument if there is no such rank."""
+        """Return the number of memory regions in the pool of `rank`. Raises InvalidArgument: no such rank."""
         self.parallel.coordinates(rank)
         return self.regions_of(rank, self.axes.outer)
 
     def region_bytes(self, rank: int, region: int) -> int:
-        """Size of one of them. Raises InvalidArgument if there is no such rank or region."""
+        """Return the size of a region. Raises InvalidArgument: no such rank or region."""
         if not 0 <= region < self.region_count(rank):
             raise InvalidArgument(f"region {region} of rank {rank} is outside [0, {self.region_count(rank)})")
         outer, inner, _ = self.axes
@@ -127,12 +131,13 @@ class CacheLayout:
         return self.bytes_of(rank, inner, kv=kv)
 
     def locate(self, rank: int, layer: int, kv: int, head: int, block: int, token: int = 0) -> tuple[int, int]:
-        """Region and offset in bytes of an element: `layer` and `head` are the model's, `block` the pool's, `token` within the block.
+        """Return region and byte offset of an element. `layer` and `head` are the model's, `block` the pool's, `token`
+        within the block.
 
-        This is the definition of a layout, in the plainest words; everything that is quicker is tested against it.
+        This is the definition of a layout; faster code is tested against it.
 
         Raises:
-            InvalidArgument: `rank` does not have it, or `token` is not 0 where the unit is a whole record.
+            InvalidArgument: `rank` does not have the element, or `token` is not 0 although the unit is a record.
         """
         first = {"layer": self.rank_layers(rank).start, "head": self.rank_heads(rank).start}
         at = {}
@@ -145,12 +150,12 @@ class CacheLayout:
         for axis in outer:
             region = region * self.count(rank, axis) + at[axis]
         for position, axis in enumerate(inner):
-            # What lies before it: as many parts as the index says, each of all the axes inside of this one. Before values are keys.
+            # Skip `at[axis]` parts, each spanning all inner axes. Keys come before values.
             offset_bytes += at[axis] * self.bytes_of(rank, inner[position + 1 :], kv=0 if axis == "kv" else kv)
         return region, offset_bytes
 
     def to_bytes(self) -> bytes:
-        """As peers tell each other; `from_bytes` reads it."""
+        """Return the encoded form for peers; `from_bytes` decodes it."""
         spec, parallel = self.spec, self.parallel
         writer = Writer().u8(VERSION).u64(self.pool_blocks).text(self.order)
         for number in _spec_numbers(spec):
@@ -162,7 +167,7 @@ class CacheLayout:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> "CacheLayout":
-        """What `to_bytes` made. Raises ProtocolError for anything else, also a layout that cannot be."""
+        """Decode the form of `to_bytes`. Raises ProtocolError: malformed, or an impossible layout."""
         reader = Reader(data)
         if (version := reader.u8()) != VERSION:
             raise ProtocolError(f"a layout of version {version}: this side speaks version {VERSION}; run the same release on both")
@@ -200,45 +205,45 @@ def _spec_numbers(spec: CacheSpec) -> tuple[int, ...]:
 
 
 class Step(NamedTuple):
-    """How far the place moves when an index grows by one. Also a place itself: so many steps from region 0, byte 0."""
+    """Stride of an index, in regions and bytes. Also a position: this far from region 0, byte 0."""
 
     regions: int
     size_bytes: int
 
     def moved(self, step: "Step", times: int) -> "Step":
-        """The place `times` steps on."""
+        """Return the position `times` steps further."""
         return Step(self.regions + times * step.regions, self.size_bytes + times * step.size_bytes)
 
 
 class TokenSlots(NamedTuple):
-    """Tokens in a rank's pool: the block of each and its place in the block. Arrays of one length."""
+    """Block and position within the block of tokens in a rank's pool. Arrays of equal length."""
 
     blocks: Int64s
     tokens: Int64s
 
 
 class RegionOffsets(NamedTuple):
-    """Regions and offsets in bytes. Arrays of one length."""
+    """Regions and byte offsets. Arrays of equal length."""
 
     regions: Int64s
     offsets: Int64s
 
 
 class Strides(NamedTuple):
-    """Of K or V of one rank; indexes of layers and heads are those within the rank."""
+    """Strides of K or V of one rank; layer and head indices are within the rank."""
 
     start: Step
-    """Where all indexes are 0."""
+    """Position at which all indices are 0."""
     block: Step
     layer: Step
     head: Step
     token: Step
-    """Of no use where records are quantised: a token is then no place of its own."""
+    """Meaningless for quantised records, whose tokens are not addressable."""
     value: Step
-    """Between the `head_dim` values of an element; of no use where records are quantised."""
+    """Between the `head_dim` values of an element. Meaningless for quantised records."""
 
     def places(self, placed: TokenSlots, first: Step) -> RegionOffsets:
-        """Where these tokens are if block 0's first token is at `first`."""
+        """Return the positions of these tokens if block 0's first token is at `first`."""
         blocks, tokens = placed
         return RegionOffsets(
             first.regions + blocks * self.block.regions + tokens * self.token.regions,
@@ -248,19 +253,19 @@ class Strides(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def strides_of(layout: CacheLayout, rank: int, kv: int) -> Strides:
-    """Strides of keys (`kv` 0) or values (1) in the pool of `rank`. Raises InvalidArgument if there is no such rank."""
+    """Return the strides of keys (`kv` 0) or values (1) in the pool of `rank`. Raises InvalidArgument: no such rank."""
     steps: dict[str, Step] = {}
     outer, inner, transposed = layout.axes
     for position, axis in enumerate(outer):
         steps[axis] = Step(layout.regions_of(rank, outer[position + 1 :]), 0)
     for position, axis in enumerate(inner):
-        # K comes before V: a step from one to the other is as long as K's part.
+        # K comes before V: the stride between them is the length of K's part.
         steps[axis] = Step(0, layout.bytes_of(rank, inner[position + 1 :], kv=0 if axis == "kv" else kv))
     start = Step(0, 0).moved(steps["kv"], kv)
     value_bytes, element_bytes = layout.spec.dtype_bytes, layout.spec.dtype_bytes * layout.spec.head_dim
     value = Step(0, value_bytes)
     if TRANSPOSED[kv] in transposed:
         steps["token"], value = value, Step(0, value_bytes * layout.spec.block_tokens)
-    elif transposed:  # the other one is: this one is a record, too, of elements one after another
+    elif transposed:  # only the other one is: this one is a record, too, with contiguous elements
         steps["token"] = Step(0, element_bytes)
     return Strides(start, steps["block"], steps["layer"], steps["head"], steps["token"], value)

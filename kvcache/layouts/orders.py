@@ -1,11 +1,12 @@
-"""The order of axes in a rank's pool of KV cache: how it is written, and what the usual engines have. It knows no sizes.
+"""Axis orders of a rank's KV pool: their notation, and the orders of common engines. Independent of sizes.
 
-An order names the five axes from the outermost to the innermost: `block layer kv head token`. An element is the `head_dim` values of
-one token and head. Axes before a `|` choose a region of memory (a tensor), those after it a place in it:
-`layer | kv block token head` is one tensor a layer, [2, blocks, tokens, heads, head_dim]. Without a `|` the pool is one region.
+An order lists the five axes from the outermost to the innermost: `block layer kv head token`. An element is the
+`head_dim` values of one token and head. Axes before a `|` select a memory region (a tensor), those after it a position
+in it: `layer | kv block token head` is one tensor a layer, [2, blocks, tokens, heads, head_dim]. Without a `|` the pool
+is one region.
 
-The `head_dim` values of an element are contiguous, unless the order ends in `K^T`, `V^T` or both: of one block, layer and head these are
-then [head_dim, tokens], as a kernel wants them that multiplies by them. `token` must be the last axis there.
+The `head_dim` values of an element are contiguous, unless the order ends in `K^T`, `V^T` or both: a block, layer and
+head are then [head_dim, tokens], the form of kernels that multiply by them. `token` must be the last axis in that case.
 """
 
 from typing import Final, NamedTuple
@@ -14,7 +15,7 @@ from kvstore.protocol.errors import InvalidArgument
 
 AXES: Final = ("block", "layer", "kv", "head", "token")
 TRANSPOSED: Final = ("K^T", "V^T")
-"""What an order may end in, of keys and of values: their index is that of the axis kv."""
+"""Suffixes of an order, for keys and values, indexed like the axis kv."""
 
 ORDERS: Final[dict[str, str]] = {
     "HND": "block layer kv head token",
@@ -44,23 +45,23 @@ layouts of the same names)."""
 
 
 class Order(NamedTuple):
-    """Axes that choose a region, and those inside of it; both from the outermost."""
+    """Axes that select a region, and axes within it, both from the outermost."""
 
     outer: tuple[str, ...]
     inner: tuple[str, ...]
     transposed: tuple[str, ...] = ()
-    """Those of TRANSPOSED that it ends in."""
+    """Suffixes of TRANSPOSED that the order has."""
 
     def __str__(self) -> str:
         return " ".join((*self.outer, *("|" if self.outer else ""), *self.inner, *self.transposed))
 
 
 def parse_order(text: str) -> Order:
-    """The order of this name (case does not matter), or the one written out.
+    """Return the order of this name, in any case, or the one spelled out.
 
     Raises:
-        InvalidArgument: it is no name, and not each of the five axes exactly once with at most one `|`; or what is transposed has not
-            `token` for its last axis.
+        InvalidArgument: neither a name nor the five axes exactly once with at most one `|`; or a transposed order whose
+            last axis is not `token`.
     """
     written = {name.lower(): order for name, order in ORDERS.items()}.get(text.strip().lower(), text)
     before, bar, after = written.partition("|")

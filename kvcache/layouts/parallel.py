@@ -1,10 +1,11 @@
-"""How one executor splits a model over its ranks: tensor, pipeline and context parallel, and attention-DP. It knows no model and no byte.
+"""Split of a model over an executor's ranks: tensor, pipeline and context parallelism, and attention DP. Independent of
+the model.
 
-A rank's number has the context-parallel rank as its fastest part: rank = pp * TP * CP + tp * CP + cp. (Numbering with tp fastest sends to
-the wrong ranks as soon as both TP and CP are above 1.)
+The context-parallel rank is the fastest part of a rank's number: rank = pp * TP * CP + tp * CP + cp. (With tp fastest,
+data would go to wrong ranks if both TP and CP are above 1.)
 
-Source: TensorRT-LLM, `executor/cache_transmission/cacheSplitConcat.cu` (`targetIRanks`), for the numbering of ranks and the split of
-attention-DP groups.
+Source: TensorRT-LLM, `executor/cache_transmission/cacheSplitConcat.cu` (`targetIRanks`), for the numbering of ranks and
+the split of attention-DP groups.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import Final, NamedTuple
 from kvstore.protocol.errors import InvalidArgument
 
 MAX_RANKS: Final = 1024
-"""Of one executor. A peer tells its layout, and the number of pairs of ranks grows with the product of both sides."""
+"""Limit of an executor's ranks: layouts come from peers, and the number of pairs grows with the product of both
+sides."""
 
 
 class Coordinates(NamedTuple):
-    """Where a rank stands in its executor."""
+    """Position of a rank in its executor."""
 
     pp: int
     tp: int
@@ -26,21 +28,21 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """Sizes of the kinds of parallelism of one executor."""
+    """Sizes of an executor's kinds of parallelism."""
 
     tp: int = 1
     """Tensor-parallel ranks; KV heads are split over `tp // dp` of them."""
     pp: int = 1
-    """Pipeline stages, each with layers of its own."""
+    """Pipeline stages; each has its own layers."""
     cp: int = 1
-    """Context-parallel ranks: block b of a sequence lies on rank b % cp."""
+    """Context-parallel ranks: block b of a sequence is on rank b % cp."""
     dp: int = 1
-    """Attention-DP groups among the tensor-parallel ranks; a sequence's cache lies in one of them."""
+    """Attention-DP groups among the tensor-parallel ranks; one of them has a sequence's cache."""
     layer_split: tuple[int, ...] = ()
-    """Layers of each pipeline stage; () splits evenly, the first stages take the remainder."""
+    """Layers of each pipeline stage; () splits evenly, with the remainder on the first stages."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument for a size below 1, more than MAX_RANKS ranks, or sizes that do not fit together."""
+        """Raises InvalidArgument: a size below 1, more than MAX_RANKS ranks, or inconsistent sizes."""
         for name, size in (("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("dp", self.dp)):
             if size < 1:
                 raise InvalidArgument(f"{name} is {size}: it must be at least 1")
@@ -53,37 +55,37 @@ class Parallel:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the executor."""
+        """Number of ranks."""
         return self.tp * self.pp * self.cp
 
     @property
     def shards(self) -> int:
-        """Tensor-parallel ranks that share the heads of one sequence: those of one attention-DP group."""
+        """Tensor-parallel ranks in one attention-DP group, which share a sequence's heads."""
         return self.tp // self.dp
 
     def rank_of(self, *, pp: int = 0, tp: int = 0, cp: int = 0) -> int:
-        """The rank at these coordinates. Raises InvalidArgument if one of them is outside its size."""
+        """Return the rank at these coordinates. Raises InvalidArgument: one is out of range."""
         for name, at, size in (("pp", pp, self.pp), ("tp", tp, self.tp), ("cp", cp, self.cp)):
             if not 0 <= at < size:
                 raise InvalidArgument(f"{name} rank {at} is outside [0, {size})")
         return pp * self.tp * self.cp + tp * self.cp + cp
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where `rank` stands. Raises InvalidArgument if there is no such rank."""
+        """Return the position of `rank`. Raises InvalidArgument: no such rank."""
         if not 0 <= rank < self.ranks:
             raise InvalidArgument(f"rank {rank} is outside [0, {self.ranks})")
         return Coordinates(pp=rank // (self.tp * self.cp), tp=rank % (self.tp * self.cp) // self.cp, cp=rank % self.cp)
 
     def group_of(self, rank: int) -> int:
-        """The attention-DP group of `rank`. Raises InvalidArgument if there is no such rank."""
+        """Return the attention-DP group of `rank`. Raises InvalidArgument: no such rank."""
         return self.coordinates(rank).tp // self.shards
 
     def shard_of(self, rank: int) -> int:
-        """Which of the `shards` of its group `rank` is. Raises InvalidArgument if there is no such rank."""
+        """Return the index of `rank` among its group's `shards`. Raises InvalidArgument: no such rank."""
         return self.coordinates(rank).tp % self.shards
 
     def stage_layers(self, stage: int, *, layers: int) -> range:
-        """Those of the model's `layers` that pipeline stage `stage` has."""
+        """Return the layers of pipeline stage `stage`, of the model's `layers`."""
         if self.layer_split:
             start = sum(self.layer_split[:stage])
             return range(start, start + self.layer_split[stage])

@@ -1,8 +1,9 @@
-"""What one pair of ranks copies, as runs: contiguous on both sides and as long as they get. It knows neither models nor requests.
+"""Copies of one pair of ranks as runs: as long as possible, contiguous on both sides. Independent of models and
+requests.
 
-A *unit* is as many tokens as the smaller of both block sizes, so that it lies in one block on either side; the first and the last of a
-range of tokens may be shorter. The runs of one unit (a *template*) do not depend on which blocks it is copied between: they are found
-once and kept, and a plan is the sum of their places and the blocks' places, which numpy makes at the speed of memory.
+A *unit* has as many tokens as the smaller of both block sizes, so it lies in one block on either side; the first and
+the last unit of a token range may be shorter. The runs of one unit (a *template*) do not depend on its blocks: they are
+computed once and cached. A plan is the sum of template offsets and block offsets, which numpy computes at memory speed.
 """
 
 from collections.abc import Iterable
@@ -16,36 +17,37 @@ from kvstore.kvcache.layouts.counterparts import RankPair
 from kvstore.kvcache.layouts.layout import CacheLayout, RegionOffsets, Step, Strides, TokenSlots, strides_of
 
 _TEMPLATES: Final = 1024
-"""Templates kept: a layer of a pair is one of 1 KB, 80 layers with runs of single tokens one of 80 KB."""
+"""Cached templates: one layer of a pair takes 1 KB, 80 layers with runs of single tokens 80 KB."""
 _FEW: Final = 1024
-"""Sums that are made quicker (1 us) than it is found that they are all equal (20 us)."""
+"""Up to this many sums are computed directly (1 us): checking whether they are all equal takes 20 us."""
 _BUFFER: Final = 256
-"""Elements that numpy collects before it adds where rows are shorter: of its own 8,192, rows of a few thousand take three times as long."""
+"""Elements of numpy's buffer for short rows: with its default of 8,192, rows of a few thousand take three times as
+long."""
 _MAX_NARROW: Final = (1 << 32) - 1
-"""What a column of 32 bits holds."""
+"""Maximum of a 32-bit column."""
 
 
 _Terms = list[tuple[Int64s, Int64s]]
 
 
 class Units(NamedTuple):
-    """Units of one length: the positions in the sequence at which they start."""
+    """Units of equal length: their start positions in the sequence."""
 
     tokens: int
     starts: Int64s
 
 
 class End(NamedTuple):
-    """One side of the runs of a grid."""
+    """One side of a grid's runs."""
 
     runs: RegionOffsets
     """Of the unit at block 0, token 0."""
     strides: Strides
-    """By which they move with block and token."""
+    """Strides of blocks and tokens."""
 
 
 class Grid(NamedTuple):
-    """Runs of one length: of keys, of values, or of both where they lie side by side."""
+    """Runs of one length: of keys, of values, or of both if they are adjacent."""
 
     length: int
     source: End
@@ -59,7 +61,7 @@ class _RunAxis(NamedTuple):
 
 
 class _Box(NamedTuple):
-    """A grid before it is spread out: `length` bytes at `source` and `destination`, repeated along each of the axes."""
+    """A grid before expansion: `length` bytes at `source` and `destination`, repeated along each axis."""
 
     length: int
     source: Step
@@ -68,7 +70,7 @@ class _Box(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A grid at several places, `lengths` bytes of each run there."""
+    """A grid at several positions, with `lengths` bytes of each run."""
 
     grid: Grid
     source: RegionOffsets
@@ -77,7 +79,7 @@ class _Piece(NamedTuple):
 
 
 def units_of(source: CacheLayout, destination: CacheLayout, pair: RankPair, *, first_token: int, end_token: int) -> tuple[Units, ...]:
-    """The units of the sequence's tokens [first_token, end_token) that both ranks have, given their context-parallel ranks."""
+    """Return the units of tokens [first_token, end_token) that both ranks have, by their context-parallel ranks."""
     unit = min(source.spec.block_tokens, destination.spec.block_tokens)
     whole_start, whole_end = -(-first_token // unit) * unit, end_token // unit * unit
     found = [Units(unit, np.arange(whole_start, whole_end, unit, dtype=np.int64))]
@@ -97,7 +99,7 @@ def units_of(source: CacheLayout, destination: CacheLayout, pair: RankPair, *, f
 
 @lru_cache(maxsize=_TEMPLATES)
 def template_of(source: CacheLayout, destination: CacheLayout, pair: RankPair, *, layers: range, tokens: int) -> tuple[Grid, ...]:
-    """The runs of one unit of `tokens` tokens; `layers` are some of the pair's."""
+    """Return the runs of one unit of `tokens` tokens; `layers` are some of the pair's."""
     sides = [
         (strides_of(source, pair.source_rank, kv), strides_of(destination, pair.destination_rank, kv))
         for kv in range(source.spec.kv_factor)
@@ -109,9 +111,9 @@ def template_of(source: CacheLayout, destination: CacheLayout, pair: RankPair, *
 
 
 def copies_of(parts: Iterable[tuple[tuple[Grid, ...], TokenSlots, TokenSlots]]) -> CopyArrays:
-    """The runs of templates at blocks: each part is a template and, for either side, the places of its units.
+    """Return the runs of templates at blocks: each part is a template and, for either side, the positions of its units.
 
-    Units that follow one another on both sides become one run.
+    Units that are adjacent on both sides become one run.
     """
     pieces = [piece for template, source, destination in parts for piece in _pieces(template, source, destination)]
     longest = max((int(piece.lengths.max()) for piece in pieces), default=0)
@@ -152,11 +154,12 @@ def _pieces(template: tuple[Grid, ...], source: TokenSlots, destination: TokenSl
 
 
 def _outer_sums(*columns: _Terms, longest: int = 0) -> list[Column]:
-    """For each column, pairs of arrays, all sums of each pair, one after the other. A number that repeats throughout takes no memory if it
-    repeats often.
+    """Return, for each column, all sums of each of its pairs of arrays, concatenated. A constant column of many sums
+    takes no memory.
 
-    Many are of 32 bits if these hold every sum plus `longest`: how fast memory is written is all that listing runs costs. So columns share
-    one allocation: of one the C library keeps what was freed last, of two it gives the system half back.
+    Columns of many sums have 32 bits if these hold every sum plus `longest`, because the speed of writing memory
+    dominates. Columns share one allocation: the C library keeps the last freed block, but would return half of two to
+    the system.
     """
     total = sum(len(one) * len(other) for one, other in columns[0])
     bounds = [{int(bound) for one, other in terms for bound in (one.min() + other.min(), one.max() + other.max())} for terms in columns]
@@ -172,7 +175,7 @@ def _outer_sums(*columns: _Terms, longest: int = 0) -> list[Column]:
 
 def _fill(out: Column, terms: _Terms) -> Column:
     at = 0
-    with np.errstate():  # which ends the size of the buffer, too
+    with np.errstate():  # it also restores the buffer size
         np.setbufsize(_BUFFER)
         for one, other in terms:
             end = at + len(one) * len(other)
@@ -192,7 +195,7 @@ def _box(source: CacheLayout, destination: CacheLayout, pair: RankPair, layers: 
 
 
 def _grown(box: _Box) -> _Box:
-    """Takes into the run every axis along which it repeats without a gap on both sides."""
+    """Merge into the run every axis along which it repeats without a gap on both sides."""
     length, axes = box.length, [axis for axis in box.axes if axis.repeats > 1]
     while axis := next((axis for axis in axes if axis.source == axis.destination == Step(0, length)), None):
         length *= axis.repeats
@@ -201,7 +204,8 @@ def _grown(box: _Box) -> _Box:
 
 
 def _joined(keys: _Box, values: _Box) -> _Box | None:
-    """One box of both: where they are alike, or where each run of values follows one of keys on both sides."""
+    """Return one box of both, if they have the same form or each run of values follows one of keys on both sides;
+    else None."""
     if keys.axes != values.axes:
         return None
     steps = [
@@ -216,7 +220,7 @@ def _joined(keys: _Box, values: _Box) -> _Box | None:
 
 
 def _spread(box: _Box, ours: Strides, theirs: Strides) -> Grid:
-    """In the order in which the runs lie at the source."""
+    """Expand a box into runs, in source order."""
     axes = sorted(box.axes, key=lambda axis: axis.source, reverse=True)
     ends = []
     for first, steps, strides in (

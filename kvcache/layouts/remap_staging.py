@@ -1,8 +1,9 @@
-"""A pair's bytes in one contiguous buffer, gathered and scattered by strided numpy copies: for runs too short to be sent one by one.
+"""Gathers and scatters a pair's bytes through one contiguous buffer, by strided numpy copies, for runs too short to
+send.
 
-The order is canonical: unit of tokens, layer, K or V, head, token, element; the units are those of `remap_runs.units_of`, in its order.
-Both ends compute it from the two layouts alone, whatever the order of their pools. There is no loop over runs; there is one over the
-regions of memory, of which a pool has one or one a layer (a pool with a region a block is the slow case).
+The buffer's order is canonical: unit of tokens, layer, K or V, head, token, element; units are those of
+`remap_runs.units_of`, in its order. Both ends compute it from the two layouts, independent of their pools' orders. The
+code loops over memory regions, not over runs; a pool has one region or one per layer (one per block is the slow case).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,12 @@ from kvstore.kvcache.layouts.layout import CacheLayout, Step, TokenSlots, stride
 from kvstore.protocol.errors import InvalidArgument
 
 _CHUNK_BYTES: Final = 256 << 10
-"""Copied at once: numpy collects what it gathers before it stores that. So much stays in the cache and takes no new pages."""
+"""Size of one copy. Numpy buffers gathered data before storing it; this size fits the cache and touches no new
+pages."""
 
 
 class Shape(NamedTuple):
-    """What a pair exchanges of each unit."""
+    """Layers, heads and tokens that a pair exchanges of each unit."""
 
     layers: range
     heads: range
@@ -30,7 +32,7 @@ class Shape(NamedTuple):
 
 
 class _StagingAxis(NamedTuple):
-    """One that is left of layers, heads and tokens: how far a step goes in the pool and in the buffer."""
+    """Axis of layers, heads or tokens: its strides in the pool and in the buffer."""
 
     repeats: int
     pool: Step
@@ -38,7 +40,8 @@ class _StagingAxis(NamedTuple):
 
 
 class _RegionItems(NamedTuple):
-    """Items of one region: those of unit u are at `offsets[u]` plus what the axes add, and likewise in the buffer."""
+    """Items of one region. Those of unit u start at `offsets[u]` in the region and at its slot in the buffer; the
+    axes add to both."""
 
     region: int
     units: NDArray[np.intp]
@@ -49,15 +52,15 @@ class _RegionItems(NamedTuple):
 
 
 def unit_bytes(layout: CacheLayout, shape: Shape) -> int:
-    """Bytes of one unit in the buffer."""
+    """Return the bytes of one unit in the buffer."""
     return len(shape.layers) * sum(_kv_bytes(layout, shape, kv) for kv in range(layout.spec.kv_factor))
 
 
 def move(layout: CacheLayout, rank: int, regions: Sequence[Any], placed: TokenSlots, shape: Shape, staged: Bytes, *, to_pool: bool) -> None:
-    """Copy units between the pool of `rank` and `staged`, which has room for exactly these.
+    """Copy units between the pool of `rank` and `staged`, which has exactly their size.
 
     Raises:
-        InvalidArgument: a region is missing, too small, not contiguous, or read-only though written to.
+        InvalidArgument: a region is missing, too small, not contiguous, or read-only when written to.
     """
     size_bytes = unit_bytes(layout, shape)
     for kv in range(layout.spec.kv_factor):
@@ -112,7 +115,7 @@ def _axes(layout: CacheLayout, rank: int, shape: Shape, kv: int) -> list[_Stagin
 
 
 def _windows(regions: Sequence[Any], part: _RegionItems) -> NDArray[Any]:
-    """By offset in bytes, the items that the part's axes reach from there."""
+    """Return a view that maps a byte offset to the items that the part's axes reach from it."""
     if part.region >= len(regions):
         raise InvalidArgument(f"region {part.region} is needed, but there are {len(regions)} regions")
     flat = as_bytes(regions[part.region])

@@ -1,1 +1,1 @@
-"""The shapes of language models, by name or configuration, and how large their caches are."""
+"""Shapes of language models, by name or configuration, and the sizes of their caches."""

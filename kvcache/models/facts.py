@@ -1,6 +1,7 @@
-"""The shape of a language model: what decides how much it computes, loads and caches. The models that have names are named.py's.
+"""Shape of a language model: the numbers that decide its compute, weights and cache. named.py has a table of models.
 
-It comes from a table, from a JSON file with the fields of ModelFacts, or from a Hugging Face config.json (hf_config.py reads those).
+Facts come from that table, from a JSON file with the fields of ModelFacts, or from a Hugging Face config.json
+(hf_config.py).
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,11 @@ from kvstore.protocol.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Keys and values computed from one latent vector a token, which alone is cached (MLA).
+    """Multi-head latent attention (MLA): keys and values are computed from one latent vector a token, which alone is
+    cached.
 
-    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's query and key have head_dim elements, the last `rope_dim` of which are
-    rotary; the key's rotary part is shared by all heads and cached beside the latent vector.
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1. A head's query and key have head_dim elements, of which the last
+    `rope_dim` are rotary; the key's rotary part is shared by all heads and cached beside the latent vector.
     """
 
     kv_rank: int
@@ -28,25 +30,25 @@ class LatentAttention:
     value_dim: int
     """Elements of a head's value."""
     query_rank: int = 0
-    """Of the compressed query; 0: queries are not compressed."""
+    """Rank of the compressed query; 0: queries are not compressed."""
 
     def __post_init__(self) -> None:
         check_above_zero(self, may_be_zero=frozenset({"query_rank"}))
 
     @property
     def cached_dim(self) -> int:
-        """Elements that a layer caches of a token."""
+        """Elements that a layer caches per token."""
         return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """Layers that attend to the last tokens only: sliding-window attention."""
+    """Sliding-window attention: layers that attend to the last tokens only."""
 
     tokens: int
-    """That a token attends to, itself included."""
+    """Tokens that a token attends to, itself included."""
     layers: int
-    """How many layers do so."""
+    """Number of windowed layers."""
 
     def __post_init__(self) -> None:
         check_above_zero(self)
@@ -54,17 +56,17 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Feed-forward networks of which a router picks a few for each token (mixture of experts), instead of one for all."""
+    """Mixture of experts: feed-forward networks of which a router selects a few for each token."""
 
     count: int
     active: int
-    """Of them, for a token."""
+    """Experts per token."""
     ffn: int
-    """Width inside one."""
+    """Width of one expert."""
     shared_ffn: int = 0
-    """Width inside those that every token takes, together."""
+    """Total width of the shared experts, which every token uses."""
     dense_layers: int = 0
-    """Layers that have an ordinary feed-forward network all the same."""
+    """Layers with an ordinary feed-forward network."""
 
     def __post_init__(self) -> None:
         check_above_zero(self, may_be_zero=frozenset({"shared_ffn", "dense_layers"}))
@@ -74,11 +76,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The shape of one model. Its parameters are those of matrices: biases, norms and learnt positions, left out, are 1 % of the smallest
+    """Shape of one model. Parameters count matrices only: biases, norms and learnt positions are 1 % of the smallest
     model and far less of others.
 
     Raises:
-        ConfigError: a figure is not above 0, or two of them contradict one another.
+        ConfigError: a number is not above 0, or two contradict each other.
     """
 
     name: str
@@ -86,19 +88,19 @@ class ModelFacts:
     hidden: int
     heads: int
     kv_heads: int
-    """Heads that keys and values have: `heads` without grouped-query attention. Of no meaning with latent attention."""
+    """Heads of keys and values: `heads` without grouped-query attention. Unused with latent attention."""
     head_dim: int
     ffn: int
-    """Width inside the feed-forward network; with experts, inside that of their dense layers."""
+    """Width of the feed-forward network; with experts, of the dense layers."""
     vocab: int
     is_gated: bool = True
-    """The feed-forward network has three matrices (SwiGLU), not two."""
+    """The feed-forward network has three matrices (SwiGLU) instead of two."""
     is_tied: bool = False
-    """Logits come from the embedding's matrix, there is no other."""
+    """The embedding's matrix also computes the logits."""
     dtype: str = "bfloat16"
-    """Of an element of the cache and, unless weight_bits says otherwise, of a weight."""
+    """Of an element of the cache and, without weight_bits, of a weight."""
     weight_bits: int = 0
-    """Of a weight of the layers, where they are quantised (embedding and logits are not); 0: those of `dtype`."""
+    """Of a quantised weight of the layers (embedding and logits are not quantised); 0: those of `dtype`."""
     latent: LatentAttention | None = None
     window: SlidingWindow | None = None
     experts: Experts | None = None
@@ -120,52 +122,52 @@ class ModelFacts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, name: str = "") -> "ModelFacts":
-        """The model that a Hugging Face configuration describes; `name`: its name, unless the configuration knows one.
+        """Return the model of a Hugging Face configuration; `name`: its name, unless the configuration has one.
 
         Raises:
-            ConfigError: it lacks a field that is needed, or says something that is not known here.
+            ConfigError: a required field is missing, or a value is not supported.
         """
         fields = model_fields(config, name=name)
         return facts_of(fields, cls, what=f"the configuration of {fields['name']}")
 
     @classmethod
     def from_file(cls, path: Path) -> "ModelFacts":
-        """The model in a JSON file: a Hugging Face config.json, or an object with the fields of ModelFacts.
+        """Return the model in a JSON file: a Hugging Face config.json, or an object with the fields of ModelFacts.
 
         Raises:
             ConfigError: the file cannot be read, or is neither.
         """
         found = read_object(path, noun="model")
         if is_config(found):
-            # Files of this name lie in a directory named after the model.
+            # A config.json is in a directory named after the model.
             return cls.from_config(found, name=path.absolute().parent.name if path.stem == "config" else path.stem)
         return facts_of(found, cls, what=f"the model in {path}")
 
     @property
     def specials(self) -> tuple[str, ...]:
-        """What sets it apart from a dense model that keeps a key and a value of every token for each KV head; empty of most."""
+        """Features beyond a dense model with a key and a value per token and KV head; usually empty."""
         parts = {"latent attention": self.latent, "a sliding window": self.window, "a mixture of experts": self.experts}
         return tuple(name for name, part in parts.items() if part)
 
     @property
     def dtype_bytes(self) -> int:
-        """Of an element of the cache."""
+        """Bytes of an element of the cache."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache of one token in all layers: a key and a value for each KV head, or one latent vector."""
+        """Bytes of one token's KV cache in all layers: a key and a value for each KV head, or one latent vector."""
         elements = self.latent.cached_dim if self.latent else 2 * self.kv_heads * self.head_dim
         return self.layers * elements * self.dtype_bytes
 
     @property
     def ffn_matrices(self) -> int:
-        """Matrices of the feed-forward network of a layer."""
+        """Matrices of one layer's feed-forward network."""
         return 3 if self.is_gated else 2
 
     @property
     def attention_parameters(self) -> int:
-        """Of the projections of one layer."""
+        """Parameters of one layer's projections."""
         if self.latent is None:
             return 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim
         mla, head_dim = self.latent, self.head_dim
@@ -175,7 +177,7 @@ class ModelFacts:
 
     @property
     def layer_parameters(self) -> int:
-        """Of all layers."""
+        """Parameters of all layers."""
         width = self.ffn_matrices * self.hidden
         dense_layers, sparse_layer = self.layers, 0
         if self.experts:
@@ -185,12 +187,12 @@ class ModelFacts:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the embedding and the logits."""
+        """Parameters of embedding and logits."""
         return (1 if self.is_tied else 2) * self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Of all matrices."""
+        """Parameters of all matrices."""
         return self.layer_parameters + self.embedding_parameters
 
     @property

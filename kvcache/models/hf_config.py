@@ -1,9 +1,11 @@
-"""What a Hugging Face config.json says, in the fields of facts.ModelFacts: names of fields, defaults and exceptions. No sizes.
+"""Reads a Hugging Face config.json into the fields of facts.ModelFacts: field names, defaults and exceptions of model
+families.
 
-Families name the same thing differently and leave out what their code knows; a family that is not known here will do as long as it uses
-one of the names below. What makes a cache of another kind (recurrent layers, an encoder) is refused, not guessed.
+Families use different names for the same thing and omit what their code implies. An unknown family works if it uses one
+of the names below. Caches of another kind (recurrent layers, an encoder) are rejected.
 
-Source: the configuration classes of transformers (src/transformers/models/*/configuration_*.py), and its models for what those leave open.
+Source: the configuration classes of transformers (src/transformers/models/*/configuration_*.py), and its models for
+what those leave open.
 """
 
 from collections.abc import Mapping
@@ -26,10 +28,11 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "active_experts": ("num_experts_per_tok", "experts_per_token", "moe_top_k"),
     "expert_ffn": ("moe_intermediate_size", "intermediate_size", "ffn_hidden_size"),
 }
-"""What is read, and the fields that say it: the first that is there and not null counts."""
+"""Our fields, and the configuration fields that may hold them; the first one that is not null counts."""
 
 NESTED: Final = ("text_config", "llm_config", "language_config", "attn_config", "ffn_config")
-"""Objects whose fields count as the configuration's own: the language model of one that also sees; MPT's and DBRX's parts."""
+"""Objects whose fields count as the configuration's own: the language model of a multimodal one; MPT's and DBRX's
+parts."""
 
 FAMILIES: Final[dict[str, Config]] = {
     "bloom": {"tie_word_embeddings": True},
@@ -58,15 +61,15 @@ FAMILIES: Final[dict[str, Config]] = {
     "qwen3": {"use_sliding_window": False, "max_window_layers": 28, "head_dim": 128},
     "qwen3_moe": {"use_sliding_window": False},
 }
-"""What a family's configuration class says where the file does not (a null is said)."""
+"""Defaults of a family's configuration class, for fields that the file lacks (null counts as present)."""
 
 _QUADRUPLE_FFN: Final = frozenset(("bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gptj", "mpt"))
-"""Families whose feed-forward network is 4 times as wide as `hidden` where the file does not say."""
+"""Families whose feed-forward width defaults to 4 times `hidden`."""
 _PLAIN_FFN: Final = _QUADRUPLE_FFN | {"apertus", "arcee", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
-"""Families whose feed-forward network has two matrices, not three."""
+"""Families whose feed-forward network has two matrices instead of three."""
 
 MAX_COUNT: Final = 1 << 20
-"""No count in a configuration is higher. A larger one is a mistake, and would be a very long loop over layers."""
+"""Limit of every count: a larger one is a mistake, and would be a very long loop over layers."""
 
 OTHER_CACHES: Final = {
     "is_encoder_decoder": "an encoder's keys and values are cached too",
@@ -90,21 +93,21 @@ OTHER_CACHES: Final = {
     "swa_num_key_value_heads": "layers differ in their KV heads",
     "attention_types": "layers are windowed by a list of their own kind",
 }
-"""Fields that, if they say anything but null, false, 0 or nothing, make the cache another than is known here, and why."""
+"""Fields that, if set, mean a cache of an unsupported kind, with the reason."""
 
 
 def is_config(found: Config) -> bool:
-    """Whether a JSON object is a Hugging Face configuration, by the fields that each of them has."""
+    """Return whether a JSON object is a Hugging Face configuration, by fields that every one has."""
     return any(name in found for name in ("model_type", "architectures", *NAMES["layers"], *NESTED))
 
 
 def model_fields(config: Config, *, name: str = "") -> dict[str, Any]:
-    """The fields of ModelFacts (parts as objects in their turn) that `config` says.
+    """Return the fields of ModelFacts (parts as nested objects) in `config`.
 
-    `name`: what to call the model; "": what the configuration calls it, else its family.
+    `name`: the model's name; "": that of the configuration, else its family.
 
     Raises:
-        ConfigError: a field that is needed is missing (the message names all that are) or is no number, or the cache is of another kind.
+        ConfigError: required fields are missing (the text lists them) or not numbers, or the cache is of another kind.
     """
     return _ConfigReader(config, name).fields()
 
@@ -117,7 +120,7 @@ class _ConfigReader:
         for nested in NESTED:
             inner = config.get(nested)
             if isinstance(inner, Mapping):
-                # Parts repeat the outer fields, empty.
+                # Nested parts may repeat outer fields with empty values.
                 flat |= {field: value for field, value in inner.items() if value not in (None, "") or field not in flat}
         self._family = str(flat.get("model_type", ""))
         self._config = {**FAMILIES.get(self._family, {}), **flat}
@@ -149,9 +152,9 @@ class _ConfigReader:
     def _refuse_other_caches(self) -> None:
         for field, why in OTHER_CACHES.items():
             if self._config.get(field):
-                raise self._error(f"{field} is {self._config[field]!r}, so {why}: a cache of this kind is not known here")
+                raise self._error(f"{field} is {self._config[field]!r}, so {why}: a cache of this kind is not supported")
         if any(field.startswith("mamba_") for field in self._config):
-            raise self._error("it has mamba_ fields, so layers keep a state that is no cache of tokens: this is not known here")
+            raise self._error("it has mamba_ fields, so layers keep a state instead of tokens: this is not supported")
 
     def _check_all_there(self) -> None:
         needed = ["layers", "hidden", "heads", "vocab"]
@@ -167,13 +170,13 @@ class _ConfigReader:
             raise self._error(f"it lacks {'; '.join(missing)}")
 
     def _kv_heads(self) -> int:
-        # Falcon's first architecture ignores num_kv_heads; ChatGLM names the number of its groups.
+        # Falcon's first architecture ignores num_kv_heads; ChatGLM gives the number of groups.
         is_multi_query = self._config.get("multi_query", False) and not self._config.get("new_decoder_architecture", False)
         return 1 if is_multi_query else self._number("kv_heads") or self._heads
 
     def _head_dim(self, *, has_latent: bool) -> int:
         if has_latent:
-            # `head_dim` is only the rotary part there.
+            # With MLA `head_dim` is only the rotary part.
             return self._count("qk_nope_head_dim") + self._count("qk_rope_head_dim")
         head_dim = self._number("head_dim")
         if not head_dim:
@@ -182,7 +185,7 @@ class _ConfigReader:
                 raise self._error(f"it has no head_dim, and its hidden size {self._hidden} is no multiple of its {self._heads} heads")
         value_dim = self._config.get("v_head_dim") or head_dim
         if value_dim != head_dim:
-            raise self._error(f"v_head_dim is {value_dim} and head_dim {head_dim}: keys and values of different sizes are not known here")
+            raise self._error(f"v_head_dim is {value_dim} and head_dim {head_dim}: keys and values of different sizes are not supported")
         return head_dim
 
     def _latent(self) -> dict[str, int] | None:
@@ -209,7 +212,7 @@ class _ConfigReader:
             raise self._error(f"{field} must be a list with an entry for each of the {self._layers} layers")
         for layer, kind in enumerate(kinds):
             if kind not in known:
-                raise self._error(f"{field} has {kind!r} for layer {layer}: only {' and '.join(known)} are known here")
+                raise self._error(f"{field} has {kind!r} for layer {layer}: only {' and '.join(known)} are supported")
 
     def _windowed_layers(self, types: Any) -> int:
         if types is not None:
@@ -236,7 +239,7 @@ class _ConfigReader:
         }
 
     def _sparse_layers(self) -> int:
-        """Layers that have experts: by name, or by DeepSeek's and Qwen's rules."""
+        """Return the number of layers with experts: listed, or by DeepSeek's and Qwen's rules."""
         kinds = self._config.get("mlp_layer_types")
         if kinds is not None:
             self._check_layers("mlp_layer_types", kinds, ("dense", "sparse"))
@@ -259,7 +262,7 @@ class _ConfigReader:
         return dtype
 
     def _weight_bits(self) -> int:
-        """0, those of dtype, also for a method that is not known here."""
+        """Return the bits of a weight; 0: those of dtype, also for unknown methods."""
         quantised = self._config.get("quantization_config")
         if not isinstance(quantised, Mapping):
             return 0
@@ -271,13 +274,13 @@ class _ConfigReader:
         return bits if type(bits) is int else 0
 
     def _needed(self, ours: str) -> int:
-        """A number that _check_all_there has seen."""
+        """Return a number whose presence `_check_all_there` has checked."""
         number = self._number(ours)
         assert number is not None, ours
         return number
 
     def _number(self, ours: str) -> int | None:
-        """The number that one of NAMES[`ours`] says; None: none does."""
+        """Return the number in one of NAMES[`ours`]; None: absent."""
         field, value = self._find(ours)
         return None if value is None else self._count(field)
 
@@ -285,7 +288,7 @@ class _ConfigReader:
         return next(((field, self._config[field]) for field in NAMES[ours] if self._config.get(field) is not None), ("", None))
 
     def _optional(self, field: str) -> int:
-        """The number that a field says; 0: none."""
+        """Return the number in a field; 0: absent."""
         return 0 if self._config.get(field) is None else self._count(field, lowest=0)
 
     def _count(self, field: str, *, lowest: int = 1) -> int:

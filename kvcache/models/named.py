@@ -1,4 +1,4 @@
-"""Named language models. Facts: what follows from them is facts.py's and spec.py's.
+"""Table of named language models. facts.py and spec.py derive sizes from it.
 
 Source: each model's published configuration (config.json on huggingface.co), and: Touvron et al., "Llama 2", arXiv:2307.09288, table 1;
 Grattafiori et al., "The Llama 3 Herd of Models", arXiv:2407.21783, table 3; Jiang et al., "Mistral 7B", arXiv:2310.06825, table 1
@@ -7,7 +7,7 @@ Report", arXiv:2412.15115, table 1; "Qwen3 Technical Report", arXiv:2505.09388, 
 "Gemma 3", arXiv:2503.19786; "DeepSeek-V2", arXiv:2405.04434, section 3.1.2; "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 4.2;
 Almazrouei et al., "The Falcon Series", arXiv:2311.16867; Zhang et al., "OPT", arXiv:2205.01068, table 1; Radford et al., "Language Models
 are Unsupervised Multitask Learners", 2019 (GPT-2); Brown et al., "Language Models are Few-Shot Learners", arXiv:2005.14165, table 2.1
-(GPT-3 175B). Of models that also see, the part that reads.
+(GPT-3 175B). For multimodal models, the language model.
 """
 
 from pathlib import Path
@@ -187,15 +187,15 @@ SAME_SHAPE: Final = {
     "mistral-7b-v0.3": "mistral-7b",
     "deepseek-r1": "deepseek-v3",
 }
-"""Other models, and those of the list that they are trained from or have the shape of."""
+"""Models that are fine-tuned from, or have the shape of, a model of the table."""
 
 
 def find_model(name: str) -> ModelFacts:
-    """The model of this name or of the same shape (case does not matter), or that in the file `name` if it ends in .json: a Hugging Face
-    config.json, or an object with the fields of ModelFacts.
+    """Return the model of this name or of the same shape, in any case, or of the file `name` if it ends in .json: a
+    Hugging Face config.json, or an object with the fields of ModelFacts.
 
     Raises:
-        ConfigError: there is none of this name (the message lists those there are), or the file is not such an object.
+        ConfigError: an unknown name (the text lists the known ones), or an invalid file.
     """
     if is_file_name(name):
         return ModelFacts.from_file(Path(name))

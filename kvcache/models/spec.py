@@ -1,11 +1,13 @@
-"""The shape of a model's KV cache, and every size that follows from it. Numbers only; where the bytes lie is layout.py's.
+"""Shape of a model's KV cache, and all sizes that follow from it. layout.py places the bytes.
 
-A cache keeps, for each of `layers` layers and each token, a key and a value of `head_dim` elements for each of `kv_heads` heads; with
-latent attention (MLA) one vector instead of both, which all query heads share. It is cut into blocks of `block_tokens` tokens.
+A cache keeps, for each of `layers` layers and each token, a key and a value of `head_dim` elements for each of
+`kv_heads` heads. With latent attention (MLA) it keeps one vector instead of both, which all query heads share. It is
+split into blocks of `block_tokens` tokens.
 
-Source of the formulas: a token 2 L hkv d s, a sequence of T tokens that times T, a batch the sum over its sequences: Pope et al.,
-"Efficiently Scaling Transformer Inference", arXiv:2211.05102, section 2.1. A rolling window of W tokens: Jiang et al., "Mistral 7B",
-arXiv:2310.06825, section 2. MLA's d_c + d_h^R elements: DeepSeek-V2, arXiv:2405.04434, table 1.
+Source of the formulas: a token 2 L hkv d s, a sequence of T tokens that times T, a batch the sum over its sequences:
+Pope et al., "Efficiently Scaling Transformer Inference", arXiv:2211.05102, section 2.1. A rolling window of W tokens:
+Jiang et al., "Mistral 7B", arXiv:2310.06825, section 2. MLA's d_c + d_h^R elements: DeepSeek-V2, arXiv:2405.04434,
+table 1.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +24,7 @@ from kvstore.protocol.errors import InvalidArgument
 
 DEFAULT_BLOCK_TOKENS: Final = 16
 MAX_COUNT: Final = 1 << 20
-"""No layer, head or token of a block is counted higher: a mistake, or a peer's nonsense, that would overflow 64-bit offsets."""
+"""Limit of layers, heads and tokens of a block: larger numbers are mistakes, and would overflow 64-bit offsets."""
 
 
 class Attention(StrEnum):
@@ -40,30 +42,31 @@ class Attention(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """The shape of a KV cache. Two engines whose specs differ in nothing but `model` store the same bytes for the same values.
+    """Shape of a KV cache. Engines whose specs differ only in `model` store the same bytes for the same values.
 
     Raises:
-        InvalidArgument: a field is outside the range given here, or `scheme` cannot cut blocks of this shape.
+        InvalidArgument: a field is outside its range, or `scheme` cannot encode blocks of this shape.
     """
 
     layers: int
     kv_heads: int
     """1 with MLA."""
     head_dim: int
-    """Elements of one key, and of one value; with MLA of the latent and the rotary part together (kv_lora_rank + qk_rope_head_dim)."""
+    """Elements of one key, and of one value; with MLA of latent and rotary part together (kv_lora_rank +
+    qk_rope_head_dim)."""
     heads: int = 0
-    """Query heads, a multiple of kv_heads; 0: as many as kv_heads."""
+    """Query heads, a multiple of kv_heads; 0: same as kv_heads."""
     dtype: str = "bfloat16"
-    """Of an element before quantisation: one of dtypes.DTYPE_BYTES."""
+    """Of an element before quantisation: a name of table.DTYPE_BYTES."""
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     attention: Attention | None = None
-    """None: what heads and kv_heads make it (never MLA, which must be said)."""
+    """None: derived from heads and kv_heads (never MLA, which must be given)."""
     scheme: CacheScheme = NONE
     window_tokens: int = 0
-    """A windowed layer needs the last so many tokens only; 0: there is no such layer."""
+    """Tokens that a windowed layer needs; 0: no windowed layers."""
     windowed_layers: int = 0
     model: str = ""
-    """A name, for people and for the errors of peers that disagree. It changes no size."""
+    """Name for people, and for errors of peers that disagree. Does not affect sizes."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -102,13 +105,13 @@ class CacheSpec:
 
     @classmethod
     def named(cls, name: str, *, block_tokens: int = DEFAULT_BLOCK_TOKENS, dtype: str = "", scheme: CacheScheme = NONE) -> "CacheSpec":
-        """The cache of the model `name` of named.py, or of the file `name` if it ends in .json (see find_model).
+        """Return the cache of the model `name` of named.py, or of the file `name` if it ends in .json (see find_model).
 
         `dtype`: of the elements; "": that of the model.
 
         Raises:
-            ConfigError: there is no such model, or its file cannot be used.
-            InvalidArgument: an argument is outside its range.
+            ConfigError: no such model, or an invalid file.
+            InvalidArgument: an argument is out of range.
         """
         return cls.of_model(find_model(name), block_tokens=block_tokens, dtype=dtype, scheme=scheme)
 
@@ -121,11 +124,11 @@ class CacheSpec:
         dtype: str = "",
         scheme: CacheScheme = NONE,
     ) -> "CacheSpec":
-        """The cache of a Hugging Face model by its configuration: the path of a config.json, or what that file says.
+        """Return the cache of a Hugging Face model: from the path of a config.json, or from its contents.
 
         Raises:
-            ConfigError: the file cannot be read, or says too little or something that is not known here.
-            InvalidArgument: an argument is outside its range.
+            ConfigError: the file cannot be read, or is incomplete or unsupported.
+            InvalidArgument: an argument is out of range.
         """
         facts = ModelFacts.from_config(config) if isinstance(config, Mapping) else ModelFacts.from_file(Path(config))
         return cls.of_model(facts, block_tokens=block_tokens, dtype=dtype, scheme=scheme)
@@ -134,7 +137,7 @@ class CacheSpec:
     def of_model(
         cls, facts: ModelFacts, *, block_tokens: int = DEFAULT_BLOCK_TOKENS, dtype: str = "", scheme: CacheScheme = NONE
     ) -> "CacheSpec":
-        """The cache of a model. Raises InvalidArgument if an argument is outside its range."""
+        """Return the cache of a model. Raises InvalidArgument: an argument is out of range."""
         latent, window = facts.latent, facts.window
         return cls(
             layers=facts.layers,
@@ -152,52 +155,53 @@ class CacheSpec:
 
     @property
     def kv_factor(self) -> int:
-        """Tensors a layer keeps: 2, keys and values; with MLA 1."""
+        """Tensors per layer: 2, keys and values; 1 with MLA."""
         return 1 if self.attention is Attention.MLA else 2
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """`is_key` of each of them: keys first. The latent of MLA counts as a key."""
+        """`is_key` of each tensor, keys first. MLA's latent counts as a key."""
         return (True, False)[: self.kv_factor]
 
     @property
     def dtype_bytes(self) -> int:
-        """Of an element before quantisation."""
+        """Bytes of an element before quantisation."""
         return dtype_bytes(self.dtype)
 
     def record_bytes(self, is_key: bool) -> int:
-        """Bytes of what is stored for one block of one head of one layer: K or V, payload and metadata."""
+        """Return the bytes of one block of one head of one layer: K or V, payload and metadata."""
         return self.scheme.of(is_key).record_bytes(is_key, tokens=self.block_tokens, head_dim=self.head_dim, dtype_bytes=self.dtype_bytes)
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of the elements of one block, in all layers."""
+        """Bytes of one block's elements, in all layers."""
         return self._all_records(sum(self._payload_bytes(is_key) for is_key in self.kinds))
 
     @property
     def metadata_bytes(self) -> int:
-        """Bytes of the scales, minimums and zero points of one block, in all layers."""
+        """Bytes of one block's scales, minimums and zero points, in all layers."""
         return self.block_bytes - self.payload_bytes
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of block_tokens tokens in all layers, payload and metadata: the sum of its records."""
+        """Bytes of one block in all layers, payload and metadata."""
         return self._all_records(sum(map(self.record_bytes, self.kinds)))
 
     @property
     def effective_bits(self) -> float:
-        """Bits an element, the metadata's share included."""
+        """Bits per element, including metadata."""
         return 8 * self.block_bytes / self._all_records(self.kv_factor * self.block_tokens * self.head_dim)
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of one token in all layers; its share of the metadata need not be whole. Windows make no difference to a token at hand."""
+        """Bytes of one token in all layers, with its possibly fractional share of metadata, regardless of windows."""
         return self.block_bytes / self.block_tokens
 
     def sequence_bytes(self, tokens: int) -> float:
-        """Bytes that a sequence of `tokens` tokens must keep: of windowed layers the last window_tokens only.
+        """Return the bytes that a sequence of `tokens` tokens must keep: for windowed layers only the last
+        window_tokens.
 
-        A last block that is not full counts as its share. Raises InvalidArgument for a negative number.
+        A partial last block counts proportionally. Raises InvalidArgument: a negative number.
         """
         if tokens < 0:
             raise InvalidArgument(f"tokens is {tokens}: a sequence has 0 or more")
@@ -206,17 +210,18 @@ class CacheSpec:
         return self.block_bytes * kept / (self.layers * self.block_tokens)
 
     def batch_bytes(self, lengths: Iterable[int]) -> float:
-        """Bytes that sequences of these many tokens must keep together; nothing is shared between them."""
+        """Return the bytes that sequences of these lengths must keep together, without sharing."""
         return sum(map(self.sequence_bytes, lengths))
 
     def shard(self, tp: int) -> "CacheSpec":
-        """The part of the cache that one of `tp` tensor-parallel ranks keeps. With more ranks than KV heads each keeps a copy of one.
+        """Return the part of the cache on one of `tp` tensor-parallel ranks. With more ranks than KV heads each rank
+        has a copy of one.
 
         Raises:
-            InvalidArgument: the heads cannot be divided so.
+            InvalidArgument: `tp` does not divide the heads.
         """
         if tp < 1 or self.heads % tp or (self.kv_heads % tp and tp % self.kv_heads):
-            raise InvalidArgument(f"tp is {tp}: {self.heads} heads and {self.kv_heads} KV heads cannot be divided among so many ranks")
+            raise InvalidArgument(f"tp is {tp}: {self.heads} heads and {self.kv_heads} KV heads cannot be divided among that many ranks")
         attention = self.attention if self.attention is Attention.MLA else None
         return replace(self, heads=self.heads // tp, kv_heads=max(1, self.kv_heads // tp), attention=attention)
 

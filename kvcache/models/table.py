@@ -1,8 +1,7 @@
-"""Tables of facts by name, and the element types that they name.
+"""Lookup of facts by name, in a table or in a JSON file, and sizes of named element types.
 
-Element types of caches and weights by name, and their sizes. Names only: torch and numpy have their own of the same name.
-
-How named facts are looked up, in a table or in a JSON file of one's own: for named.py and gpus.py. It knows no fact itself.
+named.py and gpus.py use it for their tables. Element types are names only: torch and numpy have their own types of
+these names.
 """
 
 import json
@@ -26,14 +25,14 @@ DTYPE_BYTES: Final[dict[str, int]] = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-"""Bytes of an element, by the name that torch has for its type."""
+"""Bytes of an element, by torch's name of its type."""
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`.
+    """Return the bytes of one element of `dtype`.
 
     Raises:
-        InvalidArgument: it is none of DTYPE_BYTES (the message lists them).
+        InvalidArgument: not in DTYPE_BYTES (the text lists them).
     """
     try:
         return DTYPE_BYTES[dtype]
@@ -45,11 +44,13 @@ F = TypeVar("F", bound="DataclassInstance")
 
 
 def find_facts(name: str, table: Mapping[str, F], kind: type[F], *, noun: str, other_files: str = "") -> F:
-    """table[`name`], whatever the case of its letters, or what the file `name` describes if it ends in .json: an object with the fields of
-    the dataclass `kind`. `other_files`: what else the caller reads, for the message.
+    """Return table[`name`], in any case, or the facts in the file `name` if it ends in .json: an object with the fields
+    of `kind`.
+
+    `other_files`: other formats that the caller reads, for the error text.
 
     Raises:
-        ConfigError: there is none of this name (the message lists those there are), or the file is not such an object.
+        ConfigError: an unknown name (the text lists the known ones), or an invalid file.
     """
     if is_file_name(name):
         return facts_of(read_object(Path(name), noun=noun), kind, what=f"the {noun} in {name}")
@@ -61,12 +62,12 @@ def find_facts(name: str, table: Mapping[str, F], kind: type[F], *, noun: str, o
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` names a file, not facts of the table."""
+    """Return whether `name` is a file, not an entry of the table."""
     return name.lower().endswith(".json")
 
 
 def read_object(path: Path, *, noun: str) -> dict[str, Any]:
-    """The JSON object in a file. Raises ConfigError if it cannot be read or is something else."""
+    """Return the JSON object in a file. Raises ConfigError: unreadable, or not an object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -77,10 +78,10 @@ def read_object(path: Path, *, noun: str) -> dict[str, Any]:
 
 
 def facts_of(found: Mapping[str, Any], kind: type[F], *, what: str) -> F:
-    """The dataclass `kind` with the fields that `found` has; a field that is a dataclass is an object in its turn.
+    """Return the dataclass `kind` with the fields in `found`; a field that is a dataclass is a nested object.
 
     Raises:
-        ConfigError: a field is missing, unknown or of the wrong type; the message begins with `what`.
+        ConfigError: a field is missing, unknown or of the wrong type; the text begins with `what`.
     """
     known = {field.name: field for field in fields(kind)}
     missing = [name for name, field in known.items() if field.default is MISSING and name not in found]
@@ -91,7 +92,7 @@ def facts_of(found: Mapping[str, Any], kind: type[F], *, what: str) -> F:
 
 
 def _checked(value: Any, wanted: Any, what: str) -> Any:
-    """`value` if it is of the type `wanted`; a whole number will do for a float, true and false are no numbers."""
+    """Return `value` if it has the type `wanted`. Whole numbers are accepted for floats; booleans are no numbers."""
     if isinstance(wanted, UnionType):
         if value is None:
             return None
@@ -106,7 +107,7 @@ def _checked(value: Any, wanted: Any, what: str) -> Any:
 
 
 def check_above_zero(facts: "DataclassInstance", *, may_be_zero: frozenset[str] = frozenset()) -> None:
-    """Raises ConfigError unless all numbers of `facts` are finite and above 0; those named may be 0."""
+    """Raises ConfigError unless all numbers of `facts` are finite and above 0; those in `may_be_zero` may be 0."""
     for field in fields(facts):
         value = getattr(facts, field.name)
         if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,1 +1,1 @@
-"""Prompts as chains of blocks: read from traces, out of recordings, or generated."""
+"""Prompts as chains of blocks: from trace files, recordings of a cluster, or a generator."""

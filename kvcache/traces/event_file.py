@@ -1,12 +1,15 @@
-"""The file of a recording: what happened to a cluster's blocks, a JSON object a line. Not what it means: see kv_events.py.
+"""File format of a recording of a cluster's block events: one JSON object per line. kv_events.py interprets the events.
 
-The first line is HEADER. Each other line is a batch of blocks of one node,
-{"event": "stored" | "read" | "removed", "timestamp", "node", "tenant", "keys", "parents", "sizes"}, or a gap,
-{"event": "gap", "timestamp", "node", "tenant", "lost"}: there `lost` blocks' events are missing, or nobody knows how many (null).
-`timestamp` is the node's wall clock in milliseconds since 1970; keys and parents are hexadecimal, a parent "" is none; sizes are bytes.
-Lines of one node are in its order, those of several are not in order of time.
+The first line is HEADER. Each other line is an event:
 
-The reader is as strict as the reader of traces: half a recording would give prompts that nobody sent.
+    {"event": "stored" | "read" | "removed", "timestamp", "node", "tenant", "keys", "parents", "sizes"}
+    {"event": "gap", "timestamp", "node", "tenant", "lost"}
+
+The first form is a batch of blocks of one node. A gap means that the events of `lost` blocks are missing, or an unknown
+number (null). `timestamp` is the node's wall clock in milliseconds since 1970; keys and parents are hexadecimal, "" is
+no parent; sizes are in bytes. Lines of one node are in order; lines of several nodes are not ordered by time.
+
+The reader rejects malformed lines like the trace reader: a partial recording would yield wrong prompts.
 """
 
 import json
@@ -25,7 +28,7 @@ REMOVED: Final = "removed"
 GAP: Final = "gap"
 HEADER: Final = {"format": "kvstore events", "version": 1}
 MAX_LINE_BYTES: Final = 96 << 20
-"""65,536 blocks with keys and parents of 255 bytes have 72 MB: a longer line is another kind of file."""
+"""65,536 blocks with keys and parents of 255 bytes take 72 MB: a longer line is another kind of file."""
 MAX_KEY_BYTES: Final = 255
 MAX_TIMESTAMP_MS: Final = 1e15
 """In the year 33658."""
@@ -33,7 +36,7 @@ MAX_TIMESTAMP_MS: Final = 1e15
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
-    """What happened at once to these blocks, in their order. `kind` is STORED, READ or REMOVED; a parent is b"" for none."""
+    """Event of several blocks at once, in order. `kind` is STORED, READ or REMOVED; a parent b"" is none."""
 
     kind: str
     timestamp_ms: float
@@ -46,7 +49,7 @@ class BlockEvent:
 
 @dataclass(frozen=True, slots=True)
 class LostEvents:
-    """Events of `lost` blocks are missing before this moment; None: nobody knows how many."""
+    """Events of `lost` blocks are missing before this time; None: unknown number."""
 
     timestamp_ms: float
     node: str
@@ -55,10 +58,11 @@ class LostEvents:
 
 
 class EventWriter:
-    """Writes a recording. What it has written is whole lines at any time, whatever ends the process. A context manager."""
+    """Writes a recording. The file always ends with a whole line, even if the process is killed between writes. A
+    context manager."""
 
     def __init__(self, path: str | Path) -> None:
-        """Make the file, or empty it. Raises InvalidArgument when it cannot be made, and as `write`."""
+        """Create or truncate the file. Raises InvalidArgument: it cannot be created; and as `write`."""
         self._path = path
         try:
             open(path, "wb").close()
@@ -73,7 +77,8 @@ class EventWriter:
             raise
 
     def write(self, events: Sequence[BlockEvent | LostEvents]) -> None:
-        """Append all of them. Raises Broken when the system refuses it, for want of space say; the file ends with a whole line then."""
+        """Append all events. Raises Broken on a write error, such as a full disk; the file still ends with a whole
+        line."""
         self._append([_as_dict(event) for event in events])
 
     def _append(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -101,7 +106,8 @@ class EventWriter:
 
 
 def is_recording(path: str | Path) -> bool:
-    """Whether the file's first line says that it is a recording, of any version. Raises TraceError for one that cannot be read."""
+    """Return whether the first line is a recording's header, of any version. Raises TraceError: the file cannot be
+    read."""
     try:
         with open(path, "rb") as file:
             first = json.loads(file.readline(1 << 10))
@@ -113,7 +119,8 @@ def is_recording(path: str | Path) -> bool:
 
 
 def read_events(path: str | Path) -> Iterator[BlockEvent | LostEvents]:
-    """The events in the order of the file. Raises TraceError for a file that cannot be read, or naming the malformed line."""
+    """Yield the events in the order of the file. Raises TraceError: the file cannot be read, or a line, which the
+    text names, is malformed."""
     try:
         with open(path, "rb") as file:
             number = 0
@@ -124,7 +131,7 @@ def read_events(path: str | Path) -> Iterator[BlockEvent | LostEvents]:
                     if number > 1:
                         yield _event(found)
                     elif found != HEADER:
-                        raise TraceError(f"not the first line of a recording that this release reads, {json.dumps(HEADER)}")
+                        raise TraceError(f"not the header of a recording of this release, {json.dumps(HEADER)}")
                 except TraceError as error:
                     raise TraceError(f"{path}, line {number}: {error}") from None
     except OSError as error:
@@ -163,7 +170,7 @@ def _event(found: dict[str, Any]) -> BlockEvent | LostEvents:
     if type(sizes) is not list or not all(_is_count(size) for size in sizes):
         raise TraceError("sizes is not a list of numbers of bytes")
     if not len(keys) == len(parents) == len(sizes) > 0:
-        raise TraceError(f"{len(keys)} keys, {len(parents)} parents and {len(sizes)} sizes: there must be one of each a block, and a block")
+        raise TraceError(f"{len(keys)} keys, {len(parents)} parents and {len(sizes)} sizes: there must be equally many, at least one")
     return BlockEvent(kind, timestamp_ms, node, tenant, keys, parents, sizes)
 
 

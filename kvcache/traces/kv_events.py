@@ -1,17 +1,21 @@
-"""The prompts behind a recording of a cluster's blocks. A node sees batches of blocks read and stored; which of them belong together is
-told by their chains.
+"""Reconstructs prompts from a recording of block events: nodes see batches of blocks; chains show which belong
+together.
 
-A prompt is the chain from its first block to its deepest one. Batches of one chain without a block in common make one prompt: what was
-read of it, at about the same time, then what was stored of it, each batch within `join_s` of the one before, on however many nodes. A
-block that comes again begins another prompt. The order of batches decides nothing else, so clients may be interleaved as they like.
+A prompt is the chain from its first block to its deepest one. Disjoint batches of one chain make one prompt: what was
+read of it at about the same time, followed by what was stored, each batch within `join_s` of the previous one, on any
+nodes. A block that recurs begins another prompt. The order of batches has no other effect, so clients may be
+interleaved.
 
-What cannot be told apart: two clients that store parts of the same new chain at the same time; and one long prompt from two turns of a
-conversation within `join_s`, the second of which did not read its prefix because the engine still had it. Nodes' clocks must not differ
-by more than a prefill takes.
+**Limits.**
 
-Blocks stored without parents: a batch none of whose blocks names one is a chain in its order, if it is the first to show them. Where a
-parent has never been seen itself, the block before it in the batch stands for what lies between, until it is.
-A block's tokens are unknown here, and so is what was generated: lengths are whole blocks, output is 0 tokens.
+- Two clients that store parts of the same new chain at the same time look like one.
+- Two turns of a conversation within `join_s` look like one long prompt if the second did not read its prefix, because
+  the engine still had it.
+- Nodes' clocks must not differ by more than the time of a prefill.
+- Lengths are whole blocks and output is 0 tokens, because events have no tokens.
+
+**Blocks without parents.** A batch without any parent is a chain in its order, if it is the first to contain them. If a
+parent has never been seen itself, the previous block of the batch stands in for the gap until it is.
 """
 
 from collections import deque
@@ -27,17 +31,18 @@ from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.protocol.errors import InvalidArgument
 
 JOIN_S: Final = 60.0
-"""From reading a prompt's prefix to storing its rest lies a prefill: seconds, and a queue under load. The next turn of a conversation
-comes later than the 30 s and more that were measured in the published trace, and reads what it shares."""
+"""Maximum time between batches of one prompt: a prefill and its queueing lie between reading the prefix and storing
+the rest. The next turn of a conversation comes 30 s later or more (measured in the published trace) and reads what
+it shares."""
 READ_SPREAD_MS: Final = 100.0
-"""A client reads all that it wants of a prompt at once, from several nodes or in several messages: they come within this of one another."""
+"""Reads of one prompt, from several nodes or in several messages, are within this time of each other."""
 BLOCK_TOKENS: Final = 512
 _ROOT: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _ChainPart:
-    """What a batch says of one chain: the chain from its first block on, and which of its blocks were in the batch."""
+    """Part of a batch that belongs to one chain: the chain from its first block, and the blocks in the batch."""
 
     chain: Sequence[int]
     blocks: frozenset[int]
@@ -46,7 +51,7 @@ class _ChainPart:
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """A prompt that may still grow. `blocks` are those of its chain that were read or stored."""
+    """A prompt that may still grow. `blocks`: blocks of its chain that were read or stored."""
 
     start_ms: float
     last_ms: float
@@ -60,7 +65,8 @@ class _Prompt:
         self.members = frozenset(self.chain)
 
     def takes(self, part: _ChainPart, now_ms: float) -> bool:
-        """Whether the part may be of this prompt: one chain, no block twice, and no read but together with its other reads."""
+        """Return whether `part` may belong to this prompt: same chain, disjoint blocks, and reads only together with
+        other reads."""
         if not self.blocks.isdisjoint(part.blocks):
             return False
         if part.is_read and not (self.is_only_read and now_ms - self.last_ms <= READ_SPREAD_MS):
@@ -69,12 +75,13 @@ class _Prompt:
 
 
 class PromptAssembler:
-    """Events in, in the order of their time; prompts out, in the order of their first events. Ids of blocks are given by first sight."""
+    """Assembles prompts from events in order of time; prompts are returned in order of their first events. Block ids
+    are assigned on first sight. Not thread-safe."""
 
     def __init__(self, *, join_s: float = JOIN_S, block_tokens: int = BLOCK_TOKENS) -> None:
-        """Raises InvalidArgument for a negative time, or blocks of no tokens."""
+        """Create it without prompts. Raises InvalidArgument: a negative time, or blocks of no tokens."""
         if not join_s >= 0 or block_tokens < 1:
-            raise InvalidArgument(f"join_s is {join_s} and block_tokens {block_tokens}: a time from 0 s on, and at least one token")
+            raise InvalidArgument(f"join_s is {join_s} and block_tokens {block_tokens}: use at least 0 s and one token")
         self._join_ms = join_s * 1000
         self._block_tokens = block_tokens
         self._ids: dict[tuple[str, bytes], int] = {}
@@ -82,14 +89,14 @@ class PromptAssembler:
         self._first_ms: float | None = None
         self._started: deque[_Prompt] = deque()
         self._open: dict[_Prompt, None] = {}
-        """By the time of their last part."""
+        """Open prompts in order of their last part."""
         self._by_end: dict[int, dict[_Prompt, None]] = {}
-        """Open prompts by their deepest block: another batch may extend them."""
+        """Open prompts by their deepest block, which another batch may extend."""
         self._by_hole: dict[int, dict[_Prompt, None]] = {}
-        """Open prompts by each block of their chain that has been neither read nor stored."""
+        """Open prompts by each block of their chain that was neither read nor stored."""
 
     def add(self, event: BlockEvent | LostEvents) -> Iterator[TraceRequest]:
-        """Take in one event; the prompts that are complete by then."""
+        """Add one event; return the prompts that are complete now."""
         now_ms = event.timestamp_ms
         if self._first_ms is None:
             self._first_ms = now_ms
@@ -101,7 +108,7 @@ class PromptAssembler:
         return self._complete()
 
     def finish(self) -> Iterator[TraceRequest]:
-        """There are no more events: the prompts that are left."""
+        """Close all prompts and return those that are left."""
         for prompt in list(self._open):
             self._close(prompt)
         return self._complete()
@@ -109,13 +116,13 @@ class PromptAssembler:
     def _complete(self) -> Iterator[TraceRequest]:
         while self._started and not self._started[0].is_open:
             prompt = self._started.popleft()
-            chain = self._chain(prompt.chain[-1])  # again: the parents of blocks that it lacked may have been told since
+            chain = self._chain(prompt.chain[-1])  # again: missing parents may be known by now
             yield TraceRequest(prompt.start_ms - (self._first_ms or 0), len(chain) * self._block_tokens, 0, tuple(chain))
 
-    # --- what a batch says ---
+    # --- chains of a batch ---
 
     def _parts(self, event: BlockEvent) -> Iterator[_ChainPart]:
-        """One part for each chain of the batch, the first first."""
+        """Yield one part for each chain of the batch, in order."""
         keys = list(dict.fromkeys(self._learn(event)))
         inner = {self._parents[key] for key in keys}
         chains: list[list[int]] = []
@@ -130,7 +137,7 @@ class PromptAssembler:
                 yield _ChainPart(chain, batch.intersection(chain), event.kind == READ)
 
     def _learn(self, event: BlockEvent) -> list[int]:
-        """The ids of the batch's blocks; their parents are known from now on."""
+        """Record the parents of the batch's blocks; return the blocks' ids."""
         tenant, ids, parents = event.tenant, self._ids, self._parents
         keys = [ids.setdefault((tenant, key), len(ids)) for key in event.keys]
         if any(event.parents):
@@ -148,14 +155,14 @@ class PromptAssembler:
 
     def _chain(self, key: int) -> list[int]:
         chain, seen = [], set()
-        while key != _ROOT and key not in seen:  # what a client calls its parents may go round in circles
+        while key != _ROOT and key not in seen:  # clients' parents may form a cycle
             chain.append(key)
             seen.add(key)
             key = self._parents.get(key, _ROOT)
         chain.reverse()
         return chain
 
-    # --- which prompt it is of ---
+    # --- matching of parts to prompts ---
 
     def _place(self, part: _ChainPart, now_ms: float) -> None:
         prompt = self._find(part, now_ms)
@@ -175,13 +182,14 @@ class PromptAssembler:
             self._by_hole.setdefault(hole, {})[prompt] = None
 
     def _find(self, part: _ChainPart, now_ms: float) -> _Prompt | None:
-        """The newest prompt that misses a block of the part; else the one that ends closest above it, rather one without other holes."""
-        ends = [key for key in reversed(part.chain) if key not in part.blocks]  # a prompt that ends with one of them has had it
+        """Return the newest prompt that misses a block of the part; else the prompt that ends closest above it,
+        preferably without holes."""
+        ends = [key for key in reversed(part.chain) if key not in part.blocks]  # a prompt ending with one of these already has it
         for index, keys in ((self._by_hole, part.blocks), (self._by_end, ends)):
             for key in keys:
                 takers = [prompt for prompt in reversed(index.get(key, {})) if prompt.takes(part, now_ms)]
                 if takers:
-                    # What a prompt lacks is stored in the order of its chain: one with a hole has not come to what lies below yet.
+                    # Missing blocks are stored in chain order: a prompt with a hole has not reached the blocks below it yet.
                     return min(takers, key=lambda prompt: not prompt.members <= prompt.blocks | part.blocks)
         return None
 
@@ -190,7 +198,7 @@ class PromptAssembler:
         prompt.is_open = False
 
     def _forget(self, prompt: _Prompt) -> None:
-        """Take the prompt out of every index."""
+        """Remove the prompt from every index."""
         del self._open[prompt]
         for index, keys in ((self._by_end, {prompt.chain[-1]}), (self._by_hole, prompt.members - prompt.blocks)):
             for key in keys:
@@ -202,7 +210,7 @@ class PromptAssembler:
 def prompts(
     events: Iterable[BlockEvent | LostEvents], *, join_s: float = JOIN_S, block_tokens: int = BLOCK_TOKENS
 ) -> Iterator[TraceRequest]:
-    """The prompts behind `events`, which are in the order of their time. Timestamps count from the first event."""
+    """Yield the prompts behind `events`, which are in order of time. Timestamps count from the first event."""
     assembler = PromptAssembler(join_s=join_s, block_tokens=block_tokens)
     for event in events:
         yield from assembler.add(event)
@@ -210,10 +218,10 @@ def prompts(
 
 
 def read_prompts(path: str | Path, *, join_s: float = JOIN_S, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
-    """The prompts of a file, a trace in the Mooncake format or a recording of a cluster: its first line tells.
+    """Yield the prompts of a file: a trace in the Mooncake format, or a recording of a cluster, by its first line.
 
-    A trace is read a line at a time; of a recording all that was read and stored is held in memory, to be put into one order of time.
-    Raises TraceError as read_trace and read_events do.
+    A trace is read line by line. A recording's read and stored events are held in memory, to be sorted by time. Raises
+    TraceError as `read_trace` and `read_events`.
     """
     if not is_recording(path):
         yield from read_trace(path)

@@ -1,7 +1,8 @@
-"""Reader of the public Mooncake trace format: one JSON object a line, {timestamp, input_length, output_length, hash_ids}.
+"""Reader of the public Mooncake trace format: one JSON object per line, {timestamp, input_length, output_length,
+hash_ids}.
 
-Strict: a line that is not exactly such a request is an error that names it, because a replay of half a trace would report a hit ratio
-of nothing. Members of other names are ignored: later traces add some.
+Strict: a malformed line raises an error that names it, because a replay of a partial trace would report a meaningless
+hit ratio. Unknown members are ignored, because later traces add some.
 
 Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces.
 """
@@ -18,15 +19,16 @@ MAX_LINE_BYTES: Final = 16 << 20
 """A request of a million tokens has 40 KB: a longer line is another kind of file."""
 MAX_ID: Final = (1 << 64) - 1
 MAX_TIMESTAMP_MS: Final = 1e15
-"""30,000 years: what is beyond is no number of milliseconds since any beginning."""
+"""30,000 years: larger values are not milliseconds."""
 MAX_TOKENS: Final = 1 << 40
 MAX_SHOWN: Final = 40
-"""Characters of a number that an error shows."""
+"""Characters of a value in an error text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One prompt. `hash_ids` name its 512-token blocks in order; equal ids are equal prefixes. Lengths are in tokens."""
+    """One prompt. `hash_ids` identify its 512-token blocks in order; equal ids are equal prefixes. Lengths are in
+    tokens."""
 
     timestamp_ms: float
     input_length: int
@@ -35,7 +37,8 @@ class TraceRequest:
 
 
 def read_trace(path: str | Path) -> Iterator[TraceRequest]:
-    """The requests of a file, a line at a time. Raises TraceError for a file that cannot be read, or naming the malformed line."""
+    """Yield the requests of a file, line by line. Raises TraceError: the file cannot be read, or a line, which the
+    text names, is malformed."""
     try:
         with open(path, "rb") as file:
             number = 0
@@ -50,7 +53,7 @@ def read_trace(path: str | Path) -> Iterator[TraceRequest]:
 
 
 def count_requests(path: str | Path) -> int:
-    """The number of lines, to know how long a replay is. Raises TraceError for a file that cannot be read."""
+    """Return the number of lines, as the length of a replay. Raises TraceError: the file cannot be read."""
     try:
         with open(path, "rb") as file:
             count, last = 0, b"\n"
@@ -62,7 +65,7 @@ def count_requests(path: str | Path) -> int:
 
 
 def parse_object(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> dict[str, Any]:
-    """A line of any file of JSON lines. Raises TraceError, which does not know the line's number, unless it is one JSON object."""
+    """Parse one line of JSON. Raises TraceError, without the line's number, unless it is a JSON object."""
     if len(line) > max_bytes:
         raise TraceError(f"longer than {max_bytes} bytes")
     try:
@@ -77,7 +80,7 @@ def parse_object(line: bytes, *, max_bytes: int = MAX_LINE_BYTES) -> dict[str, A
 
 
 def parse_request(line: bytes) -> TraceRequest:
-    """Raises TraceError, which does not know the line's number."""
+    """Parse one line as a request. Raises TraceError, without the line's number."""
     found = parse_object(line)
     timestamp_ms = _member(found, "timestamp")
     if type(timestamp_ms) not in (int, float) or not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:

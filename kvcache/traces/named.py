@@ -1,11 +1,10 @@
-"""Traces as a command line names them: a file, or `generated:SEED:COUNT` for synthetic conversations.
+"""Traces by name on a command line: a file, or `generated:SEED:COUNT` for synthetic conversations.
 
-Synthetic conversations with the statistics of the published conversation trace, for when there is no trace at hand.
-
-Every prompt begins with the same system prompt; a turn's prompt is the last one, its answer and a new message; blocks are 512 tokens
-and only full ones are shared. What was measured in the trace (12,031 requests in an hour) and is reproduced here: how many turns are
-continued, the lengths of prompts and answers, the time between turns. From these follow, a few per cent off, the share of blocks used
-once (0.76) and the prefix hit ratio, the best possible (0.366) and that of LRU. Not a model of any single user.
+**Synthetic conversations** have the statistics of the published conversation trace. Every prompt begins with the same
+system prompt; a turn's prompt is the last one, its answer and a new message; blocks have 512 tokens and only full ones
+are shared. Reproduced from the trace (12,031 requests in an hour): the share of turns that are continued, lengths of
+prompts and answers, time between turns. Within a few per cent this also gives the share of blocks used once (0.76), the
+best possible prefix hit ratio (0.366) and that of LRU. It models no single user.
 
 Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl, measured.
 """
@@ -26,24 +25,24 @@ from kvstore.protocol.errors import InvalidArgument, TraceError
 
 BLOCK_TOKENS: Final = 512
 CONTINUED: Final = (0.31, 0.42, 0.51, 0.59)
-"""Share of first, second, third and later turns that another turn follows."""
+"""Share of first, second, third and later turns that are followed by another one."""
 CONVERSATIONS_PER_S: Final = 7373 / 3537
 FIRST_PROMPT: Final = (8.54, 1.265)
-"""Of the logarithm of a first prompt's tokens: mean, standard deviation."""
+"""Mean and standard deviation of the logarithm of a first prompt's tokens."""
 PROMPT_TOKENS: Final = (891, 126_195)
 """Shortest and longest prompt of the trace."""
 ANSWER: Final = (5.95, 0.45)
 TERSE: Final = (2.5, 0.9)
-"""Logarithms of tokens: of an ordinary answer, and of one of a word or two."""
+"""ANSWER and TERSE: logarithms of tokens of an ordinary answer, and of one of a word or two."""
 TERSE_SHARE: Final = 0.2
 QUESTION: Final = (3.0, 1.0)
-"""Logarithm of the tokens that a next message adds."""
+"""Logarithm of the tokens that the next message adds."""
 DOCUMENT: Final = (7.6, 1.1)
-"""The same where a document is pasted into it."""
+"""Likewise for a message with a pasted document."""
 DOCUMENT_SHARE: Final = 0.3
 MIN_PAUSE_S: Final = 30.0
 PAUSE: Final = (math.log(95), 1.4)
-"""Logarithm of the seconds beyond the shortest pause between a conversation's prompts."""
+"""Logarithm of the seconds beyond MIN_PAUSE_S between a conversation's prompts."""
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class _Conversation:
 
 
 def generate(*, seed: int) -> Iterator[TraceRequest]:
-    """Requests in the order of their timestamps, without end; the same ones for the same seed."""
+    """Yield requests in order of their timestamps, endlessly; the same ones for the same seed."""
     random = Random(seed)
     next_block = count(1)
     order = count()
@@ -77,7 +76,7 @@ def generate(*, seed: int) -> Iterator[TraceRequest]:
 
 
 def _take_blocks(talk: _Conversation, next_block: Iterator[int]) -> None:
-    """Name the blocks that are new in this prompt; the first of all, 0, holds the system prompt."""
+    """Assign ids to the prompt's new blocks; block 0 of every prompt is the system prompt."""
     if not talk.blocks:
         talk.blocks.append(0)
     while len(talk.blocks) * BLOCK_TOKENS < talk.input_tokens:
@@ -104,10 +103,10 @@ FORM: Final = "generated:SEED:COUNT"
 def read_requests(
     name: str, *, limit: int | None = None, read_file: Callable[[str], Iterator[TraceRequest]] = mooncake.read_trace
 ) -> Iterator[TraceRequest]:
-    """Return the first `limit` requests of the trace `name`, all of them without a limit.
+    """Return the first `limit` requests of the trace `name`, or all.
 
-    `read_file` reads a trace that is a file. Raises InvalidArgument for a malformed `generated:`, TraceError for a file that does not
-    exist, and during iteration whatever `read_file` raises.
+    `read_file` reads a trace file. Raises InvalidArgument for a malformed `generated:`, TraceError for a missing file;
+    iteration raises what `read_file` raises.
     """
     if name.startswith(GENERATED):
         seed, count = _seed_and_count(name)
@@ -117,7 +116,8 @@ def read_requests(
 
 
 def count_requests(name: str, *, limit: int | None = None) -> int:
-    """Return how many requests `read_requests(name, limit=limit)` yields, by the lines of a file. Raises as it does."""
+    """Return how many requests `read_requests(name, limit=limit)` yields, by counting lines. Raises as
+    `read_requests`."""
     if name.startswith(GENERATED):
         count = _seed_and_count(name)[1]
     else:
@@ -128,7 +128,7 @@ def count_requests(name: str, *, limit: int | None = None) -> int:
 
 def _require_file(name: str) -> None:
     if not Path(name).exists():
-        raise TraceError(f"cannot read the trace {name}: No such file or directory; {FORM} in its place generates so many requests")
+        raise TraceError(f"cannot read the trace {name}: No such file or directory; use {FORM} for a generated trace")
 
 
 def _seed_and_count(name: str) -> tuple[int, int]:

@@ -51,12 +51,12 @@ def test_namespaces_name_the_value_and_all_values() -> None:
     assert len({name.id for name in whole}) == 4
 
 
-def test_namespaces_of_a_single_value_are_those_of_an_engine_of_one_rank() -> None:
+def test_single_value_namespaces_equal_those_of_one_rank() -> None:
     (only,) = HeadSplit(1, 0, 1).namespaces(replace(BASE, heads=(0, 2)))
     assert only == BASE == HeadSplit(1, 0, 1).label(BASE)
 
 
-def test_label_is_the_same_for_all_ranks_and_no_value_s_namespace() -> None:
+def test_label_is_equal_on_all_ranks_and_unlike_values() -> None:
     labels = {head_split(4, kv_heads=4, tp=(rank, tp)).label(BASE).id for tp in (1, 2, 4) for rank in range(tp)}
     assert len(labels) == 1
     assert labels.isdisjoint(name.id for name in HeadSplit(4, 0, 4).namespaces(BASE))

@@ -68,7 +68,7 @@ def logged(*answers: Exception | None) -> list[str]:
         (Unreachable("refused"), "cannot be reached (start it, or set `master`, and `tls_ca` if it needs TLS): Unreachable: refused"),
         (Unauthorized("no"), "refuses this engine (set `tenant` and `token`)"),
         (Untrusted("no"), "is not trusted"),
-        (ConfigError("no"), "cannot be asked"),
+        (ConfigError("no"), "cannot be used"),
         (Full("no"), "cannot be reached"),
         (ValueError("oops"), "internal error: ValueError: oops"),
     ],
@@ -97,7 +97,7 @@ def test_check_of_a_wrong_address_warns_within_5_s() -> None:
     with within(5), Client(address, settings=ClientSettings(connect_timeout_s=0.5)) as client, Lines() as lines:
         check = ReachabilityCheck(client, address, LOG)
         lines.wait(1, 60)
-        assert check.is_away
+        assert check.is_unreachable
         check.close()
     assert "cannot be reached" in lines.lines[0]
 

@@ -34,7 +34,7 @@ def test_entries_that_are_the_engines_own_are_left_alone() -> None:
     )
 
 
-def test_an_unknown_entry_is_refused_by_the_engines_word_for_the_mapping() -> None:
+def test_unknown_entry_is_rejected_with_the_engines_term() -> None:
     with pytest.raises(ConfigError, match="extra: unknown setting colour, size; known are count, name"):
         settings_from(Two, "two", {"size": 1, "colour": 2}, source="extra", environ={})
 
@@ -63,7 +63,7 @@ def test_each_engine_reads_its_mapping_and_its_environment(read: Callable[[Mappi
         read({"load_deadline_s": 0}, {})
 
 
-def test_nothing_given_is_all_defaults_and_entries_of_sglang_are_left_alone() -> None:
+def test_defaults_and_entries_of_sglang_are_kept() -> None:
     assert of_vllm({}, {}) == VllmSettings()
     assert of_sglang(None, {}).master == "127.0.0.1:7440"
     settings = of_sglang(dict.fromkeys(ENGINE_ENTRIES, 1) | {"master": "kv:1", "model": "llama"}, {})

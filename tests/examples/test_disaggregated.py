@@ -60,7 +60,7 @@ def test_a_claim_that_does_not_hold_is_not_forgotten(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.split("\n")[:2] == ["   ✘ NOT SO: one is two", "   ✔ one is one"]
 
 
-def test_texts_are_the_same_each_time_and_end_where_the_facts_are_told() -> None:
+def test_texts_are_deterministic_and_end_after_the_facts() -> None:
     assert stories(50, seed=1) == stories(400, seed=1)[:50]
     context, rest = half_told(3, context_tokens=256)
     assert (context, rest) == half_told(3, context_tokens=256)

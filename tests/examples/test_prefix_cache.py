@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("transformers") is 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prefix_cache.py"
 
 
-def test_every_document_is_read_from_every_tier_and_gives_the_same_logits(tmp_path: Path) -> None:
+def test_documents_from_every_tier_give_the_same_logits(tmp_path: Path) -> None:
     # One thread: two that wait for one another at every step take many times as long where others use the machine too.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLE), "--quick", "--plots", str(tmp_path / "plots")]

@@ -24,10 +24,10 @@ class End:
         self.heard: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self.gone: SimpleQueue[tuple[int, KVStoreError]] = SimpleQueue()
         instance = bytes([number] * 16)
-        self.links = RankConnections(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
-        address = reactor.call(lambda: self.links.server.listen_tcp("127.0.0.1", 0), deadline_s=10)
+        self.connections = RankConnections(reactor, HandoverSettings(connect_timeout_s=connect_timeout_s), instance, self)
+        address = reactor.call(lambda: self.connections.server.listen_tcp("127.0.0.1", 0), deadline_s=10)
         self.info = RankInfo(instance=instance, rank=0, control=parse_address(address), layout=layout_of(), engine=b"", host=str(number))
-        self.links.description = self.info.pack()
+        self.connections.description = self.info.pack()
 
     def received(self, peer: RankInfo, message: Message, header: FrameHeader, answer: Answer) -> None:
         self.heard.put((peer.instance[0], message))
@@ -37,11 +37,11 @@ class End:
     def lost(self, peer: RankInfo, error: KVStoreError) -> None:
         self.gone.put((peer.instance[0], error))
 
-    def tell(self, info: RankInfo, request_id: bytes = b"r", *, deadline_s: float = 10) -> "SimpleQueue[KVStoreError | None]":
+    def send_request(self, info: RankInfo, request_id: bytes = b"r", *, deadline_s: float = 10) -> "SimpleQueue[KVStoreError | None]":
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
-        act = lambda: self.links.tell(info, ReadsDone(request_id), deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
+        act = lambda: self.connections.send_request(info, ReadsDone(request_id), deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
         self.reactor.call(act, deadline_s=10)
         return answers
 
     def close(self) -> None:
-        self.reactor.call(self.links.close, deadline_s=10)
+        self.reactor.call(self.connections.close, deadline_s=10)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvstore.handover.config import HandoverSettings
-from kvstore.handover.description import Counterpart
+from kvstore.handover.description import RemoteExecutor
 from kvstore.handover.handles import ReceiveHandle, SendHandle
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.kvcache.layouts.layout import CacheLayout
@@ -130,7 +130,7 @@ class Executor:
             for memory in rank.memory:
                 memory[:] = np.frombuffer(random.bytes(len(memory)), np.uint8)
 
-    def counterpart(self, other: "Executor") -> Counterpart:
+    def counterpart(self, other: "Executor") -> RemoteExecutor:
         """The other executor, as this one knows it."""
         return self.ranks[0].transceiver.connect(other.descriptions)
 

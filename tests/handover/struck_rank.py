@@ -163,7 +163,7 @@ def hand_over(role: str, transports: str, strikes: int) -> dict[str, Any]:
             return finished >= requests.begun
 
         eventually(all_finished, "the outcome of every request that was begun")
-        eventually(lambda: rank.transceiver.early_count == 0, "the peer to give up what never began")  # its word is on its way
+        eventually(lambda: rank.transceiver.early_request_count == 0, "the peer to give up what never began")  # its word is on its way
         left = [rank.transceiver.staging_bytes, sum(region.users for region in rank.regions)]
         rank.close()
     return {"touched": requests.touched, "struck": struck, "unfinished": requests.unfinished, "left": left}

@@ -35,7 +35,7 @@ class Scene:
     def say(self, message: Message, *, deadline_s: float = 10) -> KVStoreError | None:
         """With what it is answered."""
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
-        act = lambda: self.bad.links.tell(self.info, message, deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
+        act = lambda: self.bad.connections.send_request(self.info, message, deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
         self.bad.reactor.call(act, deadline_s=10)
         return answers.get(timeout=10)
 
@@ -74,7 +74,7 @@ def asking(request_id: bytes, **changes: Any) -> RequestCache:
         ({"way": PUSH, "regions": [b"nonsense"]}, ProtocolError),
     ],
 )
-def test_an_ask_that_cannot_be_met_ends_the_request_on_both_sides(scene: Scene, changes: dict[str, Any], error: type[KVStoreError]) -> None:
+def test_invalid_request_fails_on_both_sides(scene: Scene, changes: dict[str, Any], error: type[KVStoreError]) -> None:
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
     assert isinstance(scene.say(asking(b"r", **changes)), error)
     with pytest.raises(error):
@@ -86,11 +86,11 @@ def test_who_asks_twice_is_refused(scene: Scene) -> None:
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
     assert scene.say(asking(b"r")) is None
     assert isinstance(scene.say(asking(b"r")), ProtocolError)
-    with pytest.raises(ProtocolError, match="asked already"):
+    with pytest.raises(ProtocolError, match="requested this already"):
         sending.wait()
 
 
-def test_who_was_not_asked_can_neither_offer_nor_confirm_nor_stop(scene: Scene) -> None:
+def test_uninvolved_rank_cannot_offer_confirm_or_cancel(scene: Scene) -> None:
     with Executor(layout_of()) as other:
         [receiving] = scene.honest.receive(b"r", BLOCKS, TOKENS, other)
         [sending] = scene.honest.send(b"s", BLOCKS, TOKENS)
@@ -112,12 +112,12 @@ def test_a_part_that_nobody_wanted_ends_the_request(scene: Scene, message: PartR
     scene.bad.info = _of_engine(scene)
     receiving = scene.receive(b"r")
     assert isinstance(scene.say(message), ProtocolError)
-    with pytest.raises(ProtocolError, match="not asked for"):
+    with pytest.raises(ProtocolError, match="was not requested"):
         receiving.wait()
     assert isinstance(scene.say(message), StaleHandle)
 
 
-def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene) -> None:
+def test_export_or_confirmation_to_a_pushed_receiver_is_rejected(scene: Scene) -> None:
     scene.bad.info = _of_engine(scene)
     receiving = scene.receive(b"r")
     assert isinstance(scene.say(ExportRegions(b"r", [], [])), ProtocolError)
@@ -128,35 +128,35 @@ def test_what_is_shown_or_confirmed_to_who_does_not_read_is_refused(scene: Scene
 def _of_engine(scene: Scene) -> Any:
     """The bad peer, with the honest engine's description: it does not move a byte."""
     info = dataclasses.replace(scene.bad.info, engine=scene.info.engine)
-    scene.bad.links.description = info.pack()
+    scene.bad.connections.description = info.pack()
     return info
 
 
 # --- asks that come before their request ---
 
 
-def test_an_early_ask_that_cannot_be_met_is_stopped_once_the_request_is_here(scene: Scene) -> None:
+def test_early_invalid_request_is_cancelled_once_it_begins(scene: Scene) -> None:
     assert scene.say(asking(b"r", tokens=31)) is None
     [sending] = scene.honest.send(b"r", BLOCKS, TOKENS)
-    with pytest.raises(InvalidArgument, match="asks for 31"):
+    with pytest.raises(InvalidArgument, match="requests 31"):
         sending.wait()
     stop = scene.heard()
     assert isinstance(stop, CancelRequest)
     assert stop.code == InvalidArgument.code
 
 
-def test_early_asks_are_forgotten_at_their_deadline_and_with_their_peer(scene: Scene) -> None:
+def test_early_requests_expire_with_deadline_or_peer(scene: Scene) -> None:
     [rank] = scene.honest.ranks
     assert scene.say(asking(b"late"), deadline_s=0.5) is None
-    eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
+    eventually(lambda: rank.transceiver.early_request_count == 0, "the ask is forgotten")
     assert scene.say(asking(b"gone")) is None
-    assert rank.transceiver.early_count == 1
-    scene.bad.reactor.call(scene.bad.links.close, deadline_s=10)
-    eventually(lambda: rank.transceiver.early_count == 0, "the ask is forgotten")
+    assert rank.transceiver.early_request_count == 1
+    scene.bad.reactor.call(scene.bad.connections.close, deadline_s=10)
+    eventually(lambda: rank.transceiver.early_request_count == 0, "the ask is forgotten")
 
 
 def test_there_is_a_limit_to_early_asks(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending_side, "MAX_EARLY", 1)
+    monkeypatch.setattr(sending_side, "MAX_EARLY_REQUESTS", 1)
     assert scene.say(asking(b"1")) is None
     assert isinstance(scene.say(asking(b"2")), Full)
 
@@ -166,9 +166,9 @@ def test_ranks_of_two_executors_do_not_get_one_request(scene: Scene) -> None:
     assert scene.say(asking(b"r")) is None
     with running() as reactor:
         other = End(reactor, 8)
-        other.links.description = dataclasses.replace(other.info, layout=layout_of(tp=2)).pack()
+        other.connections.description = dataclasses.replace(other.info, layout=layout_of(tp=2)).pack()
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
-        act = lambda: other.links.tell(scene.info, asking(b"r"), deadline_s=10, on_answer=answers.put)  # noqa: E731
+        act = lambda: other.connections.send_request(scene.info, asking(b"r"), deadline_s=10, on_answer=answers.put)  # noqa: E731
         reactor.call(act, deadline_s=10)
         assert isinstance(answers.get(timeout=10), InvalidArgument)
         other.close()
@@ -176,11 +176,11 @@ def test_ranks_of_two_executors_do_not_get_one_request(scene: Scene) -> None:
         sending.wait()
 
 
-def test_a_part_to_be_read_that_comes_before_where_to_read_it_ends_the_request() -> None:
+def test_part_announced_before_its_regions_fails_the_request() -> None:
     with ExitStack() as stack:
         scene = Scene(stack, way="pull")
         scene.bad.info = _of_engine(scene)
         receiving = scene.receive(b"r")
         assert isinstance(scene.say(PartReady(b"r", 0, 4, 0, 0, 10)), ProtocolError)
-        with pytest.raises(ProtocolError, match="before where to read it"):
+        with pytest.raises(ProtocolError, match="announced before the regions"):
             receiving.wait()

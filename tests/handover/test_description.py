@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.handover.description import Counterpart, RankInfo, executor, unpack
+from kvstore.handover.description import RankInfo, RemoteExecutor, executor, unpack
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.rpc.address import Address
 from tests.handover.scene import layout_of
@@ -48,14 +48,14 @@ def test_a_changed_byte_gives_a_description_or_a_protocol_error(at: int, value: 
 
 @pytest.mark.parametrize("wrong", [dataclasses.replace(INFO, rank=4), dataclasses.replace(INFO, control=Address(host="", port=1))])
 def test_a_rank_that_cannot_be_is_refused(wrong: RankInfo) -> None:
-    with pytest.raises(ProtocolError, match="description is wrong"):
+    with pytest.raises(ProtocolError, match="description is invalid"):
         unpack(wrong.pack())
 
 
 def test_an_executor_is_all_its_ranks_in_any_order() -> None:
     infos = [dataclasses.replace(INFO, rank=rank, instance=bytes([rank] * 16)) for rank in range(4)]
     packed = [info.pack() for info in infos]
-    assert executor(packed[::-1]) == Counterpart(tuple(infos))
+    assert executor(packed[::-1]) == RemoteExecutor(tuple(infos))
     assert executor(packed).layout == INFO.layout
     other = dataclasses.replace(infos[0], layout=layout_of(tp=4)).pack()
     for wrong, complaint in (

@@ -52,7 +52,7 @@ def check_next(source: Executor, destination: Executor, request_id: bytes) -> No
 
 
 @pytest.mark.parametrize("way", ["pull", "push"])
-def test_of_a_rank_that_is_gone_the_other_sides_engine_keeps_nothing(way: str) -> None:
+def test_engine_keeps_nothing_of_an_unreachable_rank(way: str) -> None:
     """Its pool above all, which stays in memory for as long as it is mapped: who takes its place has another one."""
     with executor(layout_of(), way) as staying:
         for number, stays_as in enumerate(("destination", "source")):
@@ -64,7 +64,7 @@ def test_of_a_rank_that_is_gone_the_other_sides_engine_keeps_nothing(way: str) -
             staying.until(lambda: not staying.ranks[0].engine_peers())
 
 
-def test_a_rank_that_cancels_before_the_other_side_has_the_request_cancels_it_for_all(pair: tuple[Executor, Executor]) -> None:
+def test_cancel_before_the_other_side_begins_cancels_for_all(pair: tuple[Executor, Executor]) -> None:
     source, destination = pair
     with within(1):
         given = source.send(b"early 1", BLOCKS, TOKENS)
@@ -94,7 +94,7 @@ def test_a_rank_that_cancels_in_the_middle_cancels_it_for_all(pair: tuple[Execut
     check_next(*pair, b"after " + request_id)
 
 
-def test_a_receiver_whose_sender_never_comes_ends_at_its_deadline(pair: tuple[Executor, Executor]) -> None:
+def test_receiver_without_a_sender_ends_at_its_deadline(pair: tuple[Executor, Executor]) -> None:
     with within(0.3):
         assert set(errors_of(pair[1].receive(b"no sender", [3, 4], TOKENS, pair[0], deadline_s=0.3))) == {DeadlineExceeded}
     assert set(errors_of(pair[0].send(b"no sender", BLOCKS, TOKENS))) == {DeadlineExceeded}
@@ -126,7 +126,7 @@ def test_a_rank_that_never_takes_part_is_told_of_by_rank_0(pair: tuple[Executor,
     assert isinstance(first.outcome_of(b"alone"), DeadlineExceeded)
 
 
-def test_a_description_of_an_earlier_run_is_stale_or_leads_nowhere() -> None:
+def test_description_of_an_earlier_run_is_stale_or_unreachable() -> None:
     with Executor(layout_of()) as source:
         old = source.descriptions
         control = source.counterpart(source).ranks[0].control
@@ -137,7 +137,7 @@ def test_a_description_of_an_earlier_run_is_stale_or_leads_nowhere() -> None:
             receiving.wait()
         with Executor(layout_of(), HandoverSettings(listen=str(control))) as again:
             receiving = transceiver.receive(b"other", BLOCKS, tokens=TOKENS, source=transceiver.connect(old))
-            with within(1), pytest.raises(StaleHandle, match="describe and connect anew"):
+            with within(1), pytest.raises(StaleHandle, match="describe and connect again"):
                 receiving.wait()
             again.fill(1)
             check_next(again, destination, b"next")
@@ -171,7 +171,7 @@ def test_no_staging_left_is_told_to_both_sides() -> None:
         assert errors_of([*source.send(b"r", [1, 2, 3, 4, 5], 80), *wanted]) == [Full, Full]
 
 
-def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_beginning_ends_the_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where memory cannot be registered."""
 
     def no_window(*_what: object, **_how: object) -> None:
@@ -180,7 +180,7 @@ def test_a_request_that_a_mistake_keeps_from_beginning_is_over_once_and_leaves_n
     with executor(layout_of(), "push-gathered") as source, executor(layout_of(), "push-gathered") as destination:
         [rank] = destination.ranks
         with monkeypatch.context() as without:
-            without.setattr("kvstore.handover.receiving.part_receiver.Window", no_window)
+            without.setattr("kvstore.handover.receiving.part_receiver.LayerWindow", no_window)
             assert errors_of(destination.receive(b"r", BLOCKS, TOKENS, source)) == [KVStoreError]
             assert rank.transceiver.staging_bytes == 0
         check_next(source, destination, b"next")
@@ -192,7 +192,7 @@ def has_sent(sending: SendHandle, size_bytes: int) -> bool:
 
 
 @EVERY_WAY
-def test_blocks_are_the_receivers_own_once_it_has_been_told_that_it_is_over(way: str) -> None:
+def test_blocks_belong_to_the_receiver_once_it_is_over(way: str) -> None:
     """Requests are cancelled after more and more of them has come, and the blocks written to at once by their owner: nothing else ever
     lands there."""
     spec_blocks = list(range(16))

@@ -13,7 +13,7 @@ from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 
 def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handles, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(handles, "END_GRACE_S", 0.0)
     handle = SendHandle(b"r", limit_s=0.01)
     assert not handle._over.wait(0.0)
     with within(0.01), pytest.raises(DeadlineExceeded, match="its blocks must stay"):
@@ -21,7 +21,7 @@ def test_a_request_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     assert not handle.is_fenced
 
 
-def test_what_a_signal_handler_raises_in_a_wait_comes_out_once_the_request_is_over() -> None:
+def test_wait_raises_signal_exceptions_after_the_request_is_over() -> None:
     def strike(number: int, frame: FrameType | None) -> None:
         if frame is not None and frame.f_code is UninterruptibleEvent.wait.__code__:
             raise KeyboardInterrupt

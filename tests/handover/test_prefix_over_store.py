@@ -99,7 +99,7 @@ def test_a_store_that_fails_costs_only_what_it_had() -> None:
             assert np.array_equal(gathered(source, OURS, TOKENS), gathered(destination, THEIRS, TOKENS))
 
 
-def test_a_request_that_is_cancelled_while_it_is_fetched_is_over_after_the_fetch() -> None:
+def test_cancelled_request_is_over_after_its_fetch() -> None:
     with Executor(layout_of()) as source:
         scene = Scene(source, [3, 3])
         with scene.destination as destination:
@@ -116,7 +116,7 @@ def test_a_request_that_is_cancelled_while_it_is_fetched_is_over_after_the_fetch
             assert [isinstance(rank.outcome_of(b"r"), Cancelled) for rank in destination.ranks] == [True, True]
 
 
-def test_a_request_that_ends_while_its_fetch_waits_is_over_at_once_and_never_fetched() -> None:
+def test_request_ended_in_the_fetch_queue_is_never_fetched() -> None:
     with Executor(layout_of()) as source:
         source.fill(1)
         scene = Scene(source, [6, 6])
@@ -149,7 +149,7 @@ def test_a_request_that_ends_while_its_fetch_waits_is_over_at_once_and_never_fet
             assert (pool_of(rank)[20:32] == 7).all()
 
 
-def test_blocks_are_not_fenced_while_a_store_that_forgets_its_deadline_may_write_them() -> None:
+def test_blocks_are_not_fenced_while_a_late_fetch_may_write() -> None:
     with Executor(layout_of()) as source:
         scene = Scene(source, [6, 6], fence_timeout_s=0.05)
         with scene.destination as destination:

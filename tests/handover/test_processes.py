@@ -46,7 +46,7 @@ TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
 
 
 @TRANSPORTS
-def test_a_sender_rank_that_is_killed_ends_the_request_everywhere(transports: str) -> None:
+def test_killed_sender_rank_ends_the_request_everywhere(transports: str) -> None:
     """Rank 0 of the sender is here, rank 1 in the child; the receiver is here."""
     pair = layout_of(tp=2)
     with Child(pair, 1, transports) as child, own_rank(pair, 0, transports) as first, own_rank(layout_of(), 0, transports) as receiver:
@@ -69,7 +69,7 @@ def test_a_sender_rank_that_is_killed_ends_the_request_everywhere(transports: st
 
 
 @TRANSPORTS
-def test_a_receiver_rank_that_is_killed_ends_the_request_everywhere(transports: str) -> None:
+def test_killed_receiver_rank_ends_the_request_everywhere(transports: str) -> None:
     """Rank 0 of the receiver is in the child, rank 1 here; the sender is here."""
     pair = layout_of(tp=2)
     with Child(pair, 0, transports) as child, own_rank(pair, 1, transports) as second, own_rank(layout_of(), 0, transports) as sender:
@@ -149,7 +149,7 @@ def _error_of(handover: Any) -> KVStoreError | None:
 
 
 @TRANSPORTS
-def test_a_receiver_that_stops_in_the_middle_does_not_take_what_is_another_requests(transports: str) -> None:
+def test_suspended_receiver_does_not_take_another_requests_data(transports: str) -> None:
     """The sender ends at its deadline and gives its blocks to somebody else; then the receiver goes on."""
     layout = layout_of(LARGE, pool_blocks=64)
     blocks, tokens = list(range(64)), 64 * 64

@@ -7,7 +7,7 @@ from tests.handover.scene import executor, layout_of
 from tests.handover.test_failures import check_next
 
 
-def test_an_engine_that_outlives_its_transceiver_keeps_nothing_of_other_ranks() -> None:
+def test_engine_keeps_nothing_after_its_transceiver() -> None:
     with executor(layout_of(), "pull") as source, executor(layout_of(), "pull") as destination:
         check_next(source, destination, b"r")
         assert destination.ranks[0].engine_peers()
@@ -16,7 +16,7 @@ def test_an_engine_that_outlives_its_transceiver_keeps_nothing_of_other_ranks() 
 
 
 @pytest.mark.parametrize("busy", [0, 3])
-def test_a_reader_that_goes_on_keeps_one_region_open_and_no_other(busy: int) -> None:
+def test_persistent_reader_keeps_only_one_region_open(busy: int) -> None:
     with executor(layout_of(order="vllm-flash-hnd"), "pull", fence_timeout_s=0.05) as source:
         resources = source.ranks[0].transceiver._requests.resources
         resources.close()

@@ -10,7 +10,7 @@ TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
 
 @TRANSPORTS
 @pytest.mark.parametrize("role", ["receiver", "sender"])
-def test_a_request_whose_caller_was_struck_is_over_on_both_sides_and_later_ones_go_well(role: str, transports: str) -> None:
+def test_interrupted_request_is_over_on_both_sides(role: str, transports: str) -> None:
     with LineChild("tests.handover.struck_rank", role, transports, str(STRIKES)) as child:
         found = child.answer()
     assert found["touched"] == 0
@@ -20,7 +20,7 @@ def test_a_request_whose_caller_was_struck_is_over_on_both_sides_and_later_ones_
 
 
 @TRANSPORTS
-def test_a_transceiver_whose_closing_was_struck_is_closed_and_leaves_nothing(transports: str) -> None:
+def test_interrupted_close_closes_the_transceiver(transports: str) -> None:
     with LineChild("tests.handover.struck_rank", "close", transports, "10") as child:
         found = child.answer()
     assert found["touched"] == 0

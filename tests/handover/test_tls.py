@@ -37,7 +37,7 @@ def test_a_cache_is_handed_over_by_tls(opened: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("other", [None, "blue"])
-def test_ranks_of_another_tenant_or_without_a_certificate_get_nothing(opened: ExitStack, other: str | None) -> None:
+def test_ranks_without_a_certificate_of_the_tenant_are_rejected(opened: ExitStack, other: str | None) -> None:
     source = opened.enter_context(executor(engine("red")))
     destination = opened.enter_context(executor(engine(other) if other is not None else None))
     sent = source.send(b"r", [0], 16)

@@ -102,7 +102,7 @@ def pair() -> Iterator[tuple[Executor, Executor]]:
         yield source, destination
 
 
-def test_a_receiver_that_has_everything_takes_nothing_and_lets_the_sender_know(pair: tuple[Executor, Executor]) -> None:
+def test_receiver_with_everything_notifies_the_sender(pair: tuple[Executor, Executor]) -> None:
     hand_over(*pair, first_token=150, request_id=b"nothing")
 
 
@@ -141,7 +141,7 @@ def test_layers_go_while_later_ones_are_computed() -> None:
         assert np.array_equal(gathered(source, [1, 2], 32), gathered(destination, [5, 6], 32))
 
 
-def test_over_shared_memory_the_receiver_reads_and_nothing_can_be_written_by_mapping() -> None:
+def test_shared_memory_receiver_reads_and_maps_read_only() -> None:
     with executor(layout_of(), "pull", way="auto") as source, executor(layout_of(), "pull", way="auto") as destination:
         hand_over(source, destination)
         [peer] = destination.ranks[0].engine_peers()
@@ -160,17 +160,17 @@ def test_engines_that_disagree_about_the_model_both_hear_of_it() -> None:
         sending.cancel()  # it was never asked: what cannot be mapped is not asked for
 
 
-def test_lengths_that_differ_end_both_sides_whichever_comes_first() -> None:
+def test_different_lengths_fail_both_sides_in_either_order() -> None:
     with Executor(layout_of()) as source, Executor(layout_of()) as destination:
         [receiving] = destination.receive(b"asked first", [0, 1], 20, source)
         [sending] = source.send(b"asked first", [0, 1], 21)
         for handover in (sending, receiving):
-            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver asks for 20"):
+            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver requests 20"):
                 handover.wait()
         [sending] = source.send(b"sent first", [0, 1], 21)
         [receiving] = destination.receive(b"sent first", [0, 1], 20, source)
         for handover in (receiving, sending):
-            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver asks for 20"):
+            with pytest.raises(InvalidArgument, match="21 tokens of this request, the receiver requests 20"):
                 handover.wait()
         hand_over(source, destination)
 
@@ -198,7 +198,7 @@ def test_arguments_out_of_range_are_refused(pair: tuple[Executor, Executor], arg
         pair[0].ranks[0].transceiver.receive(**{**right, **arguments}, source=pair[0].counterpart(pair[1]))
 
 
-def test_a_mistake_in_the_middle_of_beginning_ends_the_request_and_no_other(pair: tuple[Executor, Executor]) -> None:
+def test_error_while_beginning_ends_that_request_only(pair: tuple[Executor, Executor]) -> None:
     nobody: Any = 5
     first, second = pair[0].ranks[0].transceiver, pair[1].ranks[0].transceiver
     receiving = second.receive(b"mistaken", [1], tokens=16, source=nobody)
@@ -206,9 +206,9 @@ def test_a_mistake_in_the_middle_of_beginning_ends_the_request_and_no_other(pair
         receiving.wait()
     assert receiving.is_fenced
     asking = pair[1].receive(b"to nobody", [1], 16, pair[0])
-    pair[0].until(lambda: first.early_count > 0)
-    giving = first.send(b"to nobody", [1], tokens=16, to=nobody)
-    for handover in (giving, *asking):
+    pair[0].until(lambda: first.early_request_count > 0)
+    part_sender = first.send(b"to nobody", [1], tokens=16, to=nobody)
+    for handover in (part_sender, *asking):
         with pytest.raises(KVStoreError, match="internal error: AttributeError"):
             handover.wait()
     hand_over(*pair, request_id=b"after the mistakes")
@@ -235,7 +235,7 @@ def test_descriptions_that_are_not_one_executors_are_refused() -> None:
             transceiver.join(one.descriptions)
 
 
-def test_after_close_nothing_is_begun_and_what_was_under_way_has_ended() -> None:
+def test_close_ends_requests_and_accepts_no_more() -> None:
     with Executor(layout_of()) as one, Executor(layout_of()) as other:
         [sending], [receiving] = one.send(b"a", [0], 16), one.receive(b"b", [1], 16, other)
         one.ranks[0].transceiver.close()

@@ -158,6 +158,6 @@ def test_an_extra_that_cannot_be_hashed_is_refused(extras: Any, message: str) ->
         FOUR.block_keys(range(8), extras)
 
 
-def test_tokens_are_hashed_in_a_process_that_has_not_imported_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_hashed_without_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     assert FOUR.block_keys(range(4)) == naive_keys(FOUR, range(4), {})

@@ -91,13 +91,13 @@ def test_the_canonical_form_is_the_documented_one(namespace: Namespace) -> None:
 
 
 @given(namespaces, namespaces)
-def test_namespaces_are_equal_exactly_when_their_canonical_forms_are(first: Namespace, second: Namespace) -> None:
+def test_namespaces_are_equal_iff_canonical_forms_are(first: Namespace, second: Namespace) -> None:
     assert (first == second) == (first.canonical() == second.canonical())
     assert (first == second) == (first.id == second.id)
 
 
 @given(st.data(), namespaces, st.sampled_from(FIELDS))
-def test_a_change_of_any_one_field_changes_the_canonical_form_and_the_id(data: st.DataObject, namespace: Namespace, name: str) -> None:
+def test_any_changed_field_changes_form_and_id(data: st.DataObject, namespace: Namespace, name: str) -> None:
     other = replace(namespace, **{name: getattr(data.draw(namespaces), name)})
     same = getattr(other, name) == getattr(namespace, name)
     assert (other.canonical() == namespace.canonical()) == same
@@ -225,7 +225,7 @@ def test_two_forms_of_one_namespace_are_not_accepted() -> None:
     layered = replace(PLAIN, layers=(1, 2)).canonical()
     odd_pair = layered.replace(naive_pair((1, 2)), b"\2" + naive_pair((1, 2))[1:])
     for form in (unordered, repeated, odd_pair):
-        with pytest.raises(InvalidArgument, match="written in another way"):
+        with pytest.raises(InvalidArgument, match="encoded differently"):
             Namespace.from_canonical(form)
 
 

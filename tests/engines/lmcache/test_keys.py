@@ -89,7 +89,7 @@ def test_a_salt_of_the_settings_is_not_taken_for_one_of_a_user() -> None:
     assert object_key({"cache_salt": "ab"}) != object_key({}, settings(salt="ab"))
 
 
-def test_objects_of_one_model_and_user_are_of_one_namespace_whatever_their_rank() -> None:
+def test_objects_of_one_model_and_user_share_a_namespace() -> None:
     namespaces = {KEYS.of_object(Object(kv_rank=rank, object_group_id=group))[0].id for rank in range(3) for group in range(3)}
     assert len(namespaces) == 1
     namespace, key = KEYS.of_object(Object())
@@ -132,7 +132,7 @@ def test_a_chunk_that_differs_in_any_field_has_another_key(other: Chunk) -> None
     assert chunk_key(other) == chunk_key(replace(other))
 
 
-def test_a_chunk_of_another_dtype_or_written_in_another_way_has_another_key() -> None:
+def test_chunk_of_another_dtype_or_form_has_another_key() -> None:
     assert chunk_key(Chunk(), "half") != chunk_key(Chunk(), "bfloat16")
     assert chunk_key(Chunk(), form="naive") != chunk_key(Chunk(), form="cachegen")
     assert KEYS.of_chunk(Chunk(), "half", "naive")[0].dtype == "half"
@@ -142,7 +142,7 @@ def test_tags_are_not_taken_for_one_another() -> None:
     assert chunk_key(Chunk(tags=(("a", "b@c%d"),))) != chunk_key(Chunk(tags=(("a", "b"), ("c", "d"))))
 
 
-def test_tags_of_any_kind_and_length_make_a_key_that_the_store_takes() -> None:
+def test_tags_of_any_kind_and_length_make_valid_keys() -> None:
     keys = {chunk_key(Chunk(tags=(("tag", value),))) for value in ("x" * 300, "x" * 301, object, 1.5, None)}
     assert len(keys) == 5
     assert max(map(len, keys)) <= MAX_KEY_BYTES

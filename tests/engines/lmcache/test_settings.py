@@ -12,13 +12,13 @@ def test_what_is_given_is_taken_and_the_rest_has_defaults() -> None:
     assert (settings.lookup_deadline_s, settings.dtype) == (0.5, "float32")
 
 
-def test_a_token_may_come_from_the_environment_and_need_not_stand_in_a_command() -> None:
+def test_token_may_come_from_the_environment() -> None:
     settings = from_parameters({"tenant": "a", "dtype": "float32"}, {"KVSTORE_LMCACHE_TOKEN": "secret", "KVSTORE_LMCACHE_TENANT": "b"})
     assert (settings.tenant, settings.token) == ("a", "secret")
 
 
-def test_an_l2_adapter_needs_the_element_type_which_lmcache_does_not_tell_it() -> None:
-    with pytest.raises(ConfigError, match=r'name no dtype: .* as "dtype": "bfloat16"'):
+def test_l2_adapter_requires_an_element_type() -> None:
+    with pytest.raises(ConfigError, match=r'lack dtype.* as "dtype": "bfloat16"'):
         from_parameters({"master": "kv:1"}, {})
     assert from_parameters({}, {"KVSTORE_LMCACHE_DTYPE": "bfloat16"}).dtype == "bfloat16"
 

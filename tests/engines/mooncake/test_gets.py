@@ -118,7 +118,7 @@ def test_without_a_lease_what_was_found_can_be_removed(opened: Opened, monkeypat
     assert (store.is_exist("a"), store.remove("a")) == (1, 0)
 
 
-def test_what_was_found_is_there_after_others_have_filled_the_store(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_found_object_survives_a_full_store(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_MOONCAKE_LEASE_S", "60")
     store = opened()
     found = [f"found {number}" for number in range(8)]

@@ -159,7 +159,7 @@ def test_an_argument_that_is_unknown_is_a_type_error(store: MooncakeDistributedS
         getattr(store, call)(key="key", value=b"", no_such_argument=1)
 
 
-def test_what_mooncake_has_no_argument_for_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_beyond_mooncake_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster of mutual TLS: its certificate, its tenant."""
     with System(tmp_path) as system:
         authority = Authority(tmp_path / "certs")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.engines.mooncake import peers as handshake
-from kvstore.engines.mooncake.peers import HandshakeReply, HandshakeServer, RegisteredSegment, ask, unpacked
+from kvstore.engines.mooncake import peers
+from kvstore.engines.mooncake.peers import HandshakeReply, HandshakeServer, RegisteredSegment, handshake, unpacked
 from kvstore.protocol.errors import ProtocolError, Unreachable
 
 ANSWER = HandshakeReply(b"engine", [RegisteredSegment(4096, 10, b"\0region"), RegisteredSegment(1, 2, b"")])
@@ -31,10 +31,10 @@ def answered(reply: bytes, call: Callable[[str], object]) -> None:
 
 def test_answer_is_read_as_it_was_sent() -> None:
     server = HandshakeServer("127.0.0.1", 0, ANSWER.packed)
-    assert ask(f"127.0.0.1:{server.port}") == ask(f"127.0.0.1:{server.port}") == ANSWER
+    assert handshake(f"127.0.0.1:{server.port}") == handshake(f"127.0.0.1:{server.port}") == ANSWER
     server.close()
     with pytest.raises(Unreachable):
-        ask(f"127.0.0.1:{server.port}")
+        handshake(f"127.0.0.1:{server.port}")
 
 
 def test_failed_answer_is_not_the_next_one_s() -> None:
@@ -48,8 +48,8 @@ def test_failed_answer_is_not_the_next_one_s() -> None:
 
     server = HandshakeServer("127.0.0.1", 0, answer)
     with pytest.raises(Unreachable):
-        ask(f"127.0.0.1:{server.port}")
-    assert ask(f"127.0.0.1:{server.port}") == ANSWER
+        handshake(f"127.0.0.1:{server.port}")
+    assert handshake(f"127.0.0.1:{server.port}") == ANSWER
     server.close()
 
 
@@ -62,16 +62,16 @@ def test_other_bytes_are_no_answer(data: bytes) -> None:
 def test_peer_that_answers_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(name: str) -> None:
         with pytest.raises((Unreachable, ProtocolError)):
-            ask(name)
+            handshake(name)
 
     for reply in (b"", b"ab", struct.pack("<I", 100) + b"short", struct.pack("<I", 1 << 31), struct.pack("<I", 2) + b"{}"):
         answered(reply, refused)
-    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(peers, "TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Unreachable):
-        ask(f"127.0.0.1:{silent.getsockname()[1]}")
+        handshake(f"127.0.0.1:{silent.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("name", ["", "host", "127.0.0.1:x", "127.0.0.1:70000", "127.0.0.1:-1"])
 def test_name_that_is_no_address_is_unreachable(name: str) -> None:
     with pytest.raises(Unreachable):
-        ask(name)
+        handshake(name)

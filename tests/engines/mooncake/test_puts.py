@@ -68,7 +68,7 @@ def test_lists_that_do_not_match_are_refused(store: MooncakeDistributedStore) ->
     assert store.batch_put_from([], [], []) == []
 
 
-def test_a_soft_pin_changes_nothing_and_one_that_is_wrong_is_refused(store: MooncakeDistributedStore) -> None:
+def test_soft_pin_is_ignored_and_an_invalid_one_rejected(store: MooncakeDistributedStore) -> None:
     config = ReplicateConfig()
     config.soft_pin_ttl_ms = 1000
     assert (store.put("key", b"value", config), store.upsert("key", b"value", config)) == (-600, -600)

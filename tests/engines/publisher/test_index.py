@@ -48,7 +48,7 @@ def test_registered_engine_is_followed_from_its_first_event_on(publisher: Publis
     assert index.remove("a|default|0") is None
 
 
-def test_engine_that_does_not_replay_is_followed_from_its_next_event_on(publisher: Publisher, index: EngineBlockIndex) -> None:
+def test_engine_without_replay_is_followed_from_its_next_event(publisher: Publisher, index: EngineBlockIndex) -> None:
     index.add(service(publisher, replays=False))
     publisher.await_subscriber()
     store(publisher, 0, 2)
@@ -80,6 +80,6 @@ def test_what_cannot_be_registered_leaves_no_subscription(publisher: Publisher, 
     index.add(service(publisher))
     with pytest.raises(InvalidArgument, match="with other members"):
         index.add(service(publisher, replays=False))
-    with pytest.raises(InvalidArgument, match="no address of a publisher"):
+    with pytest.raises(InvalidArgument, match="no ZeroMQ address"):
         index.add(Service(CONTEXT, "b", 0, "10.0.0.1:5557", ""))
     assert index.services == 1

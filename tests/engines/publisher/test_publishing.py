@@ -59,7 +59,7 @@ def test_what_is_published_is_counted_and_told_as_listed(store: Cluster, publish
     assert publishing.batches == found["kvstore_publisher_batches"], "nothing happened: nothing is published"
 
 
-def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
+def test_readiness_and_liveness_follow_nodes_and_rounds(
     store: Cluster, publishing: EventPublisher, index: EngineBlockIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = HttpServer("127.0.0.1:0")
@@ -75,7 +75,7 @@ def test_it_is_ready_while_every_node_is_heard_and_alive_while_it_comes_round(
 
         until(missed, "the node is missed", DEADLINE_S)
         told = ask(server.address, "/readyz")
-        assert (told.status, told.text) == (503, "node n0 cannot be asked what happened\n")
+        assert (told.status, told.text) == (503, "node n0 does not respond with its events\n")
         monkeypatch.setattr(signals, "HANGS_S", -1.0)
         assert ask(server.address, "/healthz").status == 503
     finally:

@@ -127,7 +127,7 @@ def test_what_cannot_be_answered_says_why(store: Cluster) -> None:
     with running(store.address) as daemon:
         for path, body, says in (
             ("/register", REFERENCE | {"block_size": None}, "block_size is None"),
-            ("/register", REFERENCE | {"endpoint": "nowhere"}, "no address of a publisher"),
+            ("/register", REFERENCE | {"endpoint": "nowhere"}, "no ZeroMQ address"),
             ("/unregister", {}, "instance_id is None"),
             ("/query", [], "not an object"),
             ("/query", b"\xc1", "neither JSON"),
@@ -150,7 +150,7 @@ def test_queries_go_on_without_the_store(tmp_path: Path, publisher: Publisher) -
 
 
 @pytest.mark.parametrize("form", [DYNAMO, LLM_D])
-def test_blocks_of_the_store_are_published_with_the_engines_tokens(store: Cluster, publisher: Publisher, form: str) -> None:
+def test_store_blocks_are_published_with_engines_tokens(store: Cluster, publisher: Publisher, form: str) -> None:
     with running(store.address, *OF_STORE, "--form", form) as daemon, Client(store.address) as client:
         publisher.publish(stored(0, 3))
         daemon.post("/register", registration(publisher))

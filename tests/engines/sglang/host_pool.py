@@ -41,7 +41,7 @@ class HostPool:
         ]
         return [region.ctypes.data for region in regions], [region.nbytes for region in regions]
 
-    def described(self, tp: tuple[int, int], **changed: Any) -> PlainHostPool:
+    def describe_pool(self, tp: tuple[int, int], **changed: Any) -> PlainHostPool:
         fields: dict[str, Any] = {
             "name": "kv",
             "kind": "MHATokenToKVPoolHost",

@@ -19,7 +19,7 @@ HASHES = ["ab" * 32, "text"]
 
 
 def head_pool(host: HostPool, count: int) -> HeadPool:
-    whole = host.described((0, 1))
+    whole = host.describe_pool((0, 1))
     runs = host.host_heads().runs
     assert runs is not None
     return HeadPool.of(whole, head_split(count, kv_heads=host.heads, tp=(0, 1)), runs)
@@ -47,15 +47,17 @@ def test_pack_makes_values_that_a_pool_of_their_heads_would_have(layout: str, co
     assert not copy.pages[:, [0, 2, 3, 4]].any()
 
 
-def test_places_of_values_with_heads_outermost_are_the_pool_itself() -> None:
+def test_places_with_heads_outermost_are_in_the_pool() -> None:
     host = HostPool("page_head", 8, seed=1)
     pool = head_pool(host, 4)
     assert pool.is_in_place
     rows = pool.rows(2)
     for row, page in zip(rows, pool.regions(*host.meta(4, 2), 2), strict=True):
         pool.pack(page, row)
-    places = pool.places(*host.meta(4, 2), 2)
-    assert [b"".join(part.view().tobytes() for part in value) for value in places] == [value.tobytes() for page in rows for value in page]
+    page_memory = pool.page_memory(*host.meta(4, 2), 2)
+    assert [b"".join(part.view().tobytes() for part in value) for value in page_memory] == [
+        value.tobytes() for page in rows for value in page
+    ]
     assert not head_pool(HostPool("page_first", 8), 4).is_in_place
 
 
@@ -64,14 +66,14 @@ def test_regions_of_another_size_are_refused() -> None:
     pool = head_pool(HostPool("layer_first", 8), 2)
     assert len(sizes) == 2 * LAYERS
     for given in ((pointers, sizes), (pointers[1:], sizes)):
-        with pytest.raises(ValueError, match="not those of 1 pages"):
+        with pytest.raises(ValueError, match="do not match 1 pages"):
             pool.regions(*given, 1)
 
 
 def test_keys_follow_one_another_page_by_page() -> None:
     pool = head_pool(HostPool("page_first", 8), 2)
     first, second = pool.namespaces
-    whole = HostPool("page_first", 8).described((0, 1))
+    whole = HostPool("page_first", 8).describe_pool((0, 1))
     names = [key[len(whole.namespace.id) :] for key in whole.keys(HASHES)]
     assert pool.keys(HASHES) == [namespace.id + name for name in names for namespace in (first, second)]
     assert (first.heads, second.heads) == ((0, 2), (1, 2))
@@ -123,7 +125,7 @@ def test_by_heads_gives_equal_namespaces_for_any_tp(layout: str) -> None:
         of_tp: list[Namespace] = []
         for rank in range(tp):
             host = HostPool(layout, 8 // tp)
-            pool = by_heads(host.described((rank, tp)), host.host_heads(), 4, total_heads=unknown)
+            pool = by_heads(host.describe_pool((rank, tp)), host.host_heads(), 4, total_heads=unknown)
             assert isinstance(pool, HeadPool)
             of_tp += pool.namespaces
         names.append(of_tp)
@@ -133,7 +135,7 @@ def test_by_heads_gives_equal_namespaces_for_any_tp(layout: str) -> None:
 
 def test_by_heads_of_replicas_has_one_writer() -> None:
     host = HostPool("page_head", 1)
-    ranks = [by_heads(host.described((rank, 4)), host.host_heads(), 2, total_heads=lambda: 2) for rank in range(4)]
+    ranks = [by_heads(host.describe_pool((rank, 4)), host.host_heads(), 2, total_heads=lambda: 2) for rank in range(4)]
     assert [pool.is_writer for pool in ranks] == [True, False, True, False]
     first, second, third, fourth = (pool.keys(["ab" * 32]) for pool in ranks)
     assert first == second != third == fourth
@@ -141,19 +143,19 @@ def test_by_heads_of_replicas_has_one_writer() -> None:
 
 def test_by_heads_refuses_what_cannot_be_cut() -> None:
     host = HostPool("page_first", 2)
-    whole = host.described((0, 4))
+    whole = host.describe_pool((0, 4))
     with pytest.raises(ConfigError, match=r"share_tp is 3: .* 8 KV heads on 4 .* takes 4, 8, 0 \(off\)"):
         by_heads(whole, host.host_heads(), 3, total_heads=unknown)
-    with pytest.raises(ConfigError, match="cannot be told apart in the pages of pool kv"):
+    with pytest.raises(ConfigError, match="cannot be separated in the pages of pool kv"):
         by_heads(whole, None, 4, total_heads=unknown)
     with pytest.raises(ConfigError, match=r"\(page_unified\)"):
         by_heads(replace(whole, layout="page_unified"), replace(host.host_heads(), layout="page_unified"), 4, total_heads=unknown)
 
 
-def test_by_heads_without_the_model_s_heads_takes_each_rank_for_one_with_its_own() -> None:
+def test_by_heads_without_model_heads_gives_ranks_their_own() -> None:
     host = HostPool("page_head", 1)
     with pytest.raises(ConfigError):
-        by_heads(host.described((0, 4)), host.host_heads(), 2, total_heads=None)
-    pool = by_heads(host.described((3, 4)), host.host_heads(), 4, total_heads=None)
+        by_heads(host.describe_pool((0, 4)), host.host_heads(), 2, total_heads=None)
+    pool = by_heads(host.describe_pool((3, 4)), host.host_heads(), 4, total_heads=None)
     assert isinstance(pool, HeadPool)
     assert pool.split.first == 3

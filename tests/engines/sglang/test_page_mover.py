@@ -45,8 +45,8 @@ class Rank:
         self.host = HostPool(layout, each)
         first = tp[0] * HEADS // tp[1] // each * each
         self.heads = slice(first, first + each)
-        described = self.host.described(tp, model=model)
-        self.pool: AnyPool = by_heads(described, self.host.host_heads(), share_tp, total_heads=lambda: HEADS) if share_tp else described
+        pool = self.host.describe_pool(tp, model=model)
+        self.pool: AnyPool = by_heads(pool, self.host.host_heads(), share_tp, total_heads=lambda: HEADS) if share_tp else pool
         if whole is not None:
             self.host.pages[:] = whole.pages[..., self.heads, :]
 
@@ -118,5 +118,5 @@ def test_memory_of_another_size_is_refused(mover: PageMover) -> None:
     for layout in LAYOUTS:
         rank = Rank(layout, (0, 2), 4, model())
         for move in (mover.load, lambda pool, hashes, *meta: mover.store(pool, hashes, [], *meta)):
-            with pytest.raises(ValueError, match="not those of 2 pages"):
+            with pytest.raises(ValueError, match="do not match 2 pages"):
                 move(rank.pool, HASHES[:2], *rank.host.meta(0))

@@ -96,10 +96,10 @@ def test_the_regions_of_each_page_are_in_order() -> None:
     buffer = ctypes.create_string_buffer(4 * 4096)
     at = ctypes.addressof(buffer)
     pointers = [at + 8192, at + 12288, at, at + 4096]
-    first, second = POOL.places(pointers, [4096] * 4, 2)
+    first, second = POOL.page_memory(pointers, [4096] * 4, 2)
     assert first == [Memory(at + 8192, 4096), Memory(at + 12288, 4096)]
     assert second == [Memory(at, 4096), Memory(at + 4096, 4096)]
-    assert POOL.places([], [], 0) == []
+    assert POOL.page_memory([], [], 0) == []
     assert (POOL.page_bytes, POOL.value_bytes, POOL.values_per_page) == (8192, 8192, 1)
     assert POOL.is_in_place
     assert POOL.is_writer
@@ -107,8 +107,8 @@ def test_the_regions_of_each_page_are_in_order() -> None:
 
 @pytest.mark.parametrize(("pointers", "sizes", "pages"), [([1, 2], [4096, 4096], 2), ([1, 2], [4096, 2048], 1), ([1], [4096, 4096], 1)])
 def test_regions_that_are_not_those_of_the_pages_are_refused(pointers: list[int], sizes: list[int], pages: int) -> None:
-    with pytest.raises(ValueError, match="regions are not those of"):
-        POOL.places(pointers, sizes, pages)
+    with pytest.raises(ValueError, match="regions do not match"):
+        POOL.page_memory(pointers, sizes, pages)
 
 
 PAGES = 8

@@ -49,13 +49,13 @@ class Told:
             )
             self.master.apply("e", message)
         if arrives and is_answered:
-            self.blocks.heard(self.master.version("e"))
+            self.blocks.acknowledged(self.master.version("e"))
 
     def run(self) -> int:
         return self.master.match("t", KEYS, ["e"])[0]
 
 
-def test_blocks_get_the_keys_of_their_tokens_and_reach_the_master() -> None:
+def test_blocks_get_token_keys_and_reach_the_master() -> None:
     told = Told()
     told.report()
     assert told.run() == 0

@@ -139,17 +139,17 @@ def test_an_engines_load_and_blocks_are_the_schedulers(engine: Engine, places: P
     assert shown(scheduler) == {}
 
 
-def test_an_engine_that_does_not_answer_gets_no_requests_until_it_does(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
+def test_unreachable_engine_gets_no_requests(engine: Engine, places: Places, scheduler: SchedulerClient) -> None:
     with sidecar(engine, places.listen, "--advertise", "http://elsewhere") as (child, logs):
         child.facts("ready", deadline_s=DEADLINE_S)
         assert shown(scheduler)["e"].address == "http://elsewhere"
         engine.metrics = None
         until(lambda: shown(scheduler) == {}, "the engine gone")
         engine.metrics = "up 1\n"
-        until(lambda: any("is it vLLM" in line for line in logs), "what is missing")
+        until(lambda: any("start vLLM with" in line for line in logs), "what is missing")
         engine.metrics = "vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
         until(lambda: "e" in shown(scheduler), "the engine again")
-        assert sum("cannot be had" in line for line in logs) == 1, "each complaint once"
+        assert sum("cannot read its metrics" in line for line in logs) == 1, "each complaint once"
 
 
 IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -221,7 +221,7 @@ def test_metrics_that_come_in_drips_are_given_up() -> None:
 
         in_background(drip)
         url = "http://127.0.0.1:{1}/metrics".format(*engine.getsockname())
-        with pytest.raises(Unavailable, match="cannot be had"):
+        with pytest.raises(Unavailable, match="cannot read its metrics"):
             in_background(lambda: _fetch(url, 0.3)).result(PATIENCE_S)
 
 
@@ -235,8 +235,8 @@ def test_without_a_master_it_complains_and_goes_on(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--events", "tcp://127.0.0.1:1"), "no model is named"),
-        (("--events-replay", "tcp://127.0.0.1:1"), "events_replay without events"),
+        (("--events", "tcp://127.0.0.1:1"), "events needs a model"),
+        (("--events-replay", "tcp://127.0.0.1:1"), "events_replay is set without events"),
         (("--events", "tcp://127.0.0.1:1", "--namespace-id", "00"), "32 hex digits"),
     ],
 )

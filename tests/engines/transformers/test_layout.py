@@ -49,7 +49,7 @@ class OfAnOlderRelease(torch.nn.Module):  # type: ignore[misc]
         return self.model(input_ids, cache=past_key_values, use_cache=use_cache)
 
 
-def test_a_model_is_given_its_cache_by_the_name_that_its_release_has_for_it() -> None:
+def test_cache_is_passed_under_its_release_specific_name() -> None:
     assert layout_of(OfAnOlderRelease(), BLOCK_TOKENS) == layout_of(llama(), BLOCK_TOKENS)
 
 
@@ -99,14 +99,14 @@ def test_element_types_are_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_model_whose_keys_depend_on_what_follows_them_is_refused(kind: str) -> None:
+def test_model_with_keys_that_depend_on_later_tokens_is_rejected(kind: str) -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "original_max_position_embeddings": 32}
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 8.0} | (factors if kind == "longrope" else {})
     with pytest.raises(InvalidArgument, match=f"by {kind}"):
         layout_of(llama(rope_parameters=rope), BLOCK_TOKENS)
 
 
-def test_a_model_with_rotary_embeddings_of_each_type_of_layer_is_refused_for_one_that_depends_on_length() -> None:
+def test_rope_per_layer_type_that_depends_on_length_is_rejected() -> None:
     model = llama()
     assert len(layout_of(model, BLOCK_TOKENS).planes) == 6
     model.model.rotary_emb.rope_type = {"full_attention": "dynamic", "sliding_attention": "default"}

@@ -54,7 +54,7 @@ def begun(model: Any, input_ids: torch.Tensor, tokens: int) -> DynamicCache:
 
 
 @pytest.mark.parametrize("make", [llama, mistral, gemma])
-def test_a_prefix_from_the_store_gives_the_same_tokens_and_logits(client: Client, make: Any) -> None:
+def test_loaded_prefix_gives_the_same_tokens_and_logits(client: Client, make: Any) -> None:
     model = make()
     plain, plain_logits = generate(model, INPUT_IDS, None)
     same, same_logits = generate(model, INPUT_IDS, begun(model, INPUT_IDS, LOADED))
@@ -86,7 +86,7 @@ def test_another_process_finds_what_this_one_stored(client: Client, address: str
     assert json.loads(done.stdout) == [LOADED, tokens.tolist(), logits.tolist()]
 
 
-def test_what_was_generated_is_stored_too_and_a_conversation_goes_on_from_there(client: Client) -> None:
+def test_generated_tokens_are_stored_for_the_next_turn(client: Client) -> None:
     model = llama()
     with prefixes_of(client, model) as prefixes:
         tokens, _ = generate(model, INPUT_IDS, cache := prefixes.load(INPUT_IDS))
@@ -119,14 +119,14 @@ def test_weights_changed_in_memory_share_nothing(client: Client, caplog: pytest.
         assert prefixes.load(INPUT_IDS).get_seq_length() == LOADED
 
 
-def test_a_token_is_left_to_compute_and_a_short_prompt_has_no_block(client: Client) -> None:
+def test_one_token_is_left_to_compute(client: Client) -> None:
     model = llama()
     with prefixes_of(client, model) as prefixes:
         prefixes.save(INPUT_IDS, begun(model, INPUT_IDS, 70))
         assert [prefixes.load(INPUT_IDS[:, :tokens]).get_seq_length() for tokens in (1, 15, 16, 17, 64, 65)] == [0, 0, 0, 16, 48, 64]
 
 
-def test_rows_of_one_length_are_loaded_as_far_as_all_of_them_are_there(client: Client) -> None:
+def test_rows_are_loaded_as_far_as_all_of_them_exist(client: Client) -> None:
     model = llama()
     both = torch.tensor([PROMPT, PROMPT[::-1]])
     with prefixes_of(client, model, block_tokens=4) as prefixes:

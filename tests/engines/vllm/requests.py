@@ -48,8 +48,8 @@ class FakeScheduler:
     def admit(self, request: FakeRequest, *, local: int = 0, stored: int = 0) -> list[bytes]:
         """It has `local` blocks itself, the store `stored` more; what was asked for, of the first group."""
         computed = local * BLOCK_TOKENS
-        wanted = self.plan.wanted(request, computed)
-        tokens = min(stored, len(wanted[0])) * BLOCK_TOKENS
+        missing_hashes = self.plan.missing_hashes(request, computed)
+        tokens = min(stored, len(missing_hashes[0])) * BLOCK_TOKENS
         self.plan.found(request, computed)
         count = -(-request.num_tokens // BLOCK_TOKENS)
         self.tables[request.request_id] = []
@@ -58,7 +58,7 @@ class FakeScheduler:
             self.next_block += count
         self.plan.allocated(request, self.tables[request.request_id], tokens)
         request.num_computed_tokens = computed + tokens
-        return wanted[0]
+        return missing_hashes[0]
 
     def admitted(self, request: FakeRequest, *, local: int = 0, stored: int = 0) -> FakeRequest:
         self.admit(request, local=local, stored=stored)
@@ -66,7 +66,7 @@ class FakeScheduler:
 
     def admit_sharing(self, request: FakeRequest, owner: FakeRequest, *, blocks: int) -> None:
         """It has the first `blocks` of `owner`, which vLLM shares from the moment that it has given them out."""
-        self.plan.wanted(request, blocks * BLOCK_TOKENS)
+        self.plan.missing_hashes(request, blocks * BLOCK_TOKENS)
         self.plan.found(request, blocks * BLOCK_TOKENS)
         count = -(-request.num_tokens // BLOCK_TOKENS) - blocks
         own = list(range(self.next_block, self.next_block + count))

@@ -211,7 +211,7 @@ def test_end_reload_of_other_files_has_not_the_revision(folder: Path) -> None:
         assert checkpoint.end_reload() == WeightsIdentity(f"r1 of {folder}")
         write(folder, b"b")
         checkpoint.begin_reload(None)
-        with pytest.raises(ConfigError, match="'r1' is that of other files"):
+        with pytest.raises(ConfigError, match="revision 'r1' names the files from before"):
             checkpoint.end_reload()
 
 

@@ -66,7 +66,7 @@ def test_chunks_come_back_into_other_rows(host: Host) -> None:
     assert [set(row.tolist()) for row in host.memory] == [{3}, {1}, {2}, {3}, {4}, {1}]
 
 
-def test_chunks_that_are_gone_are_missing_and_the_others_are_there(host: Host) -> None:
+def test_missing_chunks_do_not_affect_the_others(host: Host) -> None:
     host.chunks.store(1, [HASHES[0], HASHES[2]], [0, 2])
     host.moved()
     host.chunks.load(2, HASHES[:3], [3, 4, 5])

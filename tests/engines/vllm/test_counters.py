@@ -25,9 +25,9 @@ def test_metrics_name_their_unit() -> None:
 
 
 def test_it_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    trouble = FailureLog("loading blocks", "they are computed")
+    failure = FailureLog("loading blocks", "they are computed")
     for error in (None, Unavailable("away"), Unavailable("away"), None, None, Unavailable("again")):
-        trouble.saw(error)
+        failure.record(error)
     assert [record.getMessage() for record in caplog.records] == [
         "kvstore: loading blocks fails, they are computed: Unavailable: away",
         "kvstore: loading blocks works again, after 2 failures",
@@ -37,9 +37,9 @@ def test_it_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCapture
 
 def test_store_that_is_known_to_be_away_is_not_told_again(caplog: pytest.LogCaptureFixture) -> None:
     """Each rank would log what the scheduler's connector has logged."""
-    trouble = FailureLog("storing blocks", "they are dropped")
+    failure = FailureLog("storing blocks", "they are dropped")
     for error in (Unavailable("away"), Unauthorized("who?"), Full("no room"), None):
-        trouble.saw(error, is_store_away=True)
+        failure.record(error, is_store_unreachable=True)
     assert [record.getMessage() for record in caplog.records] == [
         "kvstore: storing blocks fails, they are dropped: Full: no room",
         "kvstore: storing blocks works again, after 1 failures",

@@ -25,7 +25,7 @@ def to_prefill(prompt: int = FULL + 2, **state: Any) -> FakeRequest:
     return FakeRequest("p", prompt, kv_transfer_params={"do_remote_decode": True, "request_id": 7}, **state)
 
 
-def test_a_decode_engine_waits_for_what_the_prefill_engine_says_that_it_stores() -> None:
+def test_decode_engine_waits_for_tokens_of_the_prefill_engine() -> None:
     prefill, decode = passing(), passing()
     told = prefill.finished(to_prefill(FULL + 3, num_computed_tokens=FULL + 2))
     assert told == {"do_remote_prefill": True, "do_remote_decode": False, "kvstore_tokens": FULL}
@@ -92,7 +92,7 @@ def test_nonsense_of_a_client_is_no_reason_to_wait(tokens: Any) -> None:
     assert not passing().waits(to_decode(tokens=tokens), 0, 0.0, is_answered=True)
 
 
-def test_more_than_the_engine_would_take_of_a_prompt_is_not_waited_for() -> None:
+def test_wait_ignores_tokens_beyond_the_prompt() -> None:
     """A token at least it computes itself."""
     request = to_decode(tokens=10**30, prompt=FULL)
     decode = passing()

@@ -35,7 +35,7 @@ class FullAttentionSpec:
     dtype: str = "uint8"
 
 
-def test_values_are_those_of_known_fields_and_of_newer_ones_in_use() -> None:
+def test_values_have_known_fields_and_set_newer_ones() -> None:
     assert fields.values(CacheConfig()) == {"CacheConfig.mamba_cache_dtype": '"auto"'}
     assert fields.values(CacheConfig(newer=3, newer_list=["a"])) == {
         "CacheConfig.mamba_cache_dtype": '"auto"',

@@ -97,7 +97,7 @@ def test_the_longest_prompt_changes_no_other_model_s_keys() -> None:
     assert long_rope({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 4096}}, 8192) == ""
 
 
-def test_longrope_of_unknown_training_is_shared_by_engines_of_the_same_longest_prompt() -> None:
+def test_longrope_without_training_length_depends_on_max_length() -> None:
     assert long_rope({"rope_scaling": {"rope_type": "longrope"}}, 8192) == "8192"
 
 

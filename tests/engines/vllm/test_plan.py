@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan, fail_whole
+from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan, loads_all_or_nothing
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
 
@@ -61,7 +61,7 @@ def test_what_the_engine_has_is_not_looked_for(scheduler: FakeScheduler) -> None
     assert scheduler.admit(FakeRequest("b", 13), local=3) == []
 
 
-def test_what_the_store_has_is_loaded_into_the_blocks_after_the_engine_s_own(scheduler: FakeScheduler) -> None:
+def test_found_blocks_load_after_the_engines_own(scheduler: FakeScheduler) -> None:
     scheduler.admit(FakeRequest("a", 17), local=1, stored=2)
     plan = scheduler.step()
     assert plan.loads == [BlockTransfer("a", [101, 102], hashes([1, 2]))]
@@ -69,9 +69,9 @@ def test_what_the_store_has_is_loaded_into_the_blocks_after_the_engine_s_own(sch
     assert scheduler.step().loads == []
 
 
-def test_an_engine_that_takes_none_of_what_was_found_loads_nothing(scheduler: FakeScheduler) -> None:
+def test_engine_that_declines_found_blocks_loads_nothing(scheduler: FakeScheduler) -> None:
     request = FakeRequest("a", 17)
-    scheduler.plan.wanted(request, 4)
+    scheduler.plan.missing_hashes(request, 4)
     scheduler.plan.found(request, 4)
     scheduler.plan.allocated(request, [[1, 2, 3, 4, 5]], 0)
     request.num_computed_tokens = 4
@@ -81,7 +81,7 @@ def test_an_engine_that_takes_none_of_what_was_found_loads_nothing(scheduler: Fa
     assert saved(scheduler.step(request)) == hashes([1, 2, 3])
 
 
-def test_blocks_are_saved_by_the_step_after_the_one_whose_outcome_is_known(scheduler: FakeScheduler) -> None:
+def test_blocks_are_saved_once_their_step_is_confirmed(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 12))
     assert scheduler.step(request, tokens=8).saves == []
     assert scheduler.step(request, tokens=4).saves == [], "the first step is still on its way"
@@ -111,7 +111,7 @@ def test_what_came_from_the_store_is_not_saved(scheduler: FakeScheduler) -> None
     assert scheduler.step(request).saves == []
 
 
-def test_blocks_that_did_not_come_are_saved_again_once_they_are_computed(scheduler: FakeScheduler) -> None:
+def test_failed_blocks_are_saved_once_computed(scheduler: FakeScheduler) -> None:
     request, other = FakeRequest("a", 17), FakeRequest("b", 17, text="b")
     scheduler.admit(request, stored=4)
     scheduler.admit(other, stored=4)
@@ -125,7 +125,7 @@ def test_blocks_that_did_not_come_are_saved_again_once_they_are_computed(schedul
     assert saved(scheduler.step(request, other)) == hashes([1, 2, 3])
 
 
-def test_the_store_is_not_believed_again_by_a_request_that_it_failed(scheduler: FakeScheduler) -> None:
+def test_store_is_not_asked_again_after_a_failed_load(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 9), stored=2)
     scheduler.step()
     scheduler.plan.failed_blocks([100])
@@ -133,15 +133,15 @@ def test_the_store_is_not_believed_again_by_a_request_that_it_failed(scheduler: 
     assert scheduler.step().loads == []
 
 
-def test_a_failure_of_a_block_that_has_been_given_to_others_is_not_a_request_s(scheduler: FakeScheduler) -> None:
+def test_failure_of_a_reallocated_block_is_ignored(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 13), stored=2)
     scheduler.step()
     scheduler.plan.allocated(request, scheduler.tables["a"], 0)  # the load is over
     scheduler.plan.failed_blocks([100])
-    assert scheduler.plan.wanted(request, 0) == [hashes(range(3))]
+    assert scheduler.plan.missing_hashes(request, 0) == [hashes(range(3))]
 
 
-def test_of_ranks_that_tell_of_failures_in_different_steps_the_earliest_block_counts(scheduler: FakeScheduler) -> None:
+def test_earliest_failed_block_over_all_ranks_counts(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 18), stored=4)
     scheduler.step()
     scheduler.plan.failed_blocks([103])
@@ -153,7 +153,7 @@ def test_of_ranks_that_tell_of_failures_in_different_steps_the_earliest_block_co
     assert saved(scheduler.step(request)) == hashes([1, 2, 3])
 
 
-def test_the_engine_forgets_what_a_step_did_not_load_and_all_behind_it_though_the_request_is_gone(scheduler: FakeScheduler) -> None:
+def test_engine_drops_hashes_behind_a_failed_load(scheduler: FakeScheduler) -> None:
     """vLLM hashes a step's blocks when it gives them out, and sees what is aborted meanwhile before what did not come."""
     request, other = FakeRequest("a", 18), FakeRequest("b", 9, text="b")
     scheduler.admit(request, stored=3)
@@ -166,7 +166,7 @@ def test_the_engine_forgets_what_a_step_did_not_load_and_all_behind_it_though_th
     assert scheduler.plan.failed_blocks([101]) == set(), "a failure of a step is known before the next one is planned"
 
 
-def test_what_was_computed_on_blocks_that_another_request_did_not_load_is_never_saved(scheduler: FakeScheduler) -> None:
+def test_blocks_computed_on_a_failed_load_are_never_saved(scheduler: FakeScheduler) -> None:
     request, sharing = FakeRequest("a", 14), FakeRequest("b", 30)
     scheduler.admit(request, stored=3)
     scheduler.admit_sharing(sharing, request, blocks=3)
@@ -178,12 +178,12 @@ def test_what_was_computed_on_blocks_that_another_request_did_not_load_is_never_
     assert not scheduler.finish(request), "nor what it had not saved is taken over"
     scheduler.land(sharing)
     assert scheduler.step(sharing, tokens=4).saves == []
-    forgotten = scheduler.plan.barred_blocks(scheduler.tables.get, ["a", "b", "of no plan"])
+    forgotten = scheduler.plan.tainted_blocks(scheduler.tables.get, ["a", "b", "of no plan"])
     assert forgotten == set(scheduler.tables["b"][0]), "and the engine shares it with nobody"
     assert not scheduler.finish(sharing)
 
 
-def test_blocks_of_a_request_that_ends_unconfirmed_are_saved_by_one_that_shares_them(scheduler: FakeScheduler) -> None:
+def test_unconfirmed_blocks_are_saved_by_a_sharing_request(scheduler: FakeScheduler) -> None:
     request, sharing, other = FakeRequest("a", 14), FakeRequest("b", 22), FakeRequest("c", 14)
     scheduler.admit(request)
     scheduler.admit(other, local=3)
@@ -195,7 +195,7 @@ def test_blocks_of_a_request_that_ends_unconfirmed_are_saved_by_one_that_shares_
     assert scheduler.step(sharing, tokens=1).saves == [BlockTransfer("b", scheduler.tables["b"][0][:5], hashes(range(5)))]
 
 
-def test_a_window_s_blocks_which_their_sharer_may_have_let_go_are_not_taken_over() -> None:
+def test_window_blocks_are_not_adopted_by_a_sharing_request() -> None:
     """Else what another request has in them by then would be saved under the sharer's hashes."""
     scheduler = FakeScheduler(plan(LayerGroup(BLOCK_TOKENS, window_tokens=8)))
     request, sharing = FakeRequest("a", 14), FakeRequest("b", 22)
@@ -208,7 +208,7 @@ def test_a_window_s_blocks_which_their_sharer_may_have_let_go_are_not_taken_over
     assert saved(scheduler.step(sharing, tokens=1)) == hashes([3, 4])
 
 
-def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_saved_when_it_goes_on(scheduler: FakeScheduler) -> None:
+def test_unconfirmed_blocks_survive_a_preemption(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 14))
     scheduler.step(request, tokens=14)
     scheduler.plan.found(request, 8)
@@ -217,7 +217,7 @@ def test_blocks_that_were_not_confirmed_when_their_request_was_preempted_are_sav
     assert scheduler.step(request).saves == [BlockTransfer("a", [100, 101], hashes(range(2)))]
 
 
-def test_what_is_confirmed_by_the_last_step_is_saved_by_the_next_and_kept_until_then(scheduler: FakeScheduler) -> None:
+def test_last_confirmed_blocks_are_saved_by_the_next_step(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 9))
     scheduler.run(request, tokens=9)
     assert scheduler.finish(request)
@@ -236,7 +236,7 @@ def test_a_request_that_is_over_with_nothing_to_save_is_let_go(scheduler: FakeSc
     assert not scheduler.finish(request), "nothing is known of it"
 
 
-def test_blocks_found_when_a_preempted_request_goes_on_are_not_saved_while_they_may_still_be_on_their_way(scheduler: FakeScheduler) -> None:
+def test_hits_of_a_resumed_request_are_not_saved_too_early(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 13))
     scheduler.run(request, tokens=8)
     request.num_computed_tokens = 0  # preempted, and scheduled again with one block that the engine finds and one that the store has
@@ -248,7 +248,7 @@ def test_blocks_found_when_a_preempted_request_goes_on_are_not_saved_while_they_
     assert saved(scheduler.step(request)) == hashes([2])
 
 
-def test_a_request_that_was_preempted_does_not_save_again_what_it_has_saved(scheduler: FakeScheduler) -> None:
+def test_preempted_request_saves_nothing_twice(scheduler: FakeScheduler) -> None:
     request = scheduler.admitted(FakeRequest("a", 13))
     scheduler.run(request, tokens=8)
     assert saved(scheduler.step(request)) == hashes(range(2))
@@ -317,7 +317,7 @@ def test_of_each_group_only_what_it_needs_is_loaded(hybrid: FakeScheduler) -> No
     ]
 
 
-def test_a_window_that_the_engine_has_in_part_is_not_loaded_twice(hybrid: FakeScheduler) -> None:
+def test_partly_cached_window_is_not_loaded_twice(hybrid: FakeScheduler) -> None:
     hybrid.admit(FakeRequest("a", 17), local=3, stored=1)
     assert [transfer.blocks for transfer in hybrid.step().loads] == [[103], [108], [113]]
 
@@ -330,7 +330,7 @@ def test_a_group_that_needs_nothing_loads_nothing() -> None:
     assert scheduler.step().loads == []
 
 
-def test_blocks_that_leave_a_window_are_saved_in_the_step_in_which_they_do(hybrid: FakeScheduler) -> None:
+def test_blocks_leaving_a_window_are_saved_in_that_step(hybrid: FakeScheduler) -> None:
     request = hybrid.admitted(FakeRequest("a", 17))
     hybrid.run(request, tokens=16)
     hybrid.tables["a"][1][:3] = [0, 0, 0]
@@ -370,7 +370,7 @@ def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:
     assert of_group(scheduler.step(other), 1) == []
 
 
-def test_what_is_prepared_for_one_who_was_preempted_before_it_ran_is_not_saved() -> None:
+def test_prepared_blocks_of_a_preempted_request_are_not_saved() -> None:
     """Nobody has the block any more, and the engine zeroes it all the same."""
     scheduler = FakeScheduler(plan(*HYBRID[:2]), groups=2)
     running, over = FakeRequest("a", 13, text="a"), FakeRequest("b", 9, text="b")
@@ -389,7 +389,7 @@ def test_what_is_prepared_for_one_who_was_preempted_before_it_ran_is_not_saved()
     assert of_group(scheduler.step(running), 1) == hashes([2], "a"), "another step prepares other blocks"
 
 
-def test_what_a_request_that_is_over_has_let_go_is_saved_if_it_can_be() -> None:
+def test_freed_blocks_of_a_finished_request_are_saved_if_intact() -> None:
     scheduler = FakeScheduler(plan(*HYBRID[:2], given_away={104, 109, 110}), groups=2)
     requests = [FakeRequest(name, 9, text=name) for name in "ab"]
     for request in requests:
@@ -408,17 +408,17 @@ def test_a_request_that_failed_is_begun_anew(hybrid: FakeScheduler) -> None:
     request = hybrid.admitted(FakeRequest("a", 17), local=1, stored=3)
     hybrid.step()
     hybrid.plan.failed_requests(["a", "stranger"])
-    assert hybrid.plan.wanted(request, 0) == [[], [], []]
+    assert hybrid.plan.missing_hashes(request, 0) == [[], [], []]
     assert hybrid.admit(request, local=1) == []
     assert hybrid.step(request, tokens=13).loads == []
     hybrid.land(request)
     assert of_group(hybrid.step(request), 1) == hashes([1, 2, 3])
 
 
-def test_groups_of_other_block_sizes_are_asked_for_whole_blocks_of_all() -> None:
+def test_groups_of_other_block_sizes_look_up_whole_blocks() -> None:
     scheduler = FakeScheduler(plan(LayerGroup(2 * BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, 4)), groups=2)
-    wanted = scheduler.plan.wanted(FakeRequest("a", 16), 0)
-    assert wanted == [hashes([1]), hashes([0, 1])]
+    missing_hashes = scheduler.plan.missing_hashes(FakeRequest("a", 16), 0)
+    assert missing_hashes == [hashes([1]), hashes([0, 1])]
 
 
 @pytest.fixture
@@ -445,7 +445,7 @@ def test_a_request_that_began_with_other_weights_saves_nothing(updated: FakeSche
     change(updated, weights, Variant("new"))
     updated.land(request)
     assert saved(updated.step(request, tokens=8)) == []
-    assert updated.plan.barred_blocks(updated.tables.get, ["a", "b"]) == set(updated.tables["a"][0])
+    assert updated.plan.tainted_blocks(updated.tables.get, ["a", "b"]) == set(updated.tables["a"][0])
     updated.land(request)
     assert updated.plan.variant(request) is None
     assert updated.admit(request) == []
@@ -456,9 +456,9 @@ def test_a_request_that_began_with_other_weights_saves_nothing(updated: FakeSche
     assert (transfer.variant, transfer.hashes) == (Variant("new"), hashes(range(2)))
 
 
-def test_a_request_that_waits_is_computed_by_the_weights_that_it_meets(updated: FakeScheduler, weights: Weights) -> None:
+def test_waiting_request_is_computed_by_current_weights(updated: FakeScheduler, weights: Weights) -> None:
     request = FakeRequest("a", 17)
-    assert updated.plan.wanted(request, 0) == [hashes(range(4))]
+    assert updated.plan.missing_hashes(request, 0) == [hashes(range(4))]
     change(updated, weights, Variant("new"))
     assert updated.plan.variant(request) == Variant("new")
     updated.admit(request, stored=2)
@@ -466,7 +466,7 @@ def test_a_request_that_waits_is_computed_by_the_weights_that_it_meets(updated: 
     assert load.variant == Variant("new")
 
 
-def test_a_request_that_was_preempted_before_the_change_spoils_no_blocks(updated: FakeScheduler, weights: Weights) -> None:
+def test_request_preempted_before_a_change_taints_no_blocks(updated: FakeScheduler, weights: Weights) -> None:
     """It is computed anew, by the new weights alone: vLLM may share it, though nothing of it is saved."""
     request = updated.admitted(FakeRequest("a", 17))
     updated.run(request, tokens=8)
@@ -476,10 +476,10 @@ def test_a_request_that_was_preempted_before_the_change_spoils_no_blocks(updated
     assert saved(updated.step(request, tokens=16)) == []
     updated.land(request)
     assert saved(updated.step(request)) == []
-    assert updated.plan.barred_blocks(updated.tables.get, ["a"]) == set()
+    assert updated.plan.tainted_blocks(updated.tables.get, ["a"]) == set()
 
 
-def test_blocks_that_wait_to_be_copied_are_saved_as_what_they_are(updated: FakeScheduler, weights: Weights) -> None:
+def test_blocks_that_wait_to_be_copied_keep_their_variant(updated: FakeScheduler, weights: Weights) -> None:
     request = updated.admitted(FakeRequest("a", 9))
     updated.run(request, tokens=9)
     assert updated.finish(request)
@@ -502,16 +502,16 @@ def test_blocks_go_over_to_no_request_of_other_weights(updated: FakeScheduler, w
     assert saved(updated.step(sharing)) == hashes([2])
 
 
-def test_nothing_is_looked_for_or_saved_while_the_weights_are_unknown(updated: FakeScheduler, weights: Weights) -> None:
+def test_nothing_is_loaded_or_saved_with_unknown_weights(updated: FakeScheduler, weights: Weights) -> None:
     weights.variant = None
     waiting, begun = FakeRequest("a", 13), FakeRequest("b", 13)
-    assert updated.plan.wanted(waiting, 0) == [[]]
+    assert updated.plan.missing_hashes(waiting, 0) == [[]]
     assert updated.admit(begun) == []
     updated.step(begun, tokens=8)
     change(updated, weights, Variant("known"))
     updated.land(begun)
     assert saved(updated.step(begun, tokens=4)) == []
-    assert updated.plan.wanted(waiting, 0) == [hashes(range(3))]
+    assert updated.plan.missing_hashes(waiting, 0) == [hashes(range(3))]
     assert not updated.finish(begun)
 
 
@@ -554,11 +554,11 @@ def test_the_blocks_before_a_window_are_not_needed(group: LayerGroup, first: lis
 @pytest.mark.parametrize(
     ("group", "ends"), [(FULL, [True, False, False, False]), (WINDOW, [True, False, False, True]), (STATE, [True, False, True, True])]
 )
-def test_a_position_can_be_gone_on_from_with_what_is_needed_there(group: LayerGroup, ends: list[bool]) -> None:
+def test_can_resume_where_all_needed_blocks_are_present(group: LayerGroup, ends: list[bool]) -> None:
     assert group.can_go_on(np.array([True, False, True, True])).tolist() == ends
 
 
-def test_only_attention_to_all_tokens_of_one_block_table_goes_on_from_what_came() -> None:
-    assert not fail_whole([FULL])
-    assert fail_whole([FULL, FULL])
-    assert fail_whole([WINDOW])
+def test_only_full_attention_of_one_group_loads_partially() -> None:
+    assert not loads_all_or_nothing([FULL])
+    assert loads_all_or_nothing([FULL, FULL])
+    assert loads_all_or_nothing([WINDOW])

@@ -132,7 +132,7 @@ def test_pieces_are_the_memory_of_each_value(count: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("layers", "says"),
-    [([], "no KV cache"), ([torch.zeros(8, 2)], "not made of 7 blocks"), ([torch.zeros(BLOCKS, 4)[:, ::2]], "side by side")],
+    [([], "no KV cache"), ([torch.zeros(8, 2)], "not made of 7 blocks"), ([torch.zeros(BLOCKS, 4)[:, ::2]], "no axis of stride 1")],
 )
 def test_pools_of_no_blocks_are_refused(layers: list[torch.Tensor], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -163,19 +163,19 @@ def test_a_chunk_has_room_for_many_small_values() -> None:
     assert ChunkStaging(2 * CHUNK_BYTES, 0).values(1 << 20) == 32
 
 
-def test_there_are_only_so_many_and_those_given_back_are_used_again() -> None:
+def test_chunks_are_bounded_and_reused() -> None:
     staging = ChunkStaging(1 << 20, 2 * CHUNK_BYTES)
     first, second = staging.take(), staging.take()
     assert first is not None
     assert second is not None
     assert staging.take() is None
-    staging.give_back(first)
+    staging.release(first)
     again = staging.take()
     assert again is not None
     assert again.data_ptr() == first.data_ptr() != second.data_ptr()
 
 
-def test_a_chunk_that_there_was_no_memory_for_may_be_tried_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_take_succeeds_after_memory_was_short(monkeypatch: pytest.MonkeyPatch) -> None:
     staging = ChunkStaging(1 << 20, CHUNK_BYTES)
 
     def no_memory(*_size: int, **_kind: object) -> None:

@@ -152,7 +152,7 @@ def test_of_another_path_under_a_live_id_is_unknown(engine: Engine) -> None:
     engine.adapters.removed(2)
 
 
-def test_of_files_that_are_not_there_yet_is_unknown_until_they_are(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_files_are_unknown_until_they_exist(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     request = Lora(lora_path="hub/lora")
     assert engine.adapters.of(request, 0.0) is engine.adapters.of(request, 1.0) is None
     assert "hub/lora has no weight files" in caplog.text
@@ -249,7 +249,7 @@ def test_changing_is_logged_once_until_the_weights_have_a_name(engine: Engine, c
     assert [record.getMessage().partition("weights are ")[2][:14] for record in caplog.records] == ["files@~private", "files@v1"]
 
 
-def test_files_that_change_below_the_engine_make_its_weights_unknown(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_changed_below_the_engine_are_unknown(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     engine.checkpoint.is_changed = True
     for _ in range(2):
         engine.variants.poll((), 0.0)
@@ -286,11 +286,11 @@ def test_reload_tells_weights_whose_fingerprint_was_not_known() -> None:
 
 def test_sleep_of_level_1_keeps_weights_whose_samples_are_equal(engine: Engine) -> None:
     engine.variants.sleeping(1, "sample")
-    assert engine.variants.keeps_asleep
+    assert engine.variants.compares_on_wake
     engine.variants.reset()
     assert engine.weights == "files"
     engine.variants.awake("sample")
-    assert (engine.weights, engine.changes, engine.variants.keeps_asleep) == ("files", 0, False)
+    assert (engine.weights, engine.changes, engine.variants.compares_on_wake) == ("files", 0, False)
     engine.variants.reset()
     assert engine.changes == 1
 
@@ -309,7 +309,7 @@ def test_name_given_during_sleep_stays(engine: Engine) -> None:
 def test_weights_that_differ_after_sleep_are_unknown(engine: Engine, level: int, sample: str | None, awake: str | None) -> None:
     """Changed by a program that holds the model itself, or lost; None: it did not fall asleep, and was reset."""
     engine.variants.sleeping(level, sample)
-    assert engine.variants.keeps_asleep == (level == 1 and sample is not None)
+    assert engine.variants.compares_on_wake == (level == 1 and sample is not None)
     engine.variants.awake(awake)
     assert engine.is_private
 

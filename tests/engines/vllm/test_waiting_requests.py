@@ -26,18 +26,18 @@ class Store:
         self.messages: list[list[LookupRequest]] = []
 
     def find(self, request: FakeRequest, computed: int = 0, at_s: float = 0.0) -> FoundTokens:
-        if questions := self.waiting.questions(request, computed * BLOCK_TOKENS, at_s):
-            self.messages.append(questions)
-            self.waiting.answered(questions, [self._present(question) for question in questions], at_s)
+        if lookup_requests := self.waiting.lookup_requests(request, computed * BLOCK_TOKENS, at_s):
+            self.messages.append(lookup_requests)
+            self.waiting.record_results(lookup_requests, [self._present(lookup_request) for lookup_request in lookup_requests], at_s)
         return self.waiting.found(request, computed * BLOCK_TOKENS)
 
-    def _present(self, question: LookupRequest) -> list[np.ndarray]:
-        first = question.start_tokens // BLOCK_TOKENS
-        return [np.arange(first, first + len(hashes)) < self.stored for hashes in question.hashes]
+    def _present(self, lookup_request: LookupRequest) -> list[np.ndarray]:
+        first = lookup_request.start_tokens // BLOCK_TOKENS
+        return [np.arange(first, first + len(hashes)) < self.stored for hashes in lookup_request.hashes]
 
     @property
     def asked(self) -> list[list[str]]:
-        return [[question.request_id for question in message] for message in self.messages]
+        return [[lookup_request.request_id for lookup_request in message] for message in self.messages]
 
 
 def request(name: str = "a", tokens: int = PROMPT) -> FakeRequest:
@@ -105,7 +105,7 @@ def test_another_request_is_looked_up_from_where_it_was() -> None:
     store, first, second = Store(), request("a"), request("b")
     store.find(second, computed=2)
     store.find(first, at_s=2)
-    assert [question.start_tokens for question in store.messages[-1]] == [0, 2 * BLOCK_TOKENS]
+    assert [lookup_request.start_tokens for lookup_request in store.messages[-1]] == [0, 2 * BLOCK_TOKENS]
 
 
 def test_result_of_other_tokens_or_weights_is_not_reused() -> None:
@@ -141,8 +141,8 @@ def test_request_is_asked_again_earlier() -> None:
     """One that waits for blocks which another engine is storing."""
     store, waits = Store(), request()
     store.find(waits)
-    store.waiting.ask_again("a", 0.5)
-    store.waiting.ask_again("a", 5.0)
+    store.waiting.schedule_lookup("a", 0.5)
+    store.waiting.schedule_lookup("a", 5.0)
     store.find(waits, at_s=0.4)
     assert len(store.messages) == 1
     store.stored = 4

@@ -125,9 +125,7 @@ def test_what_one_rank_saves_another_loads_into_other_blocks(ranks: Ranks, rank:
     assert rank.worker.take_counters().saved_blocks == 3
 
 
-def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
-    ranks: Ranks, rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_move_when_the_system_has_no_more_threads(ranks: Ranks, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     rank.store(BlockTransfer("a", [3, 1], hashes(2)))
     other = ranks(first=100)
     with monkeypatch.context() as patch:
@@ -140,7 +138,7 @@ def test_blocks_are_moved_where_the_system_has_no_thread_to_give_any_more(
 
 
 @pytest.mark.usefixtures("way")
-def test_from_the_first_block_that_is_not_there_on_blocks_have_failed(rank: Rank) -> None:
+def test_blocks_from_the_first_miss_on_have_failed(rank: Rank) -> None:
     rank.store(BlockTransfer("a", [0, 2], [hashes(3)[0], hashes(3)[2]]))
     assert rank.load(BlockTransfer("b", [7, 8, 5], hashes(3))) == {8, 5}
     assert rank.contents(7) == [0]
@@ -167,7 +165,7 @@ def test_a_request_of_many_chunks_is_moved_whole(ranks: Ranks, shard: Shard, mon
     assert rank.parents() == [[None, *shard.keys(hashes(2))], shard.keys(hashes(8)[2:5]), shard.keys(hashes(8)[5:7])]
 
 
-def test_blocks_of_a_request_that_is_over_are_the_engine_s_once_they_are_copied(rank: Rank) -> None:
+def test_blocks_of_a_finished_request_are_freed_once_copied(rank: Rank) -> None:
     barrier = Barrier()
     rank.client.faults.append(barrier)
     rank.save(BlockTransfer("a", [3], hashes(1)), finishing=["a"])
@@ -212,9 +210,7 @@ def test_what_the_store_does_not_take_is_dropped_and_counted(rank: Rank) -> None
     assert (counters.saved_blocks, counters.dropped_blocks) == (0, 2)
 
 
-def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
-    ranks: Ranks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_that_cannot_be_copied_are_dropped(ranks: Ranks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a GPU has no memory to put them together, or the host none for a chunk; there is one chunk only."""
     rank = ranks(VllmSettings(write_behind_bytes=Size(CHUNK_BYTES)))
     rank.save(BlockTransfer("a", [3, BLOCKS + 7], hashes(2)))
@@ -231,7 +227,7 @@ def test_blocks_that_cannot_be_copied_are_dropped_and_the_next_ones_stored(
     ]
 
 
-def test_a_store_that_cannot_be_reached_fails_blocks_and_raises_nothing(rank: Rank) -> None:
+def test_unreachable_store_fails_blocks_without_raising(rank: Rank) -> None:
     rank.client.faults.append(raises(Unavailable("away")))
     assert rank.load(BlockTransfer("b", [7, 8], hashes(2))) == {7, 8}
 
@@ -250,7 +246,7 @@ def test_a_load_that_takes_too_long_has_failed(ranks: Ranks) -> None:
     assert rank.load(BlockTransfer("b", [5], [b"nowhere"])) == {5}
 
 
-def test_the_last_of_a_load_s_time_is_no_proof_that_the_store_is_away(ranks: Ranks, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_load_does_not_open_the_circuit(ranks: Ranks, shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     monkeypatch.setattr("kvstore.engines.vllm.worker.time", clock)
     rank = ranks(VllmSettings(load_deadline_s=3600))
@@ -282,7 +278,7 @@ class HybridRank:
         self.pools = [filled.repeat_interleave(size).view(BLOCKS, -1) for size in (512, 8)]
         self.client = PutClient(address)
         groups = [RankGroup(shard, LayerPools([pool], BLOCKS)) for shard, pool in zip(shards, self.pools, strict=True)]
-        self.worker = Worker(self.client, [*groups, None], VllmSettings(), fails_whole=True)
+        self.worker = Worker(self.client, [*groups, None], VllmSettings(), all_or_nothing=True)
 
     def loaded(self, *transfers: BlockTransfer) -> set[str]:
         """Requests whose load is over, all of them, and those that failed."""
@@ -320,7 +316,7 @@ def test_each_group_has_values_and_keys_of_its_own(address: str, shards: list[Sh
         rank.worker.close()
 
 
-def test_a_block_of_one_group_that_does_not_come_fails_its_request_and_no_other(address: str, shards: list[Shard]) -> None:
+def test_missing_block_of_one_group_fails_its_request_only(address: str, shards: list[Shard]) -> None:
     rank = HybridRank(address, shards)
     rank.worker.save(StepPlan(saves=[BlockTransfer("a", [3], hashes(1)), BlockTransfer("a", [2], hashes(1), None, 1)]))
     rank.worker.flush()

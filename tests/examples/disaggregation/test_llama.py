@@ -90,7 +90,7 @@ def test_tensor_parallel_ranks_are_the_model_to_rounding(folder: Path, expected:
     assert (found - truth).abs().max() <= 4 * (expected - truth).abs().max() < 1e-4
 
 
-def test_stages_change_no_bit_of_what_a_tensor_parallel_group_computes(folder: Path) -> None:
+def test_stages_are_bit_equal_to_a_tensor_parallel_group(folder: Path) -> None:
     one_stage = run_sharded(folder, 2, [range(4)], [PROMPT, NEXT])
     assert torch.equal(run_sharded(folder, 2, [range(2), range(2, 4)], [PROMPT, NEXT]), one_stage)
 

@@ -66,7 +66,7 @@ def test_a_value_lies_where_the_layout_says() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4/32"])
-def test_full_blocks_are_records_and_attention_here_sees_what_was_computed(scheme: str) -> None:
+def test_full_blocks_are_records_while_attention_sees_values(scheme: str) -> None:
     pool = pool_of(scheme, block_tokens=32)
     cache = new_cache(pool, capacity_tokens=TOKENS)
     append(cache, computed(0), 0, 20)

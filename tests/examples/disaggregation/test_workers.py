@@ -47,7 +47,7 @@ def counters(*starts: int) -> Workers:
     return Workers("counters", [(MODULE, "Counter", {"start": start}) for start in starts])
 
 
-def test_each_object_has_a_process_of_its_own_and_keeps_its_state() -> None:
+def test_each_object_has_its_own_process_and_state() -> None:
     with counters(1, 10, 100) as group:
         assert [count for count, _ in group.call("add", 1)] == [2, 11, 101]
         again = group.call("add", 1)

@@ -30,7 +30,7 @@ def await_closed(window: LayerWindow) -> None:
     eventually(window.close, "nobody is at the window's memory")
 
 
-def test_a_late_write_finds_the_window_closed_and_the_memory_as_it_was(engines: tuple[TransferEngine, TransferEngine]) -> None:
+def test_late_write_finds_the_window_closed(engines: tuple[TransferEngine, TransferEngine]) -> None:
     owner, peer = engines
     pool = owner.allocate(4096)
     window = LayerWindow(owner, [pool], writable=True)
@@ -117,10 +117,10 @@ def test_what_fails_is_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> N
     error, _ = ended(scene.operation(lambda: 1 // 0))
     assert type(error) is KVStoreError
     assert "ZeroDivisionError" in str(error)
-    assert "a hand-over failed" in caplog.text
+    assert "a transfer of a hand-over failed" in caplog.text
 
 
-def test_one_that_is_cancelled_while_it_is_prepared_or_moves_ends(scene: Scene) -> None:
+def test_cancelled_operation_ends_in_any_phase(scene: Scene) -> None:
     def prepare() -> list[Any]:
         operation.cancel()
         return [(b"x" * 4096, scene.remote, 4096)]
@@ -130,7 +130,7 @@ def test_one_that_is_cancelled_while_it_is_prepared_or_moves_ends(scene: Scene) 
     operation.cancel()  # over: changes nothing
 
 
-def test_one_that_got_no_thread_has_ended_and_does_not_begin_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_without_a_thread_ends_and_never_begins(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool that cannot start a thread keeps what it was given, for one of its threads that is free later."""
     may_go, prepared = threading.Event(), list[int]()
 
@@ -214,7 +214,7 @@ def test_what_does_not_end_is_given_up_and_said_so() -> None:
     scene.reactor.close()
 
 
-def test_a_movement_that_cannot_be_cancelled_for_a_mistake_is_awaited_like_any_other() -> None:
+def test_movement_whose_cancel_raises_is_awaited() -> None:
     scene, moving = EndingScene(), Moving()
     moving.cancel = lambda: 1 // 0  # type: ignore[method-assign, assignment]
     scene.ending.track(moving, lambda error: None)

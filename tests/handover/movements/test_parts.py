@@ -22,7 +22,7 @@ def all_parts(plan: PartPlan) -> list[PartId]:
 
 
 @given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 300), st.integers(1, 5000))
-def test_gathered_parts_cover_every_layer_and_token_once_and_fit_a_slot(layers: int, first: int, count: int, part_bytes: int) -> None:
+def test_gathered_parts_cover_layers_and_tokens_once(layers: int, first: int, count: int, part_bytes: int) -> None:
     tokens = Chunk(first * 16, first * 16 + count)
     found = plan(range(3, 3 + layers), tokens, part_bytes=part_bytes)
     assert [chunk.start for chunk in found.chunks] == [tokens.start, *(chunk.end for chunk in found.chunks[:-1])]
@@ -44,12 +44,12 @@ def test_more_parts_than_a_sender_should_go_through_are_refused() -> None:
         plan(range(4), Chunk(0, most.end + 1), part_bytes=1)
 
 
-def test_a_last_chunk_whose_blocks_lie_on_other_ranks_is_left_out() -> None:
+def test_last_chunk_on_other_ranks_is_left_out() -> None:
     found = plan_parts(range(1), Chunk(0, 40), 32, measure=lambda chunk: 100 * (chunk.start < 32), part_bytes=100)
     assert found.chunks == (Chunk(0, 32),)
 
 
-def test_units_are_whole_blocks_of_every_context_parallel_rank_of_both() -> None:
+def test_units_are_whole_blocks_of_all_cp_ranks() -> None:
     large = dataclasses.replace(SPEC, block_tokens=64)
     assert unit_tokens(layout_of(cp=3), layout_of(large)) == 192
     assert unit_tokens(layout_of(), layout_of()) == 16

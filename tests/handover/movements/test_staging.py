@@ -20,11 +20,11 @@ def test_after_close_nothing_is_taken_and_nothing_is_left() -> None:
     def use() -> None:
         staging = StagingPool(4 * SMALLEST_BYTES)
         kept, taken = staging.take(1), staging.take(1)
-        staging.give_back(kept)
+        staging.release(kept)
         staging.close()
         staging.close()
         with pytest.raises(Closed):
             staging.take(1)
-        staging.give_back(taken)
+        staging.release(taken)
 
     assert_nothing_is_left(use)

@@ -8,7 +8,7 @@ import pytest
 from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import SendHandle
 from kvstore.handover.ranks import completion_tracker as module
-from kvstore.handover.ranks.completion_tracker import GRACE_NS, CompletionTracker, Executor, RequestOutcome
+from kvstore.handover.ranks.completion_tracker import GRACE_NS, CompletionCoordinator, CompletionTracker, RequestOutcome
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError, ProtocolError, Unreachable
 from kvstore.protocol.handover_messages import RankReport, RequestEnded
@@ -27,7 +27,7 @@ def over(
     return roll.over(request_id, rank, error, dp=dp, deadline_ns=LATE)
 
 
-def test_what_a_rank_never_finishes_fails_after_the_latest_deadline() -> None:
+def test_unfinished_rank_fails_the_request_after_its_deadline() -> None:
     roll = CompletionTracker(Parallel(tp=2))
     roll.begun(b"r", 0, deadline_ns=1)
     over(roll, 1)
@@ -37,7 +37,7 @@ def test_what_a_rank_never_finishes_fails_after_the_latest_deadline() -> None:
     assert "[0]" in str(error)
 
 
-def test_failures_are_remembered_for_those_who_report_late_and_no_longer() -> None:
+def test_failures_are_remembered_for_late_reports() -> None:
     roll = CompletionTracker(Parallel(tp=2))
     over(roll, 1, Cancelled("enough"))
     roll.expire(LATE + GRACE_NS - 1)
@@ -58,7 +58,7 @@ class Wire:
     def open(self, info: RankInfo) -> None:
         self.opened.append(info.rank)
 
-    def tell(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
+    def send_request(self, info: RankInfo, message: Message, *, deadline_s: float, on_answer: Callable[[Any], None]) -> None:
         assert isinstance(message, RankReport | RequestEnded)
         self._scene.executors[info.rank].received(self._scene.infos[self._rank], message, DEADLINE_NS)
         on_answer(None)
@@ -79,9 +79,9 @@ class Scene:
         for one in self.executors if joins else ():
             one.join(self.infos)
 
-    def _executor(self, parallel: Parallel, rank: int) -> Executor:
+    def _executor(self, parallel: Parallel, rank: int) -> CompletionCoordinator:
         wires: Any = self.wires[rank]
-        return Executor(parallel, rank, self.reactor, wires, lambda *what: self.failed[rank].append(what))
+        return CompletionCoordinator(parallel, rank, self.reactor, wires, lambda *what: self.failed[rank].append(what))
 
     def over(self, rank: int, error: KVStoreError | None = None) -> None:
         handle = SendHandle(b"r", limit_s=1)
@@ -92,7 +92,7 @@ class Scene:
         return [one.take_finished() for one in self.executors]
 
 
-def test_a_request_is_finished_everywhere_once_it_is_over_everywhere() -> None:
+def test_request_is_finished_once_over_on_every_rank() -> None:
     scene = Scene(pp=3)
     assert [wire.opened for wire in scene.wires] == [[], [0], [0]]
     for one in scene.executors:
@@ -119,7 +119,7 @@ def test_a_failure_is_told_to_all_and_finished_where_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_what_has_failed_elsewhere_while_its_end_was_waited_for_is_finished_with_that_error(late: int) -> None:
+def test_request_that_failed_elsewhere_finishes_with_that_error(late: int) -> None:
     scene = Scene(tp=2)
     for one in scene.executors:
         one.begun(b"r", DEADLINE_NS)
@@ -130,12 +130,12 @@ def test_what_has_failed_elsewhere_while_its_end_was_waited_for_is_finished_with
     [outcome] = scene.finished()[late]
     assert isinstance(outcome.error, Cancelled)
     for one in scene.executors:
-        one.sweep(DEADLINE_NS + 2 * GRACE_NS)
+        one.expire(DEADLINE_NS + 2 * GRACE_NS)
     assert scene.finished() == [[], []], "once each"
 
 
 def test_reports_that_come_before_rank_0_has_joined_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_EARLY", 2)
+    monkeypatch.setattr(module, "MAX_EARLY_REQUESTS", 2)
     scene, stranger = Scene(pp=2, joins=False), Scene(pp=3).infos[2]
     scene.executors[1].join(scene.infos)
     scene.over(1)
@@ -167,7 +167,7 @@ def test_without_rank_0_everything_has_failed() -> None:
     assert [outcome.request_id for outcome in scene.finished()[1]] == [b"r"]
 
 
-def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
+def test_report_of_a_foreign_rank_is_rejected() -> None:
     scene, other = Scene(tp=2), Scene(pp=3)
     stranger = RankInfo(instance=b"x" * 16, rank=1, control=scene.infos[0].control, layout=scene.infos[0].layout, engine=b"")
     for info in (stranger, other.infos[2]):
@@ -181,10 +181,10 @@ def test_who_is_not_of_the_executor_is_refused_and_its_death_no_news() -> None:
 def test_what_is_not_decided_in_time_has_failed() -> None:
     scene = Scene(tp=2)
     scene.over(1)
-    scene.executors[1].sweep(DEADLINE_NS + 2 * GRACE_NS - 1)
+    scene.executors[1].expire(DEADLINE_NS + 2 * GRACE_NS - 1)
     assert scene.finished()[1] == []
-    scene.executors[1].sweep(DEADLINE_NS + 2 * GRACE_NS)
+    scene.executors[1].expire(DEADLINE_NS + 2 * GRACE_NS)
     [outcome] = scene.finished()[1]
     assert isinstance(outcome.error, DeadlineExceeded)
-    scene.executors[0].sweep(DEADLINE_NS + GRACE_NS)
+    scene.executors[0].expire(DEADLINE_NS + GRACE_NS)
     assert [len(told) for told in scene.failed] == [1, 2]

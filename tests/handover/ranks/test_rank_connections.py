@@ -33,25 +33,25 @@ def ends() -> Iterator[tuple[End, End]]:
 
 def test_both_ends_of_one_connection_ask(ends: tuple[End, End]) -> None:
     one, other = ends
-    answers = [one.tell(other.info, bytes([number])) for number in range(3)]
+    answers = [one.send_request(other.info, bytes([number])) for number in range(3)]
     assert [answer.get(timeout=10) for answer in answers] == [None] * 3
     assert [other.heard.get(timeout=10) for _ in range(3)] == [(1, ReadsDone(bytes([number]))) for number in range(3)]
-    assert other.tell(one.info).get(timeout=10) is None
+    assert other.send_request(one.info).get(timeout=10) is None
     assert one.heard.get(timeout=10) == (2, ReadsDone(b"r"))
-    one.reactor.call(lambda: one.links.open(other.info), deadline_s=10)
-    assert (one.links.count, other.links.count) == (1, 1)
+    one.reactor.call(lambda: one.connections.open(other.info), deadline_s=10)
+    assert (one.connections.count, other.connections.count) == (1, 1)
 
 
 def test_a_peer_that_is_not_there_is_told_to_all_who_waited(ends: tuple[End, End]) -> None:
     one, _ = ends
     info = dataclasses.replace(ends[1].info, control=parse_address(f"127.0.0.1:{free_ports(1)[0]}"))
-    assert isinstance(one.tell(info).get(timeout=10), Unreachable)
+    assert isinstance(one.send_request(info).get(timeout=10), Unreachable)
     assert one.gone.get(timeout=10)[0] == 2
     for wrong in ("no-such-host.invalid:1", "[fe80::1]:1", "255.255.255.255:1"):
-        answers = one.tell(dataclasses.replace(info, control=parse_address(wrong)))
+        answers = one.send_request(dataclasses.replace(info, control=parse_address(wrong)))
         assert isinstance(answers.get(timeout=10), Unreachable)
         assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
-    assert one.links.count == 0
+    assert one.connections.count == 0
 
 
 class Resolver:
@@ -77,21 +77,21 @@ def test_while_a_name_is_looked_up_the_loop_serves_others(ends: tuple[End, End],
     one, other = ends
     resolver = Resolver(monkeypatch, "slow-host", other.info.control.host)
     slow = dataclasses.replace(other.info, control=other.info.control._replace(host="slow-host"))
-    answers = one.tell(slow)
+    answers = one.send_request(slow)
     assert resolver.is_asked.wait(10)
-    assert other.tell(one.info).get(timeout=10) is None, "while it is silent"
+    assert other.send_request(one.info).get(timeout=10) is None, "while it is silent"
     resolver.release()
     assert answers.get(timeout=10) is None
 
 
-def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_resolved_after_give_up_or_close_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as reactor, ExitStack() as stack:
         one = End(reactor, 1, connect_timeout_s=0.05)
         stack.callback(one.close)
         resolver = Resolver(monkeypatch, "slow-host", "127.0.0.1")
         stack.callback(resolver.release)
         info = dataclasses.replace(one.info, instance=bytes(16), control=one.info.control._replace(host="slow-host"))
-        error = one.tell(info).get(timeout=10)
+        error = one.send_request(info).get(timeout=10)
         assert isinstance(error, Unreachable)
         assert "no answer within 0.05 s" in str(error)
         resolver.release()
@@ -99,50 +99,50 @@ def test_a_name_found_after_its_link_was_given_up_or_closed_is_nothing(monkeypat
             if thread.name == "resolve":
                 thread.join(10)
         reactor.call(lambda: None, deadline_s=10)
-        assert one.links.count == 0
+        assert one.connections.count == 0
         assert one.gone.get(timeout=10)[0] == 0
         assert one.gone.empty()
 
 
-def test_a_peer_whose_own_connection_is_there_is_told_over_it_and_not_lost_when_ours_fails() -> None:
+def test_peers_connection_is_used_when_ours_fails() -> None:
     with running() as reactor, ExitStack() as stack:
         one, other = End(reactor, 1, connect_timeout_s=60), End(reactor, 2)
         stack.callback(other.close)
         stack.callback(one.close)
         silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         unheard = dataclasses.replace(other.info, control=Address(host="127.0.0.1", port=silent.getsockname()[1]))
-        waiting = one.tell(unheard, b"first")
+        waiting = one.send_request(unheard, b"first")
         taken, _ = silent.accept()
-        assert other.tell(one.info).get(timeout=10) is None
+        assert other.send_request(one.info).get(timeout=10) is None
         assert waiting.get(timeout=10) is None
         assert other.heard.get(timeout=10) == (1, ReadsDone(b"first"))
         taken.close()
-        eventually(lambda: not one.links._opening, "our own is given up")
-        assert one.tell(unheard).get(timeout=10) is None
+        eventually(lambda: not one.connections._opening, "our own is given up")
+        assert one.send_request(unheard).get(timeout=10) is None
         assert one.gone.empty()
 
 
 def test_another_run_at_the_same_address_is_stale(ends: tuple[End, End]) -> None:
     one, other = ends
     earlier = dataclasses.replace(other.info, instance=bytes(16))
-    assert isinstance(one.tell(earlier).get(timeout=10), StaleHandle)
+    assert isinstance(one.send_request(earlier).get(timeout=10), StaleHandle)
     assert isinstance(one.gone.get(timeout=10)[1], StaleHandle)
     assert other.heard.empty()
 
 
-def test_a_connection_that_breaks_is_told_of_at_both_ends_and_made_anew(ends: tuple[End, End]) -> None:
+def test_broken_connection_is_reported_at_both_ends(ends: tuple[End, End]) -> None:
     one, other = ends
-    assert one.tell(other.info).get(timeout=10) is None
+    assert one.send_request(other.info).get(timeout=10) is None
     other.is_silent = True
-    waiting = one.tell(other.info)
+    waiting = one.send_request(other.info)
     other.heard.get(timeout=10), other.heard.get(timeout=10)
-    [session] = other.links.server.sessions
+    [session] = other.connections.server.sessions
     other.reactor.call(session.close, deadline_s=10)
     assert isinstance(waiting.get(timeout=10), Unreachable)
     assert isinstance(one.gone.get(timeout=10)[1], Unreachable)
     assert isinstance(other.gone.get(timeout=10)[1], Unreachable)
     other.is_silent = False
-    assert one.tell(other.info).get(timeout=10) is None
+    assert one.send_request(other.info).get(timeout=10) is None
 
 
 class Raw:
@@ -178,7 +178,7 @@ class Raw:
 CODES = {kind.code: kind for kind in (ProtocolError, StaleHandle, InvalidArgument)}
 
 
-def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tuple[End, End]) -> None:
+def test_unauthenticated_or_unknown_message_is_rejected(ends: tuple[End, End]) -> None:
     one, other = ends
     raw = Raw(other.info)
     assert isinstance(raw.ask(ReadsDone(b"r")), ProtocolError)
@@ -186,7 +186,7 @@ def test_who_is_not_introduced_or_speaks_of_something_else_is_refused(ends: tupl
     assert raw.ask(RankHello(other.info.instance, one.info.pack())) is None
     assert raw.ask(RankHello(other.info.instance, one.info.pack())) is None
     assert isinstance(raw.ask(RankHello(other.info.instance, dataclasses.replace(one.info, instance=bytes(16)).pack())), ProtocolError)
-    assert list(other.links._sessions) == [one.info.instance]
+    assert list(other.connections._sessions) == [one.info.instance]
     assert isinstance(raw.ask(ReadsDone(b"r"), type_number=200), ProtocolError)
     assert isinstance(raw.ask(CancelRequest(b"r", 1, ""), payload=b"payload"), ProtocolError)
     assert raw.ask(ReadsDone(b"r")) is None

@@ -63,7 +63,7 @@ def scene(*, share: float = 1.0) -> Iterator[Scene]:
         made.reactor.close()
 
 
-def test_a_fetch_has_what_is_left_of_its_requests_deadline_when_its_turn_comes() -> None:
+def test_fetch_gets_the_rest_of_its_request_deadline() -> None:
     with scene() as on:
         on.begin(b"first", deadline_s=60)
         assert on.began.get(timeout=10) == (b"first", 60.0)
@@ -74,7 +74,7 @@ def test_a_fetch_has_what_is_left_of_its_requests_deadline_when_its_turn_comes()
         assert on.began.get(timeout=10) == (b"second", 3.0)
 
 
-def test_a_store_that_hangs_takes_a_share_of_the_time_of_its_request_and_of_those_that_wait() -> None:
+def test_hanging_store_takes_only_a_share_of_requests_time() -> None:
     with scene(share=0.25) as on:
         on.begin(b"first", deadline_s=60)
         assert on.began.get(timeout=10) == (b"first", 15.0)

@@ -23,7 +23,7 @@ def test_what_was_read_counts_once_the_sender_confirms_it() -> None:
     machine = CacheReceiver({0: DIRECT, 1: NOTHING}, confirming=[0, 1])
     machine.answered(0)
     machine.answered(1)
-    with pytest.raises(ProtocolError, match="confirms what was not read"):
+    with pytest.raises(ProtocolError, match="confirms data that was not read"):
         machine.confirmed(0)
     offer(machine, 0, PartId(0, 4, 0))
     machine.taken(0, PartId(0, 4, 0), 400)
@@ -31,16 +31,16 @@ def test_what_was_read_counts_once_the_sender_confirms_it() -> None:
     assert machine.needs(0)
     machine.confirmed(0)
     assert state_of(machine) is RequestState.OVER
-    with pytest.raises(ProtocolError, match="confirms what was not read"):
+    with pytest.raises(ProtocolError, match="confirms data that was not read"):
         machine.confirmed(0)
 
 
 @pytest.mark.parametrize("part", [PartId(0, 1, 1), PartId(3, 5, 0), PartId(2, 2, 0)])
 def test_what_a_sender_does_not_owe_is_refused(part: PartId) -> None:
     machine = CacheReceiver({0: DIRECT})
-    with pytest.raises(ProtocolError, match="not asked for"):
+    with pytest.raises(ProtocolError, match="was not requested"):
         offer(machine, 0, part)
-    with pytest.raises(ProtocolError, match="not asked for"):
+    with pytest.raises(ProtocolError, match="was not requested"):
         offer(machine, 1, PartId(0, 1, 0))
     assert not machine.needs(1)
 

@@ -25,9 +25,9 @@ def test_once_a_sender_is_found_gone_the_others_are_not_asked(monkeypatch: pytes
         for given in source.send(b"first", BLOCKS, TOKENS):
             given.all_ready()
         handle.wait()
-        links = destination.ranks[0].transceiver._requests.links
-        gone = links._sessions[source.ranks[0].transceiver._instance]
-        begin, tell, asked = ReceiverSide.begin, RankConnections.tell, list[int]()
+        connections = destination.ranks[0].transceiver._requests.connections
+        gone = connections._sessions[source.ranks[0].transceiver._instance]
+        begin, send_request, asked = ReceiverSide.begin, RankConnections.send_request, list[int]()
 
         def begin_when_the_first_is_gone(self: ReceiverSide, handle: ReceiveHandle, wanted: ReceiveRequest) -> None:
             gone._sock.shutdown(socket.SHUT_WR)
@@ -36,10 +36,10 @@ def test_once_a_sender_is_found_gone_the_others_are_not_asked(monkeypatch: pytes
         def noted(self: RankConnections, info: RankInfo, message: Message, **how: object) -> None:
             if isinstance(message, RequestCache):
                 asked.append(info.rank)
-            tell(self, info, message, **how)  # type: ignore[arg-type]
+            send_request(self, info, message, **how)  # type: ignore[arg-type]
 
         monkeypatch.setattr(ReceiverSide, "begin", begin_when_the_first_is_gone)
-        monkeypatch.setattr(RankConnections, "tell", noted)
+        monkeypatch.setattr(RankConnections, "send_request", noted)
         [handle] = destination.receive(b"second", BLOCKS, TOKENS, source)
         with pytest.raises(Unreachable):
             handle.wait()

@@ -52,12 +52,12 @@ def test_gathered_parts_wait_for_a_slot() -> None:
 
 
 def test_who_takes_nothing_or_asks_twice_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="takes nothing"):
+    with pytest.raises(ProtocolError, match="receives nothing"):
         CacheSender(range(4), batch_bytes=0).asked(0, DIRECT, slots=1)
     machine = sender(0)
-    with pytest.raises(ProtocolError, match="takes nothing"):
+    with pytest.raises(ProtocolError, match="receives nothing"):
         machine.asked(1, DIRECT, slots=1)
-    with pytest.raises(ProtocolError, match="asked already"):
+    with pytest.raises(ProtocolError, match="requested this already"):
         machine.asked(0, DIRECT, slots=1)
     assert not machine.needs(1)
 
@@ -71,7 +71,7 @@ def test_nobody_has_more_slots_than_there_can_be(plan: PartPlan) -> None:
 
 
 @given(st.permutations(range(4)), st.integers(0, 500), st.booleans(), st.randoms(use_true_random=False))
-def test_whatever_the_order_every_layer_of_every_chunk_goes_to_each_once(
+def test_every_layer_of_every_chunk_is_sent_once_in_any_order(
     order: list[int], batch_bytes: int, is_gathered: bool, random: "st.DataObject"
 ) -> None:
     plan = GATHERED if is_gathered else DIRECT

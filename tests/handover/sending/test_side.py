@@ -20,7 +20,7 @@ def settings(**ways: Any) -> HandoverSettings:
     return HandoverSettings(deadline_s=20, min_layer_batch_bytes=Size(0), **ways)
 
 
-def test_once_a_receiver_is_found_gone_nothing_goes_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_receiver_ends_sending_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket may say at once that its peer is gone: then the request is over, and its blocks may be another's, while parts for the next
     receiver were still to be handed out."""
     with ExitStack() as stack:
@@ -38,8 +38,8 @@ def test_once_a_receiver_is_found_gone_nothing_goes_to_the_others(monkeypatch: p
         given = source.transceiver.send(b"r", BLOCKS, tokens=TOKENS)
         for number, side in enumerate(sides, 1):  # one after the other: parts are handed out in the order of their asks
             side.receive(b"r", BLOCKS, tokens=TOKENS, source=side.connect([source.transceiver.describe()]))
-            eventually(lambda number=number: len(requests.sender._requests[b"r"].givings) == number, "the receiver's ask")  # type: ignore[misc]
-        gone = requests.links._sessions[sides[0]._instance]
+            eventually(lambda number=number: len(requests.sender._requests[b"r"].senders) == number, "the receiver's ask")  # type: ignore[misc]
+        gone = requests.connections._sessions[sides[0]._instance]
         ready, handed_out = SenderSide.layer_ready, list[object]()
 
         def ready_when_the_first_is_gone(self: SenderSide, request_id: bytes, layer: int | None) -> None:

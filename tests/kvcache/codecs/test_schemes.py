@@ -19,7 +19,7 @@ def test_a_name_is_parsed_to_its_scheme(name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "int3", "int4", "int4/48", "int4/x", "int8/32", "k=int8", "k=int8,v=", "k=int8,v=fp9", "v=int8,k=int8"]
 )
-def test_an_unknown_name_is_refused_with_the_list_of_what_there_is(text: str) -> None:
+def test_unknown_name_is_rejected_with_the_list(text: str) -> None:
     with pytest.raises(ConfigError, match=r"there are none, fp8-tensor, .*int4/G.*G = 16, 32, 64, 128.*k=int4/64,v=int2/32"):
         CacheScheme.parse(text)
 

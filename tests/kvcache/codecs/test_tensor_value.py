@@ -150,7 +150,7 @@ def test_what_is_no_whole_value_is_not_decoded() -> None:
     value = bytes(encode_value(sample(), NONE))
     with pytest.raises(InvalidArgument, match="do not begin with the header"):
         decode_value(b"x" * 100, sample())
-    with pytest.raises(ProtocolError, match="where its header says"):
+    with pytest.raises(ProtocolError, match="but its header gives"):
         decode_value(value[:-1], sample())
 
 

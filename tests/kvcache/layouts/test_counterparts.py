@@ -16,7 +16,7 @@ def ranks(source: CacheLayout, destination: CacheLayout, *, source_dp: int = 0, 
     return [pair[:2] for pair in find_pairs(source, destination, source_dp=source_dp, destination_dp=destination_dp)]
 
 
-def test_of_holders_of_one_head_each_sends_where_there_are_enough_receivers() -> None:
+def test_holders_of_one_head_share_the_receivers() -> None:
     latent = spec_of(mla=True)
     assert ranks(layout_of(latent, tp=2), layout_of(latent, tp=4)) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     assert ranks(layout_of(latent, tp=4), layout_of(latent, tp=2)) == [(0, 0), (1, 1)]
@@ -33,7 +33,7 @@ def layouts(draw: st.DrawFn, *, kv_heads: int, layers: int) -> CacheLayout:
 
 @given(data=st.data(), kv_heads=st.sampled_from([1, 2, 4, 6]), layers=st.integers(1, 4))
 @settings(max_examples=40)
-def test_each_receiver_gets_each_of_its_elements_once_from_one_that_has_it(data: st.DataObject, kv_heads: int, layers: int) -> None:
+def test_each_receiver_gets_each_element_once(data: st.DataObject, kv_heads: int, layers: int) -> None:
     source, destination = (data.draw(layouts(kv_heads=kv_heads, layers=layers)) for _ in range(2))
     groups = {"source_dp": source.parallel.dp - 1, "destination_dp": destination.parallel.dp - 1}
     pairs = find_pairs(source, destination, **groups)
@@ -64,7 +64,7 @@ def exchanged(source: CacheLayout, destination: CacheLayout, pair: RankPair, tok
     return [(pair.destination_rank, layer, head) for layer in pair.layers for head in pair.heads]
 
 
-def test_blocks_whose_sizes_do_not_go_together_are_refused_and_not_looked_through() -> None:
+def test_incompatible_block_sizes_are_rejected_without_a_scan() -> None:
     """A peer tells its layout: a turn of this one is sixteen million units."""
     ours, theirs = layout_of(spec_of(block_tokens=16)), layout_of(spec_of(block_tokens=(1 << 20) - 1))
     with pytest.raises(InvalidArgument, match="1048575"):

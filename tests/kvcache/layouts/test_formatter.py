@@ -153,7 +153,7 @@ def test_any_layout_becomes_any_other_or_is_refused(both: tuple[CacheLayout, Cac
         return
     transposed = [layout.axes.transposed for layout in both]
     if transposed[0] != transposed[1] or (transposed[0] and large != small):
-        with pytest.raises(InvalidArgument, match=r"not turned|records transposed are whole blocks"):
+        with pytest.raises(InvalidArgument, match=r"both sides must transpose|records transposed are whole blocks"):
             remap(source, destination)
         return
     first_token = data.draw(st.integers(0, tokens))
@@ -228,7 +228,7 @@ def test_a_buffer_to_gather_into_is_used_and_must_fit() -> None:
         == bytes(out)
         == remapping.gather(0, 0, pool, [0, 1], tokens=3).tobytes()
     )
-    with pytest.raises(InvalidArgument, match=f"a buffer of 5 bytes for {size_bytes}: both ends must name the same tokens and layers"):
+    with pytest.raises(InvalidArgument, match=f"a buffer of 5 bytes for {size_bytes}: both ends must use the same tokens and layers"):
         remapping.gather(0, 0, pool, [0, 1], tokens=3, out=bytearray(5))
     with pytest.raises(InvalidArgument, match="read-only"):
         remapping.gather(0, 0, pool, [0, 1], tokens=3, out=bytes(size_bytes))
@@ -286,7 +286,7 @@ def test_records_are_not_cut() -> None:
 def test_what_is_transposed_is_neither_turned_nor_cut() -> None:
     ours = layout_of(SPEC, order="vllm-cpu")
     check_layouts(ours, layout_of(SPEC, order="kv layer | head block token K^T"))
-    with pytest.raises(InvalidArgument, match=re.escape("layer | block head kv token K^T and block layer kv head token: what one side")):
+    with pytest.raises(InvalidArgument, match=re.escape("layer | block head kv token K^T and block layer kv head token: both sides")):
         check_layouts(ours, layout_of(SPEC))
     with pytest.raises(InvalidArgument, match="records transposed are whole blocks: blocks of 16 tokens cannot become ones of 32"):
         check_layouts(ours, layout_of(replace(SPEC, block_tokens=32), order="vllm-cpu"))

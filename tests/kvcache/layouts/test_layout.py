@@ -31,7 +31,7 @@ def places(layout: CacheLayout, rank: int) -> Iterator[tuple[tuple[int, int, int
 
 
 @pytest.mark.parametrize("order", [order for order in ORDERS if not parse_order(order).transposed])
-def test_elements_lie_where_numpy_puts_them_in_arrays_of_these_axes(order: str) -> None:
+def test_locate_matches_numpy_arrays_of_these_axes(order: str) -> None:
     spec = CacheSpec(layers=3, kv_heads=4, head_dim=2, dtype="float16", block_tokens=5)
     layout = layout_of(spec, order=order, pool_blocks=2, tp=2, pp=2)
     rank, counts = 1, {"layer": 2, "kv": 2, "head": 2, "block": 2, "token": 5}
@@ -50,7 +50,7 @@ def test_elements_lie_where_numpy_puts_them_in_arrays_of_these_axes(order: str) 
 @pytest.mark.parametrize(
     "order", ["HND", "kv block layer head token", "block kv layer head token", "kv layer | block head token", "head | block layer kv token"]
 )
-def test_records_of_two_sizes_fill_every_region_without_gap_or_overlap(order: str) -> None:
+def test_records_of_two_sizes_fill_regions_exactly(order: str) -> None:
     spec = CacheSpec(layers=3, kv_heads=4, head_dim=16, dtype="float16", block_tokens=4, scheme=MIXED)
     layout = layout_of(spec, order=order, pool_blocks=3, tp=2)
     sizes = [spec.record_bytes(True), spec.record_bytes(False)]
@@ -80,7 +80,7 @@ def test_records_of_two_sizes_fill_every_region_without_gap_or_overlap(order: st
         ),
         (lambda: layout_of(spec_of(), order="block"), "must name each of the axes"),
         (lambda: layout_of(spec_of(scheme=CacheScheme.parse("int8")), order="NHD"), "the order must end in 'token'"),
-        (lambda: layout_of(spec_of(scheme=CacheScheme.parse("int8")), order="vllm-cpu"), "the scheme int8 have an order of their own"),
+        (lambda: layout_of(spec_of(scheme=CacheScheme.parse("int8")), order="vllm-cpu"), "the scheme int8 have a fixed order"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], reason: str) -> None:
@@ -165,7 +165,7 @@ def test_damaged_bytes_are_refused(layout: CacheLayout) -> None:
             continue
 
 
-def test_another_version_and_impossible_layouts_are_refused_with_the_reason() -> None:
+def test_other_versions_and_impossible_layouts_are_rejected() -> None:
     data = layout_of(spec_of()).to_bytes()
     with pytest.raises(ProtocolError, match=f"version 9: this side speaks version {VERSION}"):
         CacheLayout.from_bytes(b"\x09" + data[1:])
@@ -213,7 +213,7 @@ def test_sums_of_strides_are_the_places_of_the_definition(layout: CacheLayout) -
 @pytest.mark.parametrize(
     "order", ["vllm-cpu", "layer | block head kv token V^T", "kv | block layer head token K^T V^T", "HND", "vllm-flash"]
 )
-def test_values_and_tokens_lie_where_numpy_puts_them_in_a_record_of_either_form(order: str) -> None:
+def test_values_in_transposed_records_match_numpy(order: str) -> None:
     layout = layout_of(spec_of(block_tokens=3), order=order)
     for kv in range(2):
         strides = strides_of(layout, 0, kv)

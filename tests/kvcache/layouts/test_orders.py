@@ -48,7 +48,7 @@ def test_anything_else_is_refused(text: str) -> None:
         parse_order(text)
 
 
-def test_keys_and_values_lie_transposed_where_the_order_says_so_after_the_axis_of_tokens() -> None:
+def test_transposed_orders_end_in_tokens() -> None:
     assert parse_order("vllm-cpu") == Order(("layer",), ("block", "head", "kv", "token"), ("K^T",))
     assert parse_order("block layer kv head token K^T V^T").transposed == ("K^T", "V^T")
     with pytest.raises(InvalidArgument, match="its last axis must be 'token'"):

@@ -35,7 +35,7 @@ def test_ranks_and_coordinates_are_one_to_one(tp: int, pp: int, cp: int) -> None
     assert [parallel.rank_of(**at._asdict()) for at in found] == list(range(parallel.ranks))
 
 
-def test_layers_are_split_evenly_and_the_first_stages_take_the_remainder() -> None:
+def test_layers_are_split_evenly_with_the_remainder_first() -> None:
     assert [Parallel(pp=3).stage_layers(stage, layers=8) for stage in range(3)] == [range(3), range(3, 6), range(6, 8)]
     assert [Parallel(pp=2).stage_layers(stage, layers=8) for stage in range(2)] == [range(4), range(4, 8)]
 

@@ -72,7 +72,7 @@ def test_heads_outside_of_layers_keep_runs_long() -> None:
     assert runs(wide, narrow) == [(2, 3 * 2 * ELEMENT)]
 
 
-def test_blocks_that_follow_one_another_on_both_sides_are_one_run() -> None:
+def test_adjacent_blocks_on_both_sides_are_one_run() -> None:
     layout = layout_of(spec_of())
     size_bytes = layout.spec.block_bytes
     found = plan(layout, layout, [0, 1, 2, 5, 6, 4], [3, 4, 5, 6, 2, 1])
@@ -103,7 +103,7 @@ def test_columns_of_one_number_take_no_memory_if_they_are_long() -> None:
 
 
 @pytest.mark.parametrize(("pool_blocks", "kind"), [(99, np.uint32), (1 << 28, np.int64)])
-def test_offsets_of_many_are_of_32_bits_where_these_hold_the_end_of_each(pool_blocks: int, kind: type[np.generic]) -> None:
+def test_offsets_of_many_runs_are_of_32_bits_if_they_fit(pool_blocks: int, kind: type[np.generic]) -> None:
     layout = layout_of(spec_of(layers=20), order="NHD", pool_blocks=pool_blocks, tp=2)
     wide = layout_of(layout.spec, pool_blocks=pool_blocks)
     ours, theirs = list(range(98, 2, -2)) + [pool_blocks - 1], [*range(48), pool_blocks - 1]
@@ -135,9 +135,7 @@ def starts(found: tuple[Units, ...]) -> list[tuple[int, list[int]]]:
         (0, 0, []),
     ],
 )
-def test_units_are_the_smaller_blocks_and_what_is_left_at_either_end(
-    first_token: int, end_token: int, expected: list[tuple[int, list[int]]]
-) -> None:
+def test_units_are_the_smaller_blocks_and_the_ends(first_token: int, end_token: int, expected: list[tuple[int, list[int]]]) -> None:
     source, destination = layout_of(spec_of(block_tokens=4)), layout_of(spec_of(block_tokens=8))
     pair = first_pair(source, destination)
     assert starts(units_of(source, destination, pair, first_token=first_token, end_token=end_token)) == expected

@@ -50,7 +50,7 @@ def cases(layout: CacheLayout) -> list[tuple[TokenSlots, Shape]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.spec.scheme.name}: {layout.order}")
-def test_units_are_gathered_in_the_canonical_order_and_scattered_back(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_are_gathered_in_canonical_order(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remap_staging, "_CHUNK_BYTES", 100)
     for placed, shape in cases(layout):
         regions = noisy_pools(layout, seed=1)[RANK]

@@ -14,7 +14,7 @@ MLA = LatentAttention(kv_rank=32, rope_dim=4, value_dim=8, query_rank=20)
 EXPERTS = Experts(8, 2, ffn=30, shared_ffn=50, dense_layers=1)
 
 
-def test_a_dense_model_has_four_projections_and_its_feed_forward_network() -> None:
+def test_dense_model_has_four_projections_and_a_ffn() -> None:
     attention = 64 * 64 + 2 * 64 * 32 + 64 * 64
     assert DENSE.attention_parameters == attention
     assert DENSE.layer_parameters == 3 * (attention + 3 * 64 * 100)
@@ -90,7 +90,7 @@ CONFIG = {
 }
 
 
-def test_a_file_of_either_kind_is_read_and_a_config_json_named_after_its_directory(tmp_path: Path) -> None:
+def test_from_file_reads_both_forms_and_names_config_json(tmp_path: Path) -> None:
     directory = tmp_path / "dense"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(CONFIG))

@@ -60,7 +60,7 @@ def test_a_familys_own_defaults_hold_where_the_file_says_nothing() -> None:
     assert fields(model_type="bloom", intermediate_size=None)["ffn"] == 4 * 4096
 
 
-def test_a_family_that_is_not_known_is_taken_for_what_its_fields_say() -> None:
+def test_unknown_family_is_read_by_its_fields() -> None:
     assert fields(model_type="brand_new") == fields() | {"name": "brand_new"}
     assert not fields(model_type="gpt_neox")["is_gated"]
 
@@ -131,7 +131,7 @@ def test_quantised_weights_are_known_by_their_bits(quantisation: Any, bits: int)
     assert fields(quantization_config=quantisation)["weight_bits"] == bits
 
 
-def test_a_model_is_called_what_it_is_asked_to_be_or_calls_itself() -> None:
+def test_name_is_the_given_one_or_the_configuration_s() -> None:
     assert model_fields(LLAMA3_8B, name="mine")["name"] == "mine"
     assert fields(_name_or_path="meta-llama/Meta-Llama-3-8B")["name"] == "meta-llama/Meta-Llama-3-8B"
     assert fields(_name_or_path="")["name"] == "llama"
@@ -139,8 +139,8 @@ def test_a_model_is_called_what_it_is_asked_to_be_or_calls_itself() -> None:
 
 
 @pytest.mark.parametrize("field", OTHER_CACHES)
-def test_a_cache_of_another_kind_is_refused_with_the_field_that_says_so(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"the configuration of llama: {field} is 2, so .*: a cache of this kind is not known here"):
+def test_unsupported_cache_is_rejected_with_its_field(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the configuration of llama: {field} is 2, so .*: a cache of this kind is not supported"):
         fields(**{field: 2})
     assert fields(**{field: False}) == fields()
 
@@ -161,7 +161,7 @@ def test_a_cache_of_another_kind_is_refused_with_the_field_that_says_so(field: s
         ({"torch_dtype": "int4"}, "dtype is 'int4': known are float64"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list with an entry for each of the 32 layers"),
         ({"layer_types": "full_attention"}, "layer_types must be a list"),
-        ({"layer_types": ["mamba"] * 32}, "layer_types has 'mamba' for layer 0: only full_attention and sliding_attention are known"),
+        ({"layer_types": ["mamba"] * 32}, "layer_types has 'mamba' for layer 0: only full_attention and sliding_attention are supported"),
         ({"num_hidden_layers": 10**30}, "num_hidden_layers is 1000"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3}, "mlp_only_layers is 3: it must be a list of layers"),
         ({"num_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, r"moe_layer_freq is \[1\]: it must be a whole number from 0"),

@@ -58,11 +58,11 @@ def test_worked_figures_in_decimal_units() -> None:
 
 
 @pytest.mark.parametrize(("kv_heads", "gib"), [(8, 1), (32, 4)])
-def test_grouped_queries_take_a_gibibyte_where_each_heads_own_keys_take_four(kv_heads: int, gib: int) -> None:
+def test_grouped_queries_take_a_quarter_of_full_heads(kv_heads: int, gib: int) -> None:
     assert CacheSpec(layers=32, heads=32, kv_heads=kv_heads, head_dim=128).sequence_bytes(8192) == gib * GIB
 
 
-def test_two_gpus_with_8_gb_left_hold_about_50_000_tokens_of_llama_3_70b() -> None:
+def test_two_gpus_with_8_gb_hold_50_000_tokens_of_llama_3_70b() -> None:
     """160 KB a GPU. With KiB for KB, as they are, 48,828 tokens fit; 10 users of 5,000 tokens take a little more than there is."""
     rank = CacheSpec.named("llama3-70b").shard(2)
     assert rank.bytes_per_token == 160 * KIB
@@ -181,7 +181,7 @@ def test_a_rank_keeps_its_heads_or_a_copy_of_one(tp: int, heads: int, kv_heads: 
 
 @pytest.mark.parametrize("tp", [0, 3, 16])
 def test_heads_that_cannot_be_divided_are_refused(tp: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"tp is {tp}: 8 heads and 2 KV heads cannot be divided among so many ranks"):
+    with pytest.raises(InvalidArgument, match=f"tp is {tp}: 8 heads and 2 KV heads cannot be divided among that many ranks"):
         SMALL.shard(tp)
     with pytest.raises(InvalidArgument, match="tp is 4"):
         CacheSpec(layers=1, heads=24, kv_heads=6, head_dim=8).shard(4)

@@ -34,7 +34,7 @@ def find(name: str) -> Engine:
     return find_facts(name, TABLE, Engine, noun="engine")
 
 
-def test_a_file_has_the_fields_and_may_leave_out_those_with_a_default(tmp_path: Path) -> None:
+def test_file_may_omit_fields_with_a_default(tmp_path: Path) -> None:
     path = tmp_path / "mine.JSON"
     path.write_text('{"name": "mine", "cylinders": 4, "litres": 2}')
     found = find(str(path))

@@ -164,7 +164,7 @@ def test_a_line_without_an_end_in_sight_is_refused(path: Path, monkeypatch: pyte
 def test_another_kind_of_file_and_another_version_are_refused(path: Path) -> None:
     for text in (json.dumps(LINE), json.dumps({**HEADER, "version": 2})):
         path.write_text(text + "\n")
-        with pytest.raises(TraceError, match="line 1: not the first line of a recording that this release reads"):
+        with pytest.raises(TraceError, match="line 1: not the header of a recording of this release"):
             list(read_events(path))
 
 

@@ -49,12 +49,12 @@ def chains(events: Sequence[BlockEvent | LostEvents], *, join_s: float = 60.0) -
     return ["".join(seen[block] for block in request.hash_ids) for request in found]
 
 
-def test_a_prefix_that_was_read_and_what_was_stored_after_it_are_one_prompt() -> None:
+def test_read_prefix_and_stored_rest_are_one_prompt() -> None:
     events = [read("ab", time_s=1), stored("cd", time_s=2), stored("e", time_s=3)]
     assert list(prompts(events, block_tokens=16)) == [TraceRequest(0.0, 5 * 16, 0, (0, 1, 2, 3, 4))]
 
 
-def test_lengths_are_whole_blocks_and_times_count_from_the_first_event() -> None:
+def test_lengths_are_whole_blocks_and_times_relative() -> None:
     found = list(prompts([LostEvents(5000, "n0", "", 3), stored("a", time_s=6), stored("ab", time_s=70)]))
     assert found == [TraceRequest(1000.0, 512, 0, (0,)), TraceRequest(65000.0, 1024, 0, (0, 1))]
 
@@ -82,11 +82,11 @@ def test_the_chain_decides_what_belongs_together(events: list[BlockEvent], expec
     assert sorted(chains(events)) == expected
 
 
-def test_a_prompt_that_lacks_a_block_does_not_get_it_with_one_that_it_has() -> None:
+def test_repeated_block_does_not_fill_another_prompts_hole() -> None:
     assert chains([stored("ac", parents=".b"), stored("ab")]) == ["abc", "ab"]
 
 
-def test_of_two_prompts_with_one_end_the_one_without_a_hole_goes_on_first() -> None:
+def test_prompt_without_a_hole_is_extended_first() -> None:
     events = [read("abc", time_s=1), read("ac", parents=".b", time_s=5), stored("d", time_s=6), stored("be", parents="ac", time_s=7)]
     assert chains(events) == ["abcd", "abce"]
 
@@ -96,7 +96,7 @@ def test_interleaved_prompts_are_kept_apart_by_their_chains() -> None:
     assert sorted(chains(events)) == ["abc", "axy"]
 
 
-def test_a_batch_with_several_chains_is_several_prompts_in_its_order() -> None:
+def test_batch_with_several_chains_is_several_prompts() -> None:
     assert chains([stored("abxyz", parents=".a.xa")]) == ["ab", "xy", "az"]
 
 
@@ -107,17 +107,17 @@ def test_what_comes_later_than_the_join_time_is_another_prompt() -> None:
     assert chains(events, join_s=0) == ["ab", "abc", "abcd"]
 
 
-def test_a_read_belongs_to_what_is_read_at_the_same_time_and_not_to_what_was_stored() -> None:
+def test_read_joins_simultaneous_reads_but_no_stores() -> None:
     assert chains([read("ab"), read("cd", time_s=0.1)]) == ["abcd"]
     assert chains([read("ab"), read("cd", time_s=0.11)]) == ["ab", "abcd"]
     assert chains([stored("ab"), read("cd")]) == ["ab", "abcd"]
 
 
-def test_of_two_prompts_that_would_take_a_block_the_one_with_the_hole_gets_it() -> None:
+def test_prompt_with_the_hole_gets_the_block() -> None:
     assert chains([read("abd"), read("ab"), stored("c")]) == ["abcd", "ab"]
 
 
-def test_prompts_come_in_the_order_of_their_first_events_though_a_later_one_is_over_first() -> None:
+def test_prompts_are_in_order_of_their_first_events() -> None:
     events = [stored("a", time_s=0), stored("x", parents=".", time_s=1), stored("b", time_s=59), stored("c", time_s=118)]
     assert chains(events) == ["abc", "x"]
 
@@ -138,7 +138,7 @@ def test_parents_that_go_round_in_circles_end_nothing() -> None:
 
 @pytest.mark.parametrize(("join_s", "block_tokens"), [(-1.0, 512), (float("nan"), 512), (60.0, 0)])
 def test_a_time_or_a_size_that_is_none_is_refused(join_s: float, block_tokens: int) -> None:
-    with pytest.raises(InvalidArgument, match="a time from 0 s on, and at least one token"):
+    with pytest.raises(InvalidArgument, match="use at least 0 s and one token"):
         list(prompts([], join_s=join_s, block_tokens=block_tokens))
 
 
@@ -244,7 +244,7 @@ def test_generated_conversations_come_back_in_their_order() -> None:
 # --- files ---
 
 
-def test_a_recording_of_several_nodes_is_put_into_one_order_of_time(tmp_path: Path) -> None:
+def test_recording_of_several_nodes_is_sorted_by_time(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "file") as writer:
         writer.write([stored("c", time_s=3), LostEvents(3500, "n0", "", 7), event(REMOVED, "a", time_s=4)])
         writer.write([event(READ, "ab", time_s=2, node="n1")])

@@ -37,7 +37,7 @@ def test_an_empty_file_has_no_requests(tmp_path: Path) -> None:
     assert count_requests(tmp_path / "empty") == 0
 
 
-def test_a_cut_off_line_is_named_by_its_number_after_the_good_ones(tmp_path: Path) -> None:
+def test_cut_off_line_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(line() + b"\n" + line() + b"\n" + line()[:40])
     requests = read_trace(path)

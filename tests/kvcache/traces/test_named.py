@@ -32,7 +32,7 @@ def test_limit_takes_the_first_requests(trace: str) -> None:
 
 
 def test_a_missing_file_names_the_generated_form(tmp_path: Path) -> None:
-    message = r"cannot read the trace .*/TRACE: No such file or directory; generated:SEED:COUNT in its place"
+    message = r"cannot read the trace .*/TRACE: No such file or directory; use generated:SEED:COUNT"
     with pytest.raises(TraceError, match=message):
         read_requests(str(tmp_path / "TRACE"))
     with pytest.raises(TraceError, match=message):
@@ -63,7 +63,7 @@ def parents(requests: Sequence[TraceRequest]) -> list[int | None]:
     return found
 
 
-def test_the_same_seed_gives_the_same_requests_and_another_one_others(requests: list[TraceRequest]) -> None:
+def test_same_seed_gives_the_same_requests(requests: list[TraceRequest]) -> None:
     assert list(itertools.islice(generate(seed=0), 100)) == requests[:100]
     assert list(itertools.islice(generate(seed=1), 100)) != requests[:100]
 
@@ -74,7 +74,7 @@ def test_requests_come_in_the_order_of_time_over_about_an_hour(requests: list[Tr
     assert times[-1] == pytest.approx(3_537_000, rel=0.1)
 
 
-def test_every_prompt_begins_with_the_system_prompt_and_has_a_block_for_each_512_tokens(requests: list[TraceRequest]) -> None:
+def test_generated_prompts_begin_with_the_system_prompt(requests: list[TraceRequest]) -> None:
     for request in requests:
         assert request.hash_ids[0] == 0
         assert len(request.hash_ids) == -(-request.input_length // BLOCK_TOKENS)

@@ -1,1 +1,2 @@
-"""kvstore under Mooncake's name: see kvstore.engines.mooncake. Not to be installed beside the package of that name."""
+"""kvstore under Mooncake's package name: see kvstore.engines.mooncake. Do not install it beside Mooncake's own
+package."""

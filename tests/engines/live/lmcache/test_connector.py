@@ -75,7 +75,7 @@ def test_a_removed_chunk_is_a_miss(engines: tuple[EngineChild, EngineChild]) -> 
     assert two.ask("get", names=[31]) == [None]
 
 
-def test_memory_is_free_again_once_nothing_reads_into_it_whoever_stopped_waiting(engines: tuple[EngineChild, EngineChild]) -> None:
+def test_memory_is_released_after_its_job_despite_cancellation(engines: tuple[EngineChild, EngineChild]) -> None:
     one, _ = engines
     one.ask("put", names=[41], tokens=[FULL])
     assert one.ask("cancelled_get", name=41) == 0
@@ -83,7 +83,7 @@ def test_memory_is_free_again_once_nothing_reads_into_it_whoever_stopped_waiting
 
 
 @pytest.mark.parametrize("tokens", [FULL - 1, FULL + 1])
-def test_a_chunk_whose_header_says_another_length_is_a_miss_and_keeps_no_memory(cluster: LocalCluster, tmp_path: Path, tokens: int) -> None:
+def test_chunk_with_wrong_length_in_header_is_a_miss(cluster: LocalCluster, tmp_path: Path, tokens: int) -> None:
     with child(cluster, tmp_path / "log", save_chunk_meta=True) as engine:
         engine.ask("put", names=[51], tokens=[FULL])
         assert engine.ask("get_misdescribed", name=51, tokens=tokens) == {"seen": [None], "references": [0, 0]}

@@ -93,7 +93,7 @@ def test_what_a_lookup_locked_stays_until_it_is_unlocked(first: EngineChild, sec
     assert second.ask("lookup", names=["l1", "l2"])["found"] == [False, False]
 
 
-def test_an_object_that_vanishes_between_lookup_and_load_is_a_miss_and_stored_again(first: EngineChild, second: EngineChild) -> None:
+def test_object_evicted_between_lookup_and_load_is_a_miss(first: EngineChild, second: EngineChild) -> None:
     names, sizes = ["v1", "v2", "v3"], [1000] * 3
     first.ask("store", names=names, sizes=sizes, fills=[1, 2, 3])
     assert second.ask("lookup", names=names)["found"] == [True] * 3
@@ -120,7 +120,7 @@ def all_miss(server: EngineChild) -> None:
     assert server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2)["loaded"] == [False, False]
 
 
-def test_a_killed_node_takes_its_objects_with_it_and_nothing_fails(doomed: tuple[LocalCluster, EngineChild]) -> None:
+def test_killed_node_makes_its_objects_misses(doomed: tuple[LocalCluster, EngineChild]) -> None:
     cluster, server = doomed
     cluster.kill_node(0)
     while any((loaded := server.ask("load", names=["x", "y"], sizes=[100 * KIB] * 2))["loaded"]):
@@ -136,7 +136,7 @@ def test_a_killed_node_takes_its_objects_with_it_and_nothing_fails(doomed: tuple
         pass
 
 
-def test_a_killed_master_and_node_are_misses_and_the_server_goes_on(doomed: tuple[LocalCluster, EngineChild]) -> None:
+def test_killed_master_and_node_are_misses_for_the_server(doomed: tuple[LocalCluster, EngineChild]) -> None:
     cluster, server = doomed
     cluster.kill_node(0)
     os.kill(cluster.master_pid, signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_a_full_store_costs_only_what_it_does_not_take(doomed: tuple[LocalCluste
     assert server.ask("load", names=["z"], sizes=[100 * KIB])["contents"] == [9]
 
 
-def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(doomed: tuple[LocalCluster, EngineChild]) -> None:
+def test_stopped_cluster_costs_one_task_its_deadline(doomed: tuple[LocalCluster, EngineChild]) -> None:
     """It accepts connections and answers nobody; what was asked first ends by its deadline, what comes then is answered by the breaker."""
     cluster, server = doomed
     stopped = [cluster.master_pid, cluster.nodes[0].pid]
@@ -185,7 +185,7 @@ def test_a_stopped_cluster_costs_a_task_its_deadline_and_the_next_ones_nothing(d
             os.kill(pid, signal.SIGCONT)
 
 
-def test_settings_that_make_no_sense_keep_the_server_from_starting(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_invalid_settings_keep_the_server_from_starting(cluster: LocalCluster, tmp_path: Path) -> None:
     refused = child(cluster, tmp_path / "log", num_workers=4)
     with pytest.raises(AssertionError, match="unknown setting num_workers"):
         refused.__enter__()

@@ -29,7 +29,7 @@ def loaded_tokens(fleet: Fleet) -> int:
     return round(fleet.servers[1].metric("vllm:external_prefix_cache_hits_total"))
 
 
-def test_one_server_computes_prompts_and_the_other_goes_on_with_their_blocks(fleet: Fleet) -> None:
+def test_decode_server_continues_with_prefill_server_blocks(fleet: Fleet) -> None:
     """It is asked as soon as the first token is made, when blocks are still on their way: it waits for all of them."""
     prompts = [prompt(seed, BLOCKS) for seed in range(6)]
     with ThreadPoolExecutor(3) as clients:
@@ -39,7 +39,7 @@ def test_one_server_computes_prompts_and_the_other_goes_on_with_their_blocks(fle
     assert [answer.text for answer in answers] == [alone(fleet, asked) for asked in prompts]
 
 
-def test_without_the_store_s_node_the_prompt_is_computed_once_more(fleet: Fleet) -> None:
+def test_without_the_node_decode_server_recomputes_the_prompt(fleet: Fleet) -> None:
     before = loaded_tokens(fleet)
     fleet.store.nodes[-1].stop(signal.SIGKILL)
     asked = prompt(100, BLOCKS)

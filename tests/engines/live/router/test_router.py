@@ -10,7 +10,7 @@ OWN_BLOCKS = 256
 FLEET = {"blocks": OWN_BLOCKS}
 
 
-def test_a_prompt_goes_to_the_engine_that_has_its_prefix_and_gets_the_same_answer(fleet: Fleet) -> None:
+def test_router_sends_prompt_to_engine_with_its_prefix(fleet: Fleet) -> None:
     """By what the engines say of their own memory alone: the scheduler is told of no node."""
     fleet.start_sidecars(node="")
     asked = prompt(1, BLOCKS)

@@ -36,9 +36,9 @@ class Engine:
             options |= {"lora_paths": {"lora": str(lora)}, "lora_backend": "torch_native", "max_loras_per_batch": 2}
         number = next(NUMBERS)
         self._vanishing = model.with_name(f"vanishing-{number}")
-        places = path()
-        places["PYTHONPATH"] = os.pathsep.join([places["PYTHONPATH"], str(ROOT)])
-        environment = places | {"HF_HUB_OFFLINE": "1", VANISHING: str(self._vanishing), "PYTHONDONTWRITEBYTECODE": ""}
+        page_memory = path()
+        page_memory["PYTHONPATH"] = os.pathsep.join([page_memory["PYTHONPATH"], str(ROOT)])
+        environment = page_memory | {"HF_HUB_OFFLINE": "1", VANISHING: str(self._vanishing), "PYTHONDONTWRITEBYTECODE": ""}
         log = model.with_name(f"sglang-{number}.log")
         self._child = EngineChild("sglang", FOLDER / "engine_child.py", json.dumps(options), log=log, environment=environment)
 
@@ -85,9 +85,9 @@ class Engine:
     def log(self) -> str:
         return self._child.log
 
-    def lose(self, *places: int) -> None:
+    def lose(self, *page_memory: int) -> None:
         """These pages of the next read vanish before it."""
-        self._vanishing.write_text(json.dumps(places))
+        self._vanishing.write_text(json.dumps(page_memory))
 
     def __enter__(self) -> Self:
         self._child.__enter__()

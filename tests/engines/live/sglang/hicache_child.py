@@ -29,7 +29,7 @@ from sglang.srt.mem_cache.utils import get_hash_str
 from sglang.srt.runtime_context import get_context, get_parallel, get_server_args
 from sglang.srt.server_args import ServerArgs
 
-from kvstore.engines.sglang.identity import described, engine_facts, started
+from kvstore.engines.sglang.identity import describe_pool, engine_facts, started
 from kvstore.engines.sglang.settings import from_extra_config
 from kvstore.protocol.errors import ConfigError
 
@@ -47,12 +47,12 @@ def pools(kind: str, layout: str, heads: int = 2, dtype: str = "float32") -> tup
         "device": "cpu",
         "enable_memory_saver": False,
     }
-    places = {"device_capacity_tokens": TOKENS, "start_layer": 0, "end_layer": LAYERS, "pin_memory": False}
+    page_memory = {"device_capacity_tokens": TOKENS, "start_layer": 0, "end_layer": LAYERS, "pin_memory": False}
     if kind == "mla":
         device = MLATokenToKVPool(kv_lora_rank=64, qk_rope_head_dim=16, **sizes)
-        return device, MLATokenToKVPoolHost(device._mla_buffer_info(), 2.0, 0, PAGE, layout, target_layer_num=LAYERS, **places)
+        return device, MLATokenToKVPoolHost(device._mla_buffer_info(), 2.0, 0, PAGE, layout, target_layer_num=LAYERS, **page_memory)
     device = MHATokenToKVPool(head_num=heads, head_dim=64, **sizes)
-    return device, MHATokenToKVPoolHost(device._mha_buffer_info(), 2.0, 0, PAGE, layout, **places)
+    return device, MHATokenToKVPoolHost(device._mha_buffer_info(), 2.0, 0, PAGE, layout, **page_memory)
 
 
 def other(value: Any) -> Any:
@@ -156,7 +156,7 @@ class Child:
                 get_context().override("test", **{name: other(getattr(get_server_args(), name))})
             settings, log = from_extra_config({}, {}), logging.getLogger()
             weights, facts = started(settings, log), engine_facts(self.config((0, 1)), settings, log)
-            pools = [described(self.host, pool, self.config((0, 1)), facts) for pool in (PoolName.KV, PoolName.DRAFT)]
+            pools = [describe_pool(self.host, pool, self.config((0, 1)), facts) for pool in (PoolName.KV, PoolName.DRAFT)]
             found[name] = [pool.under(weights.target.text, weights.draft).namespace.id.hex() for pool in pools]
         self.tell()
         return found

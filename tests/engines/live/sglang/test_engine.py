@@ -84,9 +84,7 @@ def test_pages_of_a_lora_are_for_those_with_it(plain: Engine, first: Engine, sec
 
 
 @pytest.mark.parametrize("place", [0, 5])
-def test_a_page_that_vanishes_before_it_is_read_is_computed_and_stored_again(
-    plain: Engine, first: Engine, second: Engine, place: int
-) -> None:
+def test_page_evicted_before_its_read_is_recomputed_and_stored(plain: Engine, first: Engine, second: Engine, place: int) -> None:
     asked = prompt(10 + place)
     (right,) = expected(plain, asked)
     first.save(asked)

@@ -46,7 +46,7 @@ def hashes(*names: int) -> list[str]:
     return [f"{name:064x}" for name in names]
 
 
-def test_another_process_prefetches_what_the_controller_of_one_has_written(engines: Two) -> None:
+def test_another_process_prefetches_stored_pages(engines: Two) -> None:
     one, two = engines
     written = one.ask("backup", first=0, pages=6, seed=1)
     assert written["tokens"] == 6 * PAGE
@@ -56,7 +56,7 @@ def test_another_process_prefetches_what_the_controller_of_one_has_written(engin
     assert two.ask("prefetch", first=7, pages=4) == {"found": 0, "read": 0, "digests": []}
 
 
-def test_pages_are_read_into_their_places_and_what_is_not_there_is_told(engines: Two) -> None:
+def test_pages_are_read_in_place_and_misses_reported(engines: Two) -> None:
     one, two = engines
     assert one.ask("set", storage=0, keys=hashes(1, 2, 4), seed=2) == [True, True, True]
     assert two.ask("exists", storage=0, keys=hashes(1, 2, 3, 4)) == 2
@@ -133,7 +133,7 @@ def test_element_types_of_equal_storage_share_nothing(cluster: LocalCluster, pro
         {"load_format": "dummy"},
     ],
 )
-def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: LocalCluster, processes: Two, told: dict[str, Any]) -> None:
+def test_engine_with_other_arithmetic_shares_nothing(cluster: LocalCluster, processes: Two, told: dict[str, Any]) -> None:
     one, two = processes
     for each, arguments in ((one, {}), (two, told)):
         each.ask("tell", **arguments)
@@ -145,7 +145,7 @@ def test_an_engine_that_computes_the_model_otherwise_shares_nothing(cluster: Loc
     assert two.ask("exists", storage=0, keys=hashes(1)) == 1
 
 
-def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Two) -> None:
+def test_unreachable_store_is_misses_for_the_controller(processes: Two) -> None:
     engine = processes[0]
     with embedded(PLAN) as cluster:
         use(engine, cluster.address, load_deadline_s=5)
@@ -167,7 +167,7 @@ def test_a_store_that_is_gone_is_misses_and_the_controller_goes_on(processes: Tw
 @pytest.mark.parametrize(
     ("settings", "reason"), [({"interface_v1": 0}, 'add "interface_v1": 1'), ({"masters": "kv:1"}, "unknown setting masters")]
 )
-def test_settings_that_make_no_sense_keep_the_engine_from_attaching(
+def test_invalid_settings_keep_the_engine_from_attaching(
     cluster: LocalCluster, processes: Two, settings: dict[str, Any], reason: str
 ) -> None:
     use(processes[0], cluster.address, **settings)
@@ -208,7 +208,7 @@ def test_host_pools_of_one_two_and_four_ranks_share_pages(cluster: LocalCluster,
                 assert [page[1] for page in read[:2]] == [[page[head] for head in heads] for page in whole]
 
 
-def test_heads_that_are_not_divided_keep_the_engine_from_attaching(cluster: LocalCluster, processes: Two) -> None:
+def test_indivisible_heads_keep_the_engine_from_attaching(cluster: LocalCluster, processes: Two) -> None:
     use(processes[0], cluster.address, heads=HEADS, share_tp=3)
     assert r"share_tp is 3: a model with 8 KV heads on 1 tensor-parallel ranks takes 1, 2, 4, 8, 0 (off)" in processes[0].ask("open")
 

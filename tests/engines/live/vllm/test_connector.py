@@ -37,7 +37,7 @@ class TestVllm(Sharing):
 
 @pytest.mark.parametrize("place", [0, 2])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_block_that_vanishes_before_it_is_loaded_is_computed_and_saved_again(
+def test_block_evicted_before_its_load_is_recomputed_and_saved(
     plain: Engine, first: Engine, second: Engine, *, is_async: bool, place: int
 ) -> None:
     loser, other = (second, first) if is_async else (first, second)
@@ -50,7 +50,7 @@ def test_a_block_that_vanishes_before_it_is_loaded_is_computed_and_saved_again(
     other.generate(asked)[0].check_same(right, cached=CACHED)
 
 
-def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(plain: Engine, first: Engine, second: Engine) -> None:
+def test_preempted_requests_give_the_same_output(plain: Engine, first: Engine, second: Engine) -> None:
     """Eight requests that grow to 72 blocks in a pool of 64."""
     asked = [prompt(seed) for seed in range(20, 28)]
     right = expected(plain, *asked, tokens=110)

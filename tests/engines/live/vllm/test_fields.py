@@ -45,7 +45,7 @@ def outside(kind: str) -> set[str]:
     return {name for names in fields.NOT_IN_KEY[kind].values() for name in names.split()}
 
 
-def test_fields_of_configurations_change_the_key_as_their_table_says(changed: dict[str, bool | None]) -> None:
+def test_configuration_fields_change_the_key_by_their_table(changed: dict[str, bool | None]) -> None:
     for kind, names in fields.IN_KEY.items():
         inside = set(names.split())
         assert not inside & outside(kind), kind
@@ -55,7 +55,7 @@ def test_fields_of_configurations_change_the_key_as_their_table_says(changed: di
             assert is_changed is None or is_changed == (name in inside or f"{kind}.{name}" in BY_ANOTHER_PART), f"{kind}.{name}"
 
 
-def test_fields_of_cache_specifications_are_in_the_key_or_in_a_table(changed: dict[str, bool | None]) -> None:
+def test_spec_fields_are_in_the_key_or_in_a_table(changed: dict[str, bool | None]) -> None:
     """With the element types of all kinds of caches, by the engine's own names."""
     names = {name for names in fields.SPEC_NOT_IN_KEY.values() for name in names.split()}
     found = {name: is_changed for name, is_changed in changed.items() if name.partition(".")[0] not in fields.IN_KEY}

@@ -84,7 +84,7 @@ def test_a_conversation_goes_on_in_another_engine(hybrid: Hybrid) -> None:
     [("windows", 0), ("windows", 1), ("sliding", 0), ("states", 0), ("states", 1), ("mamba", 0), ("mamba", 1)],
     indirect=["hybrid"],
 )
-def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_saved_again(hybrid: Hybrid, group: int) -> None:
+def test_evicted_block_of_one_group_is_recomputed_and_saved(hybrid: Hybrid, group: int) -> None:
     """None of the request's other blocks is taken for computed."""
     asked = hybrid.prompt(10 + group)
     hybrid.check(hybrid.first, asked, cached=0)
@@ -96,7 +96,7 @@ def test_a_block_of_one_group_that_vanishes_before_it_is_loaded_is_computed_and_
 
 
 @pytest.mark.parametrize("hybrid", ["windows", "sliding", "mamba"], indirect=True)
-def test_requests_that_are_preempted_go_on_as_if_they_had_not_been(hybrid: Hybrid) -> None:
+def test_preempted_hybrid_requests_give_the_same_output(hybrid: Hybrid) -> None:
     """Not of short convolutions, of which vLLM itself makes something else when they are computed in other chunks: see `Hybrid.check`."""
     asked = [hybrid.prompt(seed) for seed in range(20, 28)]
     right = expected(hybrid.plain, *asked, tokens=110)

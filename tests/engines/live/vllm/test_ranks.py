@@ -70,7 +70,7 @@ def test_engines_of_one_and_two_ranks_share_both_ways(
                 engine.flush()
 
 
-def test_two_ranks_that_hold_one_head_share_it_with_an_engine_of_one(tmp_path_factory: pytest.TempPathFactory, store: Cluster) -> None:
+def test_two_ranks_with_one_head_share_with_an_engine_of_one(tmp_path_factory: pytest.TempPathFactory, store: Cluster) -> None:
     model = make_model(tmp_path_factory, "one_head")
     settings = PATIENT | {"master": store.address, "share_tp": 1, "salt": "one head"}
     with Engine(model) as engine:
@@ -111,10 +111,10 @@ def test_layers_with_states_are_not_cut_and_the_engine_says_so(tmp_path_factory:
         (loaded,) = engine.generate(prompt(540, BLOCKS))
         assert loaded.tokens == computed.tokens
         assert (computed.cached, loaded.cached) == (0, BLOCKS * BLOCK_TOKENS)
-        assert engine.log_lines("caches of the kind MambaSpec cannot be cut by heads: only engines of the same TP, 1, share blocks")
+        assert engine.log_lines("caches of kind MambaSpec cannot be split by heads: only engines with the same TP, 1, share blocks")
 
 
-def test_numbers_that_are_not_possible_are_refused_with_those_that_are(heads_model: Path, store: Cluster) -> None:
+def test_impossible_share_tp_is_rejected_with_possible_numbers(heads_model: Path, store: Cluster) -> None:
     with pytest.raises(AssertionError, match=r"share_tp is 3: .* 8 KV heads on 1 .* takes 1, 2, 4, 8, 0 \(off\)"):
         with Engine(heads_model, store=PATIENT | {"master": store.address, "share_tp": 3}):
             pass

@@ -132,7 +132,7 @@ def test_pause_and_sleep_work_under_load(servers: list[Server], computing: Engin
     assert "Failed to reset" not in server.log
 
 
-def test_kept_requests_save_nothing_under_the_weights_that_follow(servers: list[Server], computing: Engine) -> None:
+def test_kept_requests_save_nothing_under_new_weights(servers: list[Server], computing: Engine) -> None:
     """A request that is kept while weights change goes on; another server finds nothing of it under the new name."""
     asked = prompt(520, BLOCKS)
     with ThreadPoolExecutor(1) as pool:
@@ -146,7 +146,7 @@ def test_kept_requests_save_nothing_under_the_weights_that_follow(servers: list[
     servers[1].complete(asked).check_same(right, cached=0)
 
 
-def test_requests_that_load_while_weights_change_are_computed_by_the_new_ones(servers: list[Server], computing: Engine) -> None:
+def test_loading_requests_are_recomputed_after_new_weights(servers: list[Server], computing: Engine) -> None:
     """What they were to load is of the weights before."""
     asked = prompt(525, BLOCKS)
     servers[0].complete(asked).check_same(expected(computing, asked)[0])

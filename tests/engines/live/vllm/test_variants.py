@@ -41,9 +41,7 @@ def sharing(model: Path, store: Cluster) -> Iterator[Engine]:
         yield engine
 
 
-def test_what_one_adapter_made_no_other_and_not_the_model_takes_for_its_own(
-    adapters: list[Path], computing: Engine, sharing: Engine
-) -> None:
+def test_blocks_of_an_adapter_are_not_shared_with_others(adapters: list[Path], computing: Engine, sharing: Engine) -> None:
     asked = prompt(200, BLOCKS)
     answers = []
     for adapter in (*adapters, None):
@@ -59,7 +57,7 @@ def test_what_one_adapter_made_no_other_and_not_the_model_takes_for_its_own(
         sharing.forget()
 
 
-def test_adapter_of_one_name_and_path_with_other_contents_is_another(
+def test_adapter_with_other_contents_has_other_blocks(
     model: Path, store: Cluster, adapters: list[Path], computing: Engine, sharing: Engine, tmp_path: Path
 ) -> None:
     """Unknown while the engine has the one and the files are the other; known again once it has read them, and to an engine that starts."""
@@ -97,7 +95,7 @@ def looking(seeing: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_blocks_that_an_image_made_another_process_takes_for_that_image_only(seeing: Path, store: Cluster, looking: Engine) -> None:
+def test_blocks_of_an_image_are_shared_for_that_image_only(seeing: Path, store: Cluster, looking: Engine) -> None:
     asked = prompt(500, BLOCKS)
     right = {image: looking.generate(asked, images=[image])[0] for image in IMAGES}
     one, other = right.values()
