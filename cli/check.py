@@ -34,7 +34,7 @@ SETTINGS: Final = {
     "router": "router.config:RouterSettings",
     "sglang": "engines.sglang.settings:SGLangSettings",
     "sidecar": "engines.sidecar.config:SidecarSettings",
-    "standin": "router.fake_engine.config:StandinSettings",
+    "standin": "router.fake_engine.config:FakeEngineSettings",
     "tracing": "telemetry.tracing.config:TracingSettings",
     "transfer": "transfer.config:TransferSettings",
     "vllm": "engines.vllm.settings:VllmSettings",
