@@ -192,10 +192,11 @@ bench-first-hit: $(BIN)/.dev  ## time from a fresh clone to the first prompt tha
 	$(BIN)/python -m benchmarks.first_hit
 
 .PHONY: docs
-docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## docs/settings.md, docs/metrics.md, docs/alerts.md and the gRPC code, from their sources
+docs: $(BIN)/.dev build/grpc-tools-$(GRPC_TOOLS)/made typing  ## generated pages of docs/ and the gRPC code, from their sources
 	$(BIN)/python docs/make_settings.py > docs/settings.md
 	$(BIN)/python docs/make_metrics.py > docs/metrics.md
 	$(BIN)/python docs/make_alerts.py > docs/alerts.md
+	$(BIN)/python docs/make_promises.py > docs/promise-tests.md
 	$(BIN)/python deploy/make_dashboards.py
 	build/grpc-tools-$(GRPC_TOOLS)/bin/python -m grpc_tools.protoc -I build/typing --python_out=build/typing --pyi_out=build/typing \
 		--grpc_python_out=build/typing build/typing/kvstore/protocol/control.proto

@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("make_alerts.py", "alerts.md"),
         ("make_metrics.py", "metrics.md"),
+        ("make_promises.py", "promise-tests.md"),
         ("make_settings.py", "settings.md"),
     ],
 )
