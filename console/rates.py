@@ -79,7 +79,9 @@ class FlowRates:
         """
         self._epochs = {node.name: self._epochs[node.name] for node in nodes if node.name in self._epochs}
         self._rates.keep(self._epochs)
-        return [{"node": node.name, "links": {} if node.state in NOT_RUNNING else self._of(node, at_s - node.links_age_s)} for node in nodes]
+        return [
+            {"node": node.name, "links": {} if node.state in NOT_RUNNING else self._of(node, at_s - node.links_age_s)} for node in nodes
+        ]
 
     def _of(self, node: pb.NodeTopology, at_s: float) -> dict[str, dict[str, float]]:
         counters: dict[str, float] = {f"{name} {link.device}": getattr(link, name) for link in node.links for name in COUNTED}

@@ -54,7 +54,7 @@ def main() -> None:
             page.wait_for_selector("dialog .numa")
             page.wait_for_timeout(DRAWN_MS)
             page.screenshot(path=FOLDER / "node.png")
-        problems(served, source, clock, browser)
+        trouble(served, source, clock, browser)
     (FOLDER / "top.svg").write_text(top())
 
 

@@ -56,9 +56,9 @@ def main(config: str | None, **flags: Any) -> None:
     on_sighup(lambda: master.reactor.call_soon(master.reread_files))
     if places.console:
         log.info("the console is at %s", places.console)
-    say("ready", {**asdict(places), "pid": os.getpid(), "role": role_in(master.partitions[0]).role})
+    announce("ready", {**asdict(places), "pid": os.getpid(), "role": role_in(master.partitions[0]).role})
     has_several = len(master.partitions) > 1
-    master.on_role = lambda told: say(
+    master.on_role = lambda told: announce(
         told.role, {"owner": told.owner, "epoch": told.epoch} | ({"partition": told.partition} if has_several else {})
     )
     try:

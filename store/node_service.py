@@ -147,7 +147,7 @@ class NodeService:
 
     def _refuse(self, session: Session, kind: type[Message]) -> None:
         identity = session.context.identity if isinstance(session.context, Caller) else UNAUTHENTICATED
-        raise refusal(NODE_FRAMES[kind.TYPE], identity, kind.__name__)
+        raise denial(NODE_FRAMES[kind.TYPE], identity, kind.__name__)
 
     def payload(self, session: Session, header: FrameHeader, body: memoryview) -> list[memoryview] | None:
         if header.type != Put.TYPE:

@@ -121,7 +121,9 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             open_parts.callback(subscriber.close)
         http = open_http(settings)
         facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
-        reporting = reporter.InstanceReporting(settings, client, blocks, subscriber, on_first=lambda: say("ready", facts), tracing=tracing)
+        reporting = reporter.InstanceReporting(
+            settings, client, blocks, subscriber, on_first=lambda: announce("ready", facts), tracing=tracing
+        )
         if http is not None:
             open_parts.callback(http.close)
             add_sidecar_signals(http, reporting, tracing)

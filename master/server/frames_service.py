@@ -246,4 +246,4 @@ def _check_same(known: ClientPeer | NodePeer | None, message: Hello) -> None:
 
 def _refused(kind: int, peer: ClientPeer | NodePeer | None) -> KVStoreError:
     rule, name = MASTER_FRAMES[kind], MESSAGES[kind].__name__
-    return refusal(rule, peer.identity, name) if peer is not None else Unauthorized(f"no Hello was sent: {wanted(rule, name)}")
+    return denial(rule, peer.identity, name) if peer is not None else Unauthorized(f"no Hello was sent: {requirement(rule, name)}")

@@ -7,7 +7,7 @@ hazard pointer protects it (`SharedIndex`).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from kvstore.protocol.catalog_messages import EVENT_REMOVED, EVENT_REMOVED
+from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
 from kvstore.store.block_table.block import DRAM, DROPPED, HELD, MOVING, Block
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.rows import clear_copies, mark_dropped, read, rows_of, slots_of

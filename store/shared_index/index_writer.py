@@ -20,7 +20,7 @@ import numpy as np
 
 from kvstore.protocol.errors import TierFailed
 from kvstore.protocol.node_messages import MapSlabsReply
-from kvstore.protocol.shared_index import ACCESSES, DESK_BYTES, KEY_WORDS, MAX_KEY_BYTES, WAYS, key_words_for
+from kvstore.protocol.shared_index import ACCESSES, KEY_WORDS, MAX_KEY_BYTES, READER_SLOTS_BYTES, WAYS, key_words_for
 from kvstore.store.block_table.block import DRAM, DROPPED, HELD, NOT_INDEXED, Block
 from kvstore.store.block_table.copies import DramLocation, IsProtected
 from kvstore.store.block_table.holds import Holds

@@ -60,7 +60,10 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
                 (WARNING, "Certificate tls_cert of m1 expires in 10 days", "overview"),
             ],
         ),
-        ({"endings": [pb.Expiration(what="token of node n1", left_s=90_000)]}, [(WARNING, "Token of node n1 expires in 25 hours", "overview")]),
+        (
+            {"endings": [pb.Expiration(what="token of node n1", left_s=90_000)]},
+            [(WARNING, "Token of node n1 expires in 25 hours", "overview")],
+        ),
     ],
 )
 def test_a_trouble_has_a_level_a_text_and_a_view(facts: dict[str, Any], expected: list[tuple[str, str, str]]) -> None:

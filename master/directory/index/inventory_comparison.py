@@ -60,7 +60,7 @@ class DigestComparison:
             raise InvalidArgument("a digest message that is not the last has no runs")
         last = self._messages[-1].first_generations[-1:] if self._messages else ()
         first_generations = as_numbers((*last, *message.first_generations))
-        if (firsts[1:] <= firsts[:-1]).any():
+        if (first_generations[1:] <= first_generations[:-1]).any():
             raise InvalidArgument("runs are not in ascending order of generation")
         if len(message.first_generations) and not (min(message.counts) and 1 <= min(message.tiers) <= max(message.tiers) <= _MASKS):
             raise InvalidArgument("a run has no blocks, or unknown tiers")
