@@ -70,7 +70,7 @@ def run_gathered(operations: Sequence[Operation[Any]], do: Do) -> list[Any]:
                     try:
                         part.abandon()
                     except BaseException as error:  # of a signal handler: the others must be abandoned as well
-                        shield.keep(error)
+                        shield.defer(error)
     finally:
         for part in parts:
             part.operation.close()

@@ -287,7 +287,7 @@ class Master:
             self.http.start()
         self._periodic_tasks = MasterPeriodicTasks(self._parts, self._status, self._assigner, self._files, self._control)
         self._periodic_tasks.start(check_interval_s=settings.tokens_check_interval_s)
-        self.reactor.every(ROTATE_S, self._metrics.requests.turn)
+        self.reactor.every(ROTATE_S, self._metrics.requests.rotate)
         for partition in self.partitions:
             partition.follow(self._reachable, self._authenticator)
         while self.failure is None and not all(role_in(partition).owner for partition in self.partitions):

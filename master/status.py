@@ -149,11 +149,11 @@ class MasterStatus:
             owner=_as_message(owner) if owner is not None else None,
             owners=[_as_message(each.owner()) for each in self.partitions],
             records=partition.role_manager.records(),
-            http=self._http.told(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
-            counters=self._metrics.requests.told(),
+            http=self._http.advertised(self._settings.advertise or socket.gethostname()) if self._http is not None else "",
+            counters=self._metrics.requests.counters(),
         )
         reply.counters["credentials_refused"] = self._authenticator.refused
-        reply.endings.extend(self._expirations(self._wall_s()))
+        reply.expirations.extend(self._expirations(self._wall_s()))
         if role is not MasterRole.FOLLOWING:
             partition.role_manager.readable_leader().show(reply)
         return reply

@@ -210,7 +210,7 @@ class Node:
 
     def report(self, hot_blocks: int, slow_version: int) -> HeartbeatReport:
         report = self._status.report(self._metrics.requests.slowest, slow_version, hot_blocks, self.reactor.now_ns())
-        return report._replace(counters={**report.counters, **self._metrics.requests.told()})
+        return report._replace(counters={**report.counters, **self._metrics.requests.counters()})
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         if not partition:
@@ -315,4 +315,4 @@ class Node:
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
         tiers, counters = self._status.now()
-        return tiers, counters | self._metrics.requests.told()
+        return tiers, counters | self._metrics.requests.counters()

@@ -278,8 +278,8 @@ class NodeService:
             check(WRITES, peer.identity, "MapSlabs for writing")
         if not session.is_local or len(message.slabs) > MAX_SLABS:
             raise InvalidArgument(f"MapSlabs needs a Unix socket and at most {MAX_SLABS} slabs; got {len(message.slabs)}")
-        if len(message.held) > MAX_BATCH:
-            raise InvalidArgument(f"at most {MAX_BATCH} held slabs per MapSlabs; got {len(message.held)}")
+        if len(message.mapped) > MAX_BATCH:
+            raise InvalidArgument(f"at most {MAX_BATCH} held slabs per MapSlabs; got {len(message.mapped)}")
         peer.forget_freed(self._dram.has_slab)
         fds: list[int] = []
         try:
@@ -287,7 +287,7 @@ class NodeService:
         except OSError as error:
             close_all(fds)
             raise Unavailable(f"no file descriptor left on the node: {error.strerror}; try again") from None
-        gone = [slab for slab in message.held if not self._dram.has_slab(slab)]
+        gone = [slab for slab in message.mapped if not self._dram.has_slab(slab)]
         session.reply(header.request_id, MapSlabsReply(sizes, gone), fds=fds, on_sent=lambda: close_all(fds))
 
     def _open_index(self, session: Session, header: FrameHeader, message: OpenIndex) -> None:
@@ -406,7 +406,7 @@ class NodeService:
 
     def _copy(self, session: Session, header: FrameHeader, message: CopyBlocks) -> None:
         partition = self._check_epoch(session, message.epoch)
-        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.shown, partition)
+        hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.ticket, partition)
         session.reply(header.request_id, Flags(self._replica_queue.take(message, hello, session.span(header.request_id))))
 
     def _prefetch(self, session: Session, header: FrameHeader, message: PrefetchBlocks) -> None:

@@ -44,7 +44,7 @@ class NodePeriodicTasks:
             storage.victim_queries.step,
         ]
         reactor.every(EXPIRE_INTERVAL_S, self._run_due)
-        reactor.every(ROTATE_S, self._metrics.requests.turn)
+        reactor.every(ROTATE_S, self._metrics.requests.rotate)
         reactor.every(HEARTBEAT_INTERVAL_S, self._heartbeat)
         reactor.every(FLUSH_INTERVAL_S, storage.mover.flush)
         reactor.every(FLUSH_INTERVAL_S, storage.reads.trim_memory)

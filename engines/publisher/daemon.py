@@ -54,7 +54,7 @@ def add_publisher_signals(server: HttpServer, publishing: "EventPublisher", inde
             raise DeadlineExceeded(f"the nodes were not polled for {silent_s:.0f} s: see the log, and restart the publisher")
 
     def unready() -> Sequence[str]:
-        return [f"{who} does not respond with its events" for who in publishing.recorder.unheard]
+        return [f"{who} does not respond with its events" for who in publishing.recorder.unreachable]
 
     def add(server: HttpServer) -> None:
         from kvstore.engines.publisher.conductor import add_index  # imported at the first request: it loads aiohttp
@@ -133,7 +133,7 @@ def _run(settings: PublisherSettings) -> None:
         if http is not None:
             add_publisher_signals(http, publishing, index)
             http.start()
-        address = http.told() if http is not None else ""
+        address = http.advertised() if http is not None else ""
         announce("ready", {"events": sockets.endpoint, "events_replay": sockets.replay_endpoint, "http": address, "pid": os.getpid()})
         with stops(log, "publisher", came):
             publishing.run()

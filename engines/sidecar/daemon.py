@@ -120,7 +120,7 @@ def _run(settings: SidecarSettings, traces: TracingSettings) -> None:
             subscriber = Subscriber(settings.events, settings.events_replay, replay_timeout_s=settings.deadline_s)
             open_parts.callback(subscriber.close)
         http = open_http(settings)
-        facts = {"name": settings.name or settings.engine, "http": http.told() if http is not None else "", "pid": os.getpid()}
+        facts = {"name": settings.name or settings.engine, "http": http.advertised() if http is not None else "", "pid": os.getpid()}
         reporting = reporter.InstanceReporting(
             settings, client, blocks, subscriber, on_first=lambda: announce("ready", facts), tracing=tracing
         )

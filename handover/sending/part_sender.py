@@ -44,7 +44,7 @@ class PartSender:
     @property
     def reads_pool(self) -> bool:
         """Whether the receiver reads directly from the pool."""
-        return self._ask.way == PULL and not self._plan.is_staged
+        return self._ask.mode == PULL and not self._plan.is_staged
 
     def open(self) -> None:
         """Prepare staging and access. Raises InvalidArgument, Full, or errors of the engine."""
@@ -54,19 +54,19 @@ class PartSender:
         if ask.mode == PUSH:
             peer = resources.connect(self.info)
             self._targets = [resources.engine.import_region(peer, region) for region in ask.regions]
-        elif ask.way != PULL:
-            raise InvalidArgument(f"transfer mode {ask.way} is unknown here: run the same release on both sides")
+        elif ask.mode != PULL:
+            raise InvalidArgument(f"transfer mode {ask.mode} is unknown here: run the same release on both sides")
         elif self._staging is not None:
             self.window = LayerWindow(resources.engine, [self._staging], writable=False)
 
     @property
     def confirms(self) -> bool:
         """Whether the receiver reads, and needs a confirmation that the data was still the request's."""
-        return self._ask.way == PULL
+        return self._ask.mode == PULL
 
     def show(self) -> ExportRegions | None:
         """Return the regions for a reading receiver; None for others."""
-        if self._ask.way != PULL:
+        if self._ask.mode != PULL:
             return None
         window = self.window or self._resources.readable_pool()
         return ExportRegions(self._ask.request_id, window.descriptions, self._blocks.astype(np.uint64).tolist() if self.reads_pool else [])

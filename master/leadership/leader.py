@@ -253,7 +253,7 @@ class LeaderRole:
             retired=retired,
             spill_at_share=self.directory.spiller.at_share,
             known_blocks=node.known_blocks,
-            floor=node.removal_horizon,
+            removal_horizon=node.removal_horizon,
             is_new=node.is_new,
         )
 

@@ -119,14 +119,14 @@ class NodeFrames:
         peer = _node(session, "claim")
         node = self._directory.members.check(peer.node_id, message.epoch)
         _trace_blocks(session, header, message)
-        if not message.held:
+        if not message.acknowledged:
             _check_sizes(message.sizes)
             if max(message.sizes, default=0) > node.dram_bytes:  # the node cannot hold such a block
                 session.reply(header.request_id, _all_busy(len(message.keys)))
                 return
         grants = self._directory.claims.claim(message, node_id=peer.node_id, now_ns=session.reactor.now_ns())
         publish = _as_publish(message, grants)
-        if not message.held:
+        if not message.acknowledged:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
         self._counters["published"] += len(publish.keys)
 
@@ -193,7 +193,7 @@ class NodeFrames:
 
     def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:
         """Responds at once."""
-        peer, report = _node(session, "send heartbeats"), parse(message.said)
+        peer, report = _node(session, "send heartbeats"), parse(message.request)
         if (report.node_id, report.registration_epoch) != (peer.node_id, peer.epoch):
             what = f"node {report.node_id} under registration {report.registration_epoch}"
             raise StaleEpoch(f"a heartbeat of {what} was sent over the connection of node {peer.node_id} under registration {peer.epoch}")

@@ -328,7 +328,7 @@ class MasterLink:
             if isinstance(reply, KVStoreError):
                 future.set_exception(reply)
             else:
-                future.set_result(pb.HeartbeatReply.FromString(reply.said))
+                future.set_result(pb.HeartbeatReply.FromString(reply.reply))
 
         request_bytes = request.SerializeToString()
         self._reactor.call(lambda: self._connection.send_heartbeat(request_bytes, answered, self._timeout_s), deadline_s=self._timeout_s)

@@ -79,7 +79,7 @@ def test_a_source_from_outside_does_what_it_says(master: str) -> None:
             assert [node.name for node in source.snapshot().status.nodes] == ["node-0"]
             assert [one.name for one in source.topologies()] == ["node-0"]
             assert [(one.role, one.behind, one.error) for one in source.masters()] == [("owner", 0, "")]
-            assert [one.held.blocks for one in source.contents(pb.ContentsRequest(namespace="n")).namespaces] == [2]
+            assert [one.stored.blocks for one in source.contents(pb.ContentsRequest(namespace="n")).namespaces] == [2]
             assert source.pin("", "n", THIS_MASTER, pinned=True) == 2
             assert source.remove("", "n", THIS_MASTER) == 0
             assert source.pin("", "n", THIS_MASTER, pinned=False) == 2

@@ -195,8 +195,8 @@ def test_silent_master_is_named_and_its_last_status_kept(pair: tuple[Places, Pla
     second = next(places for places in pair if places.master is not None and places.master.partitions[0].role_manager.role != "owner")
     first = next(places for places in pair if places is not second)
     source = watched(second)
-    eventually(lambda: not source.look().missing, "it hears the other one")
-    before = source.look().status
+    eventually(lambda: not source.snapshot().missing, "it hears the other one")
+    before = source.snapshot().status
     source._last_status[0][1].nodes.add(name="n", state="alive", heartbeat_age_s=1.0)
     lead_to(source, MasterContact("127.0.0.1:1", ""))
     status, [missing], age_s = source.snapshot()

@@ -153,12 +153,12 @@ class PutClaims:
         for at, (key, size, checksum) in enumerate(zip(message.keys, message.sizes, message.checksums, strict=True)):
             row = owner.rows.get(key, NO_ROW)
             presence = self._rows.sets.presence[self._rows.holders[row]]
-            is_same = message.held and (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row])
+            is_same = message.acknowledged and (size, checksum) == (self._rows.sizes[row], self._rows.checksums[row])
             if presence == HINTED and not is_same and self._has_lost(owner, key, row, node_id):
                 presence = ABSENT
             if presence:
                 statuses[at] = PRESENT if presence == CONFIRMED else BUSY
-                if not message.held:
+                if not message.acknowledged:
                     continue
                 if key in owner.removing or self._rows.generations[row] <= owner.removed.get(key, 0):
                     statuses[at] = BUSY

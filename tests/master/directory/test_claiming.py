@@ -19,7 +19,7 @@ from tests.master.blocks import TENANT, Event, Master, publish
 
 def claim(master: Master, node: NodeMember, keys: Sequence[bytes], *, size: int = 100, checksum: int = 7, held: int = 1) -> ReserveReply:
     count = len(keys)
-    message = CommitBlocks(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, held=held)
+    message = CommitBlocks(node.epoch, TENANT, "ns", list(keys), [size] * count, [checksum] * count, [b""] * count, acknowledged=held)
     grants = master.directory.claims.claim(message, node_id=node.node_id, now_ns=master.now_ns)
     master.directory.check_integrity()
     return grants
