@@ -219,6 +219,7 @@ class VolatileTierConformance(TierConformance):
         self.raw_set(tier, slot, value(2))
         assert get(tier, [slot]) == [value(2)]
 
+    @pytest.mark.promise("slots-not-reused-early")
     def test_a_quarantined_place_is_not_reused_before_its_release(self, tier: Tier) -> None:
         slots = put(tier, [value(number) for number in range(VALUE_COUNT)])
         tier.quarantine(slots[0])
@@ -255,6 +256,7 @@ class DurableTierConformance(TierConformance):
         tier.close()
         return self.open_tier(folder, VALUE_BYTES * VALUE_COUNT)
 
+    @pytest.mark.promise("restart-keeps-nvme")
     def test_values_outlive_the_tier(self, tmp_path: Path) -> None:
         tier = self.open_tier(tmp_path, VALUE_BYTES * VALUE_COUNT)
         put(tier, [value(1), value(2, 100)], tags=[b"one", b"two"])

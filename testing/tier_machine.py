@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,6 +22,7 @@ MACHINE_SETTINGS = settings(derandomize=True, deadline=None, max_examples=60, st
 """For `TestX.settings` of a state machine: the same schedules in every run, without a time limit per step."""
 
 
+@pytest.mark.promise("space-accounted")
 class TierMachine(OpensTier, RuleBasedStateMachine):
     """State machine that compares a tier, under any schedule of operations, with a dict from serial number to bytes."""
 

@@ -71,6 +71,7 @@ def test_a_cluster_that_does_not_answer_is_told(master: str) -> None:
         eventually(lambda: nobody in ask(address, "api/state")["failure"], "it says that nobody answers")
 
 
+@pytest.mark.promise("observable")
 def test_a_source_from_outside_does_what_it_says(master: str) -> None:
     source = ConsoleClient(ClientSettings(master=master))
     try:

@@ -103,6 +103,7 @@ def states(places: Places) -> dict[str, str]:
         return {node.name: node.state for node in stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes}
 
 
+@pytest.mark.promise("remove-stays-removed")
 @pytest.mark.parametrize("catalog", ["memory:", "lmdb:"])
 def test_forget_dead_node_rejoins_as_new_without_blocks(tmp_path: Path, catalog: str) -> None:
     catalog += str(tmp_path / "catalog") if catalog == "lmdb:" else ""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.cli.main import kvstore
@@ -44,6 +45,7 @@ def show(system: System, *arguments: str) -> Result:
     return run(system, "show", *arguments)
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_quota_show_is_for_operators_not_tenants(tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.toml"
     quotas.write_text('[tenants.red]\ndram_bytes = "1MiB"\npins = 7\n')
@@ -69,6 +71,7 @@ def test_quota_show_is_for_operators_not_tenants(tmp_path: Path) -> None:
         assert "are for operators only" in refused.stderr
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_quota_set_and_clear_show_their_origin(tmp_path: Path) -> None:
     quotas = tmp_path / "quotas.toml"
     quotas.write_text("[default]\nconnections = 50\n[tenants.red]\npins = 7\nreservations = 5\n")
@@ -92,6 +95,7 @@ def test_quota_set_and_clear_show_their_origin(tmp_path: Path) -> None:
         assert run(system, "clear", "").output == "requests without a tenant: all limits as in the quotas file\n"
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master(0)
@@ -107,6 +111,7 @@ def test_bad_limits_are_one_line_and_change_nothing(tmp_path: Path) -> None:
         assert json.loads(show(system, "--json").stdout) == []
 
 
+@pytest.mark.promise("observable")
 def test_a_limit_below_what_a_tenant_holds_asks_before_it_evicts(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master(0)

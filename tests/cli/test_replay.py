@@ -29,6 +29,7 @@ def replay(trace: Path | str, *arguments: str) -> Result:
     return CliRunner().invoke(kvstore, ["replay", str(trace), *arguments], catch_exceptions=False)
 
 
+@pytest.mark.promise("space-accounted")
 def test_a_tier_given_room_for_so_many_blocks_holds_so_many(trace: Path) -> None:
     result = replay(trace, "--dram", str(3 * 4096), "--policy", "lru", "--json")
     assert result.exit_code == 0
@@ -82,6 +83,7 @@ def test_people_get_a_table(trace: Path, master: str) -> None:
     assert "0 wrong bytes" in replay(trace, "--master", master, "--block-bytes", "2KiB").stdout
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_wrong_bytes_are_reported_and_end_it_with_status_1(trace: Path, master: str) -> None:
     with Client(master) as client:
         client.put(block_key(4, 512), bytes(512), ack="cluster")

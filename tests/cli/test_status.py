@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from kvstore.cli.main import kvstore
@@ -70,6 +71,7 @@ def test_tiers_shows_each_tier_of_each_node(master: str) -> None:
     ]
 
 
+@pytest.mark.promise("observable")
 def test_trouble_comes_first_and_is_the_exit_status(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()
@@ -91,6 +93,7 @@ def run(address: str, *arguments: str) -> Result:
     return CliRunner().invoke(kvstore, ["health", "--master", address, "--deadline-s", "20", *arguments])
 
 
+@pytest.mark.promise("observable")
 def test_each_daemon_has_a_line_and_one_that_died_is_status_1(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()

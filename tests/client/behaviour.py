@@ -111,6 +111,7 @@ class ClientBehaviour:
         ):
             pass
 
+    @pytest.mark.promise("get-exact-bytes")
     @EVERYWHERE
     def test_what_was_put_is_got_whatever_its_size(self, client: Any) -> None:
         keys, values = fresh_keys(len(SIZES)), [os.urandom(size) for size in SIZES]
@@ -311,6 +312,7 @@ class ClientBehaviour:
         assert client.put(a, b"1", namespace="text") is True
         assert client.put(b, b"2", namespace=Namespace(), parent=a) is True
 
+    @pytest.mark.promise("put-conflicts")
     @EVERYWHERE
     def test_writers_that_race_for_a_key_store_it_once(self, client: Any) -> None:
         keys = fresh_keys(5)

@@ -92,6 +92,7 @@ class ScatteredBehaviour:
             with pytest.raises(InvalidArgument):
                 client.get_into(b"key", buffer)
 
+    @pytest.mark.promise("value-layouts")
     @EVERYWHERE
     def test_each_key_of_a_put_has_its_result(self, client: Any) -> None:
         a, b, c, d = fresh_keys(4)
@@ -113,6 +114,7 @@ class ScatteredBehaviour:
         assert isinstance(too_large, (InvalidArgument, Full))
         assert client.get_batch([a, b, c]) == [b"1" * 2000, None, b"3" * 2000]
 
+    @pytest.mark.promise("value-layouts")
     @EVERYWHERE
     def test_each_key_of_a_get_has_its_result(self, client: Any) -> None:
         a, b = fresh_keys(2)
@@ -207,6 +209,7 @@ class ScatteredBehaviour:
                 client.replace([key], bad)
         assert client.get(key) == b"old"
 
+    @pytest.mark.promise("no-partial-blocks")
     def test_reader_during_replace_sees_old_new_or_miss(self, client: Any, running: Cluster, make_client: MakeClient) -> None:
         [key] = fresh_keys(1)
         values = [bytes([round]) * (200_000 + round) for round in range(30)]
@@ -230,6 +233,7 @@ class ScatteredBehaviour:
                 is_over = True
             assert reading.result(60) > 0
 
+    @pytest.mark.promise("no-partial-blocks")
     @EVERYWHERE
     def test_a_view_of_what_is_replaced_keeps_the_old_value(self, client: Any) -> None:
         [key] = fresh_keys(1)

@@ -115,6 +115,7 @@ def test_a_call_cancelled_at_any_step_leaves_the_client_usable(running: Cluster,
     asyncio.run(main())
 
 
+@pytest.mark.promise("failover")
 def test_request_to_a_hanging_owner_moves_to_the_new_one() -> None:
     settings = ClientSettings(owner_patience_s=0.5, use_index=False)
 

@@ -67,6 +67,7 @@ def test_the_status_of_a_cluster_waits_for_the_next_owner() -> None:
             cluster_status(dataclasses.replace(settings, deadline_s=0.5, owner_retry_s=0.6))
 
 
+@pytest.mark.promise("failover")
 def test_find_control_follows_and_awaits_the_owner(settings: ClientSettings) -> None:
     with stub_masters(2) as (follower, other):
         follower.owner, other.owner, other.refusal = settings.master, "", Unavailable("no master owns the catalog now")

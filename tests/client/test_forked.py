@@ -41,6 +41,7 @@ CALLS: list[Callable[[Any], object]] = [
 ]
 
 
+@pytest.mark.promise("interrupts-safe")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_forked_child_is_told_by_name_and_the_parent_goes_on(running: Cluster, call: Callable[[Any], object]) -> None:
     with Client(running.address) as client:
@@ -50,6 +51,7 @@ def test_a_forked_child_is_told_by_name_and_the_parent_goes_on(running: Cluster,
             assert client.get_batch(KEYS) == VALUES
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_child_holds_no_parent_connection(running: Cluster) -> None:
     before = sockets()
     with Client(running.address) as client:

@@ -35,6 +35,7 @@ def until_all_is_free(control: Control) -> None:
             return
 
 
+@pytest.mark.promise("interrupts-safe")
 @pytest.mark.parametrize(("where", "signals"), [("here", SIGNALS), ("elsewhere", SIGNALS // 3)])
 def test_raising_signals_leak_nothing(tmp_path: Path, where: str, signals: int) -> None:
     with cluster(tmp_path, "--reserve-ttl-s", "3600") as started:
@@ -49,6 +50,7 @@ def test_raising_signals_leak_nothing(tmp_path: Path, where: str, signals: int) 
             until_all_is_free(control)
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_cancelled_puts_give_back_what_they_had_reserved(tmp_path: Path) -> None:
     async def main(address: str, control: Control) -> None:
         async with AsyncClient(address) as client:
@@ -89,6 +91,7 @@ def until_all_is_reserved(control: Control) -> None:
     eventually(lambda: control.status().reserved == len(KEYS), "the master has granted the put")
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_cancelled_put_cancels_its_reservations(tmp_path: Path) -> None:
     async def main(address: str, control: Control) -> None:
         async with AsyncClient(address, deadline_s=3600) as client:
@@ -103,6 +106,7 @@ def test_cancelled_put_cancels_its_reservations(tmp_path: Path) -> None:
         asyncio.run(main(started.address, control))
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_interrupted_put_cancels_its_reservations(tmp_path: Path) -> None:
     def strike(number: int, frame: object) -> None:
         raise Struck

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from kvstore.client.key_results import put_each
 from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.node_messages import OpenSlots
@@ -24,6 +26,7 @@ def test_put_each_reports_keys_stored_before_the_error(node: OracleNode) -> None
     assert put(oracle, [b"small", b"there", b"large", b"small"], [b"1", OTHER, BIG, b"3"]) == [True, False, full, False]
 
 
+@pytest.mark.promise("value-layouts")
 def test_put_each_isolates_a_refused_value(node: OracleNode) -> None:
     oracle = Oracle(node)
     refused = InvalidArgument("larger than this node's DRAM")

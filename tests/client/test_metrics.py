@@ -19,6 +19,7 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.mark.promise("observable")
 def test_what_is_told_is_what_is_listed(cluster: LocalCluster) -> None:
     registry = CollectorRegistry()
     with Client(cluster.address) as client:

@@ -56,6 +56,7 @@ def deep(running: Cluster) -> dict[str, tuple[list[bytes], "np.ndarray[Any, np.d
     return {way: (keys, values.reshape(4, -1)) for way, (keys, values) in found.items()}
 
 
+@pytest.mark.promise("value-layouts")
 @pytest.mark.parametrize("way", WAYS)
 def test_values_in_nvme_are_read_into_their_parts(running: Cluster, deep: dict[str, Any], way: str) -> None:
     keys, values = deep[way]
@@ -75,6 +76,7 @@ def cuts(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
     return size, draw(places), draw(places)
 
 
+@pytest.mark.promise("value-layouts")
 @pytest.mark.parametrize("way", WAYS)
 @hypothesis_settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes=st.lists(cuts(), min_size=1, max_size=30))

@@ -19,6 +19,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.mark.promise("observable")
 def test_each_reason_is_logged_once_per_node(logged: pytest.LogCaptureFixture) -> None:
     told = ShmDiagnostics(nowhere)
     for _ in range(3):

@@ -85,6 +85,7 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
         eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "no more descriptors than before")
 
 
+@pytest.mark.promise("memory-bounded")
 def test_memory_of_slabs_that_the_node_has_given_up_is_not_held(tmp_path: Path) -> None:
     """Each size takes slabs of its own, so that all but the last have gone to another size."""
 
@@ -103,6 +104,7 @@ def test_memory_of_slabs_that_the_node_has_given_up_is_not_held(tmp_path: Path) 
             assert mapped_bytes() - before <= 2 * (8 << 20)
 
 
+@pytest.mark.promise("failover")
 def test_request_to_a_hanging_owner_moves_to_the_new_one() -> None:
     settings = ClientSettings(owner_patience_s=0.5, use_index=False)
     with one_hangs_and_the_other_is_elected() as (hanging, elected):

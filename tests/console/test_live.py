@@ -58,6 +58,7 @@ def test_what_is_held_and_where_is_shown(live: Live) -> None:
     assert [host["topology"]["host"] != "" for host in live.ask("/api/hosts?node=node-0")] == [True]
 
 
+@pytest.mark.promise("observable")
 def test_what_the_nics_of_a_nodes_host_carry_is_told(live: Live) -> None:
     def devices() -> set[str]:
         return set(live.ask("/api/flows?node=node-0")[0]["links"])
@@ -66,6 +67,7 @@ def test_what_the_nics_of_a_nodes_host_carry_is_told(live: Live) -> None:
     eventually(lambda: devices() == {nic["name"] for nic in topology["nics"]}, "every NIC of this host has counters of the kernel")
 
 
+@pytest.mark.promise("observable")
 def test_prefixes_that_are_read_are_the_hottest(live: Live) -> None:
     keys = [b"h1", b"h2", b"cold"]
     with Client(live.cluster.address) as client:
@@ -84,6 +86,7 @@ def _asked_for(live: Live) -> list[tuple[str, str]]:
     return [(one["where"], one["operation"]) for one in live.ask("/api/state")["cluster"]["operations"]]
 
 
+@pytest.mark.promise("least-privilege")
 def test_a_namespace_is_pinned_let_go_and_removed(live: Live) -> None:
     with Client(live.cluster.address) as client:
         client.put_batch([b"p", b"q"], [b"1", b"2"], namespace="kept", ack="cluster")
@@ -95,6 +98,7 @@ def test_a_namespace_is_pinned_let_go_and_removed(live: Live) -> None:
         assert [client.get(key) for key in (b"p", b"q", b"other")] == [None, None, b"3"]
 
 
+@pytest.mark.promise("least-privilege")
 def test_node_is_drained_undrained_dies_and_is_forgotten(live: Live) -> None:
     live.ask("/api/actions/drain", {"node": "node-1"})
     eventually(lambda: live.has("node-1", drain="drained"), "it is drained")

@@ -53,6 +53,7 @@ def sixty() -> Iterator[Served]:
         yield found
 
 
+@pytest.mark.promise("observable")
 @pytest.mark.parametrize("view", VIEWS)
 def test_page_thousand_nodes_fit_any_width_accessibly(browser: BrowserContext, many: Served, sixty: Served, view: str) -> None:
     """Dark, in which nothing but the colours is another, is judged by sixty nodes that look in all the ways in which a thousand do."""
@@ -96,6 +97,7 @@ def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:
             assert watched.violations() == ""
 
 
+@pytest.mark.promise("observable")
 def test_page_shows_owner_of_shards_and_lagging_masters(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
@@ -125,6 +127,7 @@ def test_partitions_have_their_owners(browser: BrowserContext, few: tuple[Served
         assert watched.violations() == ""
 
 
+@pytest.mark.promise("observable")
 def test_tenants_show_the_limit_that_they_are_nearest_to(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, _source, _clock = few
     with Watched(browser, found.address) as watched:
@@ -227,6 +230,7 @@ def test_nodes_are_filtered_sorted_and_turned(browser: BrowserContext, many: Ser
         expect(page.locator("main")).to_contain_text("No node matches")
 
 
+@pytest.mark.promise("least-privilege")
 def test_actions_ask_first_and_do_what_they_say(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = few
     with Watched(browser, found.address) as watched:
@@ -319,6 +323,7 @@ def test_page_theme_follows_system_until_chosen(browser: BrowserContext, few: tu
         assert page.evaluate(theme) == "light"
 
 
+@pytest.mark.promise("observable")
 def test_page_shows_unreachable_cluster_and_data_age(browser: BrowserContext) -> None:
     with simulated(1, looks=3) as (found, source, _clock), Watched(browser, found.address, refused="ERR_FAILED") as watched:
         page = watched.show()

@@ -37,6 +37,7 @@ def told(in_bytes: int, *, name: str = "n", age_s: float = 0.0, state: str = "al
     return pb.NodeTopology(name=name, state=state, links=links, links_age_s=age_s)
 
 
+@pytest.mark.promise("observable")
 def test_rates_do_not_depend_on_polling() -> None:
     flows = FlowRates()
     assert flows.of([told(1000)], 10.0) == [{"node": "n", "links": {}}]

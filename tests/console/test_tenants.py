@@ -1,5 +1,7 @@
 """Promises of tenants.py."""
 
+import pytest
+
 from kvstore.console.tenants import nearest
 from kvstore.protocol import control_pb2 as pb
 
@@ -14,6 +16,7 @@ def node(name: str, *uses: pb.TenantUse, state: str = "alive") -> pb.NodeStatus:
     return pb.NodeStatus(name=name, state=state, tenants=uses)
 
 
+@pytest.mark.promise("observable")
 def test_nearest_is_the_most_used_limit_and_its_node() -> None:
     quotas = pb.Quotas(default=pb.TenantQuota(blocks=10), tenants={"red": pb.TenantQuota(dram_bytes=100, blocks=1000, pins=4)})
     status = pb.StatusReply(

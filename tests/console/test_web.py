@@ -165,6 +165,7 @@ def test_bad_actions_say_what_is_wrong(console: tuple[Served, Simulated, Clock],
     assert refused(console[0], f"/api/actions/{path}", told) == (status, text)
 
 
+@pytest.mark.promise("least-privilege")
 def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simulated, Clock]) -> None:
     found, source, _clock = console
     before = len(source.done)
@@ -182,6 +183,7 @@ def test_other_sites_pages_and_forms_can_do_nothing(console: tuple[Served, Simul
     assert len(source.done) == before
 
 
+@pytest.mark.promise("least-privilege")
 def test_readers_cannot_act_and_others_cannot_read() -> None:
     clock = Clock()
     source = Simulated(1, clock)

@@ -60,6 +60,7 @@ def test_a_value_of_the_chart_is_in_the_manifest() -> None:
         assert pod(made, kind)["containers"][0]["image"] == "elsewhere/kvstore:9"
 
 
+@pytest.mark.promise("documented")
 @pytest.mark.parametrize("name", MADE)
 def test_kubernetes_settings_valid_and_nodes_drain(name: str) -> None:
     documents = MADE[name]()

@@ -69,6 +69,7 @@ def expressions() -> list[str]:
     return [query.replace("$__rate_interval", "1m") for query in queries] + [alert.expression for alert in ALERTS]
 
 
+@pytest.mark.promise("observable")
 def test_every_query_is_promql_over_metrics_that_there_are(tmp_path: Path) -> None:
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(expressions())]
     file = tmp_path / "queries.yml"
@@ -109,6 +110,7 @@ def scrape(targets: dict[str, str], **headers: str) -> Series:
     return found
 
 
+@pytest.mark.promise("observable")
 def test_alerts_fire_when_a_node_is_killed_and_none_before(cluster: LocalCluster, tmp_path: Path) -> None:
     with cluster.control() as control:
         status = control.status()

@@ -45,6 +45,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         etcd.remove()
 
 
+@pytest.mark.promise("documented")
 @pytest.mark.parametrize("question", SCRIPTS)
 def test_the_commands_of_an_answer_run_as_printed(question: str, environment: dict[str, str], tmp_path: Path) -> None:
     with functions() as head:

@@ -77,6 +77,7 @@ def test_the_table_has_each_message_and_call_once() -> None:
     assert sorted(named) == sorted(rules())
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
 def test_a_row_says_what_the_rules_say(row: Row) -> None:
     for name in row.messages:
@@ -98,6 +99,7 @@ def commands() -> list[tuple[str, frozenset[str]]]:
     return [(command, row.allowed) for row in ROWS for command in row.commands]
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize(("command", "allowed"), commands(), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_command_is_for_whom_the_row_says(system: System, tmp_path: Path, command: str, allowed: frozenset[str]) -> None:
     """Return whether it finds what it looks for does not count."""

@@ -18,6 +18,7 @@ SPARING = ("--pause-s", "0.1")
 RUN_S = 280.0
 
 
+@pytest.mark.promise("get-exact-bytes")
 @pytest.mark.slow
 def test_chaos_of_several_faults_loses_nothing_promised(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"

@@ -107,6 +107,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_full_file_system_is_bypassed_until_it_has_space(tmp_path: Path, small_disk: Path) -> None:
     with started(tmp_path, small_disk / "nvme") as disk:
         disk.put(4)
@@ -128,6 +129,7 @@ def test_full_file_system_is_bypassed_until_it_has_space(tmp_path: Path, small_d
 FILES = pytest.mark.parametrize("file", ["values", "data.mdb"])
 
 
+@pytest.mark.promise("resources-exhausted")
 @TRACED
 @pytest.mark.parametrize(("file", "number"), [("values", 1), ("data.mdb", 3)])
 def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: int, file: str) -> None:
@@ -141,6 +143,7 @@ def test_a_write_for_which_there_is_no_room_loses_nothing(disk: Disk, number: in
     disk.found()
 
 
+@pytest.mark.promise("resources-exhausted")
 @TRACED
 @pytest.mark.parametrize(
     ("file", "call", "number"),
@@ -156,6 +159,7 @@ def test_one_write_that_fails_is_outlived(disk: Disk, file: str, call: str, numb
     disk.found()
 
 
+@pytest.mark.promise("resources-exhausted")
 @TRACED
 @FILES
 def test_a_disk_that_fails_for_good_is_left_and_dram_goes_on(disk: Disk, file: str) -> None:
@@ -167,6 +171,7 @@ def test_a_disk_that_fails_for_good_is_left_and_dram_goes_on(disk: Disk, file: s
     disk.found()
 
 
+@pytest.mark.promise("resources-exhausted")
 @TRACED
 def test_slow_fsync_leaves_dram_reads_fast_and_puts_waiting(disk: Disk) -> None:
     first = disk.put()

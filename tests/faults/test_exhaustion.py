@@ -35,6 +35,7 @@ def limited(pid: int, what: int, limit: int) -> Iterator[None]:
         resource.prlimit(pid, what, before)
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_64_writers_fill_the_pool_without_open_puts(tmp_path: Path) -> None:
     """What they put is thirty times as much as there is room for; each value is right, whoever's place it took."""
     with running_system(tmp_path, f"--dram {POOL}B") as system:
@@ -73,6 +74,7 @@ def test_64_writers_fill_the_pool_without_open_puts(tmp_path: Path) -> None:
             assert client.get_batch(kept) == [value_of(key, 0, SIZE) for key in kept]
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_node_without_descriptors_serves_existing_clients(system: System) -> None:
     pid = system.nodes["n0"].pid
     with system.client() as client, system.client(deadline_s=SHORT_S) as newcomer:
@@ -89,6 +91,7 @@ def test_node_without_descriptors_serves_existing_clients(system: System) -> Non
             assert another.get(b"afterwards") == value_of(b"afterwards", 0, MIB)
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_client_without_descriptors_fails_and_recovers(system: System) -> None:
     with system.client() as client:
         client.put(b"k", value_of(b"k", 0, SIZE))
@@ -98,6 +101,7 @@ def test_client_without_descriptors_fails_and_recovers(system: System) -> None:
             eventually(lambda: newcomer.get(b"k") == value_of(b"k", 0, SIZE), "it goes on")
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_node_without_memory_refuses_and_recovers(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 256MiB") as system:
         pid = system.nodes["n0"].pid

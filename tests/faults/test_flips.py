@@ -70,6 +70,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
+@pytest.mark.promise("bit-flips")
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("how", ["shared memory", "asking", "elsewhere"])
@@ -97,6 +98,7 @@ def into_buffer(client: Client, key: bytes) -> bytes | None:
     return None if size is None else bytes(room[:size])
 
 
+@pytest.mark.promise("bit-flips")
 @pytest.mark.parametrize("read", [Client.get, into_buffer])
 @pytest.mark.parametrize("size", [SMALL, MEDIUM])
 def test_flipped_single_dram_value_is_not_returned(running: System, size: int, read: Callable[[Client, bytes], bytes | None]) -> None:
@@ -113,6 +115,7 @@ def test_flipped_single_dram_value_is_not_returned(running: System, size: int, r
         assert read(client, key) == value
 
 
+@pytest.mark.promise("bit-flips")
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 def test_flipped_index_entry_never_leads_to_other_bytes(running: System, size: int) -> None:
     key, other = b"the key that is looked up/%d" % size, b"the key of its neighbour/%d" % size
@@ -134,6 +137,7 @@ def test_flipped_index_entry_never_leads_to_other_bytes(running: System, size: i
         assert client.get(key) == values[key]
 
 
+@pytest.mark.promise("bit-flips")
 def test_flipped_nvme_bits_are_misses_and_rest_is_read(tmp_path: Path) -> None:
     with running_system(tmp_path, f"--dram 1MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         keys = [b"block-%d" % number for number in range(40)]
@@ -155,6 +159,7 @@ def test_flipped_nvme_bits_are_misses_and_rest_is_read(tmp_path: Path) -> None:
                 assert found[key] == value or (found[key] is None and key in damaged)
 
 
+@pytest.mark.promise("bit-flips")
 @pytest.mark.parametrize("bit", [0, 7])
 def test_flipped_wire_bit_is_reread_or_reported_not_stored(tmp_path: Path, bit: int) -> None:
     [port] = free_ports(1)

@@ -33,6 +33,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterato
 POINTS: Final = ["master.takeover.listed.before", *(point for point in of("master", "takeover", "register") if point.endswith(".after"))]
 
 
+@pytest.mark.promise("get-exact-bytes")
 @pytest.mark.parametrize("point", POINTS)
 def test_who_dies_while_it_takes_over_leaves_all_to_the_next(standing: tuple[System, list[Controlled]], point: str) -> None:
     system, points = standing

@@ -50,6 +50,7 @@ def is_slow(point: str) -> bool:
 AFTER: Final = [point for point in POINTS if point.endswith(".after")]
 
 
+@pytest.mark.promise("get-exact-bytes")
 @pytest.mark.parametrize("point", [pytest.param(point, marks=[pytest.mark.slow] * is_slow(point)) for point in AFTER])
 def test_death_at_fail_point_costs_no_acknowledged_byte(walk: Walk, point: str) -> None:
     trigger = next((trigger for start, trigger in TRIGGERS.items() if point.startswith(start)), "load")

@@ -24,6 +24,7 @@ def master() -> Iterator[None]:
     control_plane.close()
 
 
+@pytest.mark.promise("input-untrusted")
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_is_kept_is_answered_or_refused_by_a_typed_error(name: str) -> None:
     kept = corpus.read(name)
@@ -32,6 +33,7 @@ def test_what_is_kept_is_answered_or_refused_by_a_typed_error(name: str) -> None
         check(TARGETS[name], data)
 
 
+@pytest.mark.promise("input-untrusted")
 @pytest.mark.parametrize("name", TARGETS)
 def test_so_is_what_is_changed(name: str) -> None:
     choice = random.Random(name)

@@ -116,6 +116,7 @@ def test_cancelled_request_is_over_after_its_fetch() -> None:
             assert [isinstance(rank.outcome_of(b"r"), Cancelled) for rank in destination.ranks] == [True, True]
 
 
+@pytest.mark.promise("handover-fenced")
 def test_request_ended_in_the_fetch_queue_is_never_fetched() -> None:
     with Executor(layout_of()) as source:
         source.fill(1)
@@ -149,6 +150,7 @@ def test_request_ended_in_the_fetch_queue_is_never_fetched() -> None:
             assert (pool_of(rank)[20:32] == 7).all()
 
 
+@pytest.mark.promise("handover-fenced")
 def test_blocks_are_not_fenced_while_a_late_fetch_may_write() -> None:
     with Executor(layout_of()) as source:
         scene = Scene(source, [6, 6], fence_timeout_s=0.05)
@@ -166,6 +168,7 @@ def test_blocks_are_not_fenced_while_a_late_fetch_may_write() -> None:
             shelf.may_go.set()
 
 
+@pytest.mark.promise("handover-fenced")
 @pytest.mark.parametrize(("first_token", "kept", "in_store"), [(48, 3, 5), (32, 2, 5), (80, 5, 0), (90, 6, 0), (40, 2, 0)])
 def test_what_lies_before_the_first_token_is_nobodys_to_write(first_token: int, kept: int, in_store: int) -> None:
     """A block of which a part is here already is not taken from the store, nor is what follows it."""

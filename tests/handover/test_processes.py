@@ -101,6 +101,7 @@ def check_next(sender: Rank, layout: CacheLayout, transports: str) -> None:
         receiving.wait()
 
 
+@pytest.mark.promise("handover-fenced")
 @pytest.mark.parametrize("transports", ["tcp"])
 def test_a_sender_that_stops_in_the_middle_writes_nothing_later(transports: str) -> None:
     """The receiver ends at its deadline and gives its blocks to somebody else; then the sender goes on."""

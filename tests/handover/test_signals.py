@@ -8,6 +8,7 @@ STRIKES = 100
 TRANSPORTS = pytest.mark.parametrize("transports", ["tcp", "shm,tcp"])
 
 
+@pytest.mark.promise("handover-fenced")
 @TRANSPORTS
 @pytest.mark.parametrize("role", ["receiver", "sender"])
 def test_interrupted_request_is_over_on_both_sides(role: str, transports: str) -> None:
@@ -19,6 +20,7 @@ def test_interrupted_request_is_over_on_both_sides(role: str, transports: str) -
     assert found["struck"] > STRIKES // 20
 
 
+@pytest.mark.promise("handover-fenced")
 @TRANSPORTS
 def test_interrupted_close_closes_the_transceiver(transports: str) -> None:
     with LineChild("tests.handover.struck_rank", "close", transports, "10") as child:

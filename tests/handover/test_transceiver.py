@@ -249,6 +249,7 @@ def test_close_ends_requests_and_accepts_no_more() -> None:
                 act()
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_a_forked_child_is_told_by_name_and_its_end_harms_nobody() -> None:
     with executor(layout_of(), "push") as source, executor(layout_of(), "push") as destination:
         transceiver = source.ranks[0].transceiver

@@ -45,6 +45,7 @@ def naive_keys(namespace: Namespace, token_ids: Sequence[int], extras: Mapping[i
     return keys
 
 
+@pytest.mark.promise("keys-fixed")
 @pytest.mark.parametrize("vector", VECTORS["keys"], ids=lambda vector: str(vector["name"]))
 def test_keys_are_those_of_the_fixed_vectors(vector: dict[str, Any]) -> None:
     canonical = next(entry["canonical"] for entry in VECTORS["namespaces"] if entry["name"] == vector["namespace"])
@@ -85,6 +86,7 @@ def test_the_ends_of_int32_are_tokens_in_every_form() -> None:
         assert FOUR.block_keys(form) == expected
 
 
+@pytest.mark.promise("keys-fixed")
 def test_different_namespaces_share_no_key() -> None:
     others = [of(4), of(4, "sha256"), of(2), Namespace(model="m", dtype="bfloat16", block_tokens=4, tenant="t")]
     keys = [key for namespace in others for key in namespace.block_keys(range(16))]

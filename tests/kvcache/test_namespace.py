@@ -229,6 +229,7 @@ def test_two_forms_of_one_namespace_are_not_accepted() -> None:
             Namespace.from_canonical(form)
 
 
+@pytest.mark.promise("keys-fixed")
 def test_block_keys_has_one_key_for_each_full_block() -> None:
     assert [len(key) for key in PLAIN.block_keys(range(40))] == [16, 16]
     assert [len(key) for key in replace(PLAIN, hash="sha256").block_keys(range(40))] == [32, 32]

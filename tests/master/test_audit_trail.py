@@ -87,6 +87,7 @@ def test_waiting_entries_are_bounded(reactor: Reactor) -> None:
     assert (len(waiting), waiting[0].action) == (MAX_WAITING, "a5")
 
 
+@pytest.mark.promise("authentication")
 def test_repeats_are_merged(reactor: Reactor) -> None:
     owner = Owner()
     trail = trail_of(reactor, owner)

@@ -58,6 +58,7 @@ def test_missing_or_wrong_credential_error_names_the_need(places: Places) -> Non
         assert refusal(stub.Forget, pb.ForgetRequest(), "red", "secret")[0] == PERMISSION_DENIED
 
 
+@pytest.mark.promise("authentication")
 def test_a_node_speaks_under_the_name_of_its_token_only(places: Places) -> None:
     with places.stub() as stub:
         code, text = refusal(stub.Register, pb.RegisterRequest(name="n2", instance=1), "", "one")
@@ -198,6 +199,7 @@ SILENT = [
 ]
 
 
+@pytest.mark.promise("peers-vanish")
 @pytest.mark.parametrize(("method", "shown"), SILENT)
 def test_stalled_calls_leave_threads_for_others(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
     with (
@@ -211,6 +213,7 @@ def test_stalled_calls_leave_threads_for_others(method: str, shown: tuple[str, s
         assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S, metadata=as_metadata("", OPERATOR)).nodes
 
 
+@pytest.mark.promise("peers-vanish")
 @pytest.mark.parametrize(("method", "shown"), SILENT)
 def test_stalled_calls_end_at_the_message_timeout(method: str, shown: tuple[str, str], tmp_path: Path) -> None:
     with (

@@ -87,6 +87,7 @@ def test_a_master_that_is_alone_asks_nobody_and_never_rests(tmp_path: Path) -> N
         assert source.masters() == [MasterView(places.listen, status.name, "owner")]
 
 
+@pytest.mark.promise("observable")
 def test_each_tells_of_all_partitions_and_of_all_masters(pair: tuple[Places, Places]) -> None:
     addresses = {places.listen for places in pair}
     for places in pair:
@@ -191,6 +192,7 @@ def test_action_at_a_former_owner_goes_to_the_next(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.promise("observable")
 def test_silent_master_is_named_and_its_last_status_kept(pair: tuple[Places, Places]) -> None:
     second = next(places for places in pair if places.master is not None and places.master.partitions[0].role_manager.role != "owner")
     first = next(places for places in pair if places is not second)

@@ -51,6 +51,7 @@ def submit(executor: CallExecutor, identity: Identity, *names: str, joins: bool 
         executor.submit(identity, lambda name=name: name, joins=joins)  # type: ignore[misc]
 
 
+@pytest.mark.promise("peers-vanish")
 def test_each_caller_has_its_share_of_threads() -> None:
     executor, threads = executor_of(8)
     submit(executor, RED, *(f"r{number}" for number in range(9)))
@@ -127,6 +128,7 @@ class HeldCall:
         self._may_end.set()
 
 
+@pytest.mark.promise("peers-vanish")
 def test_calls_whose_peers_take_too_long_are_cancelled() -> None:
     now_s = 0.0
     executor = CallExecutor(8, clock_s=lambda: now_s)
@@ -208,6 +210,7 @@ def is_open(sock: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize(("listens", "reaches"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "::1")])
 def test_the_oldest_connections_over_the_limit_are_closed(listens: str, reaches: str, opened: contextlib.ExitStack) -> None:
     port = Port(listens, opened)

@@ -146,6 +146,7 @@ def heard(sock: socket.socket) -> bytes:
     return told
 
 
+@pytest.mark.promise("peers-vanish")
 def test_silent_connection_ends_at_the_handshake_timeout(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, hello_timeout_s=0.5) as places, reached(places) as silent:
         heard(silent)
@@ -153,6 +154,7 @@ def test_silent_connection_ends_at_the_handshake_timeout(tmp_path: Path) -> None
             stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S)
 
 
+@pytest.mark.promise("peers-vanish")
 def test_connections_over_the_limit_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_service, "CONNECTIONS_CHECK_S", 3600.0)
     with (
@@ -166,6 +168,7 @@ def test_connections_over_the_limit_are_closed(tmp_path: Path, monkeypatch: pyte
             assert heard(third) == b""
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("is_encrypted", [False, True])
 def test_unauthenticated_connections_leave_half_to_others(tmp_path: Path, *, is_encrypted: bool) -> None:
     """Those who were let in before keep theirs."""

@@ -109,6 +109,7 @@ def test_its_http_port_says_whether_it_lives_and_serves(start: Start) -> None:
     assert f"the console is at {places.console}" in master.end()[1]
 
 
+@pytest.mark.promise("observable")
 def test_one_that_lost_its_catalog_lives_and_does_not_serve(start: Start, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     etcd = etcd_server_factory()
     _master, places = start("--catalog", f"etcd://{etcd.host_port}")
@@ -139,6 +140,7 @@ def test_garbage_costs_only_its_connection(start: Start) -> None:
     still_serves(places)
 
 
+@pytest.mark.promise("least-privilege")
 def test_what_cannot_be_met_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
     _master, places = start()
     code, errors = refusal("--listen", places.listen, "--control", "127.0.0.1:0", "--run-dir", str(tmp_path / "other"))

@@ -41,6 +41,7 @@ def test_check_tells_what_was_set_last(health: MasterHealth, stub: health_pb2_gr
     assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.promise("peers-vanish")
 def test_nobody_watches(health: MasterHealth, stub: health_pb2_grpc.HealthStub) -> None:
     """A watcher that does not read must not block the thread that sets the status."""
     with pytest.raises(grpc.RpcError) as refused:

@@ -79,6 +79,7 @@ def test_ipv6_master_advertises_its_control_plane(said: dict[str, Any], tmp_path
         assert status(Places(places.listen, places.unix, welcome.control)).name
 
 
+@pytest.mark.promise("failover")
 def test_a_follower_names_the_owner_and_answers_nothing_else(pair: tuple[Places, Places]) -> None:
     owner, follower = pair
     assert (owner.client_welcome().owner, follower.client_welcome().owner) == ("", owner.listen)
@@ -94,6 +95,7 @@ def test_a_follower_names_the_owner_and_answers_nothing_else(pair: tuple[Places,
     channel.close()
 
 
+@pytest.mark.promise("failover")
 def test_a_follower_tells_of_itself_and_serves_no_other_call(pair: tuple[Places, Places]) -> None:
     owner, follower = pair
     node = NodeSide(owner)
@@ -125,6 +127,7 @@ def test_a_follower_tells_of_itself_and_serves_no_other_call(pair: tuple[Places,
     node.close()
 
 
+@pytest.mark.promise("failover")
 def test_follower_takes_over_without_loss(pair: tuple[Places, Places], etcd: EtcdServer, request: pytest.FixtureRequest) -> None:
     owner, follower = pair
     node, client = NodeSide(owner), owner.client()
@@ -147,6 +150,7 @@ def test_follower_takes_over_without_loss(pair: tuple[Places, Places], etcd: Etc
     client.close()
 
 
+@pytest.mark.promise("failover")
 def test_an_owner_that_stops_is_followed_at_once(tmp_path: Path, etcd_url: str) -> None:
     """Its lease would last for ten minutes."""
     settings = {"catalog": f"{etcd_url}/handed-over", "lease_ttl_s": 600.0}
@@ -157,6 +161,7 @@ def test_an_owner_that_stops_is_followed_at_once(tmp_path: Path, etcd_url: str) 
         eventually(lambda: status(follower).role == "owner", "the follower has it")
 
 
+@pytest.mark.promise("failover")
 def test_cut_off_owner_serves_reads_until_a_node_leaves(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     server = etcd_server_factory()
     with master_in_thread(tmp_path, catalog=f"etcd://{server.host_port}", node_ttl_s=60.0, lease_ttl_s=5.0) as places:

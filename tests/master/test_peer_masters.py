@@ -111,6 +111,7 @@ def test_a_connection_to_who_is_gone_is_closed(tmp_path: Path) -> None:
             assert set(asked._channels) == {places.control}
 
 
+@pytest.mark.promise("observable")
 def test_by_tls_a_master_is_one_by_its_certificate_too(tmp_path: Path) -> None:
     tls = shared().master()
     settings = {name: value for name, value in asdict(tls).items() if name.startswith("tls_")}

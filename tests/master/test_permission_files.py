@@ -48,6 +48,7 @@ def is_open(client: Channel) -> bool:
         return False
 
 
+@pytest.mark.promise("authentication")
 def test_removed_token_ends_its_sessions_only(tmp_path: Path, places: Places) -> None:
     tokens_file(tmp_path, {"red": "secret", "blue": "other"})
     eventually(lambda: opens(places, "other", "blue"), "the new tenant is let in")
@@ -61,6 +62,7 @@ def test_removed_token_ends_its_sessions_only(tmp_path: Path, places: Places) ->
     blue.close()
 
 
+@pytest.mark.promise("authentication")
 def test_a_token_ends_its_sessions_at_its_time(tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path, more='[[tenants.late]]\ntoken = "short"\nexpires = 2100-01-01\n')
     now_s = [0.0]
@@ -75,6 +77,7 @@ def test_a_token_ends_its_sessions_at_its_time(tmp_path: Path) -> None:
         red.close()
 
 
+@pytest.mark.promise("authentication")
 def test_node_with_removed_join_token_is_disconnected(tmp_path: Path, places: Places) -> None:
     node = NodeSide(places, token=JOIN)
     Path(tokens_file(tmp_path)).write_text((tmp_path / "tokens.toml").read_text().replace(JOIN, "another"))
@@ -87,6 +90,7 @@ def test_node_with_removed_join_token_is_disconnected(tmp_path: Path, places: Pl
     NodeSide(places, token="another").close()
 
 
+@pytest.mark.promise("authentication")
 def test_a_bad_file_changes_nothing(tmp_path: Path, places: Places, caplog: pytest.LogCaptureFixture) -> None:
     red = places.client("red", "secret")
     (tmp_path / "tokens.toml").write_text("[tenants")
@@ -96,6 +100,8 @@ def test_a_bad_file_changes_nothing(tmp_path: Path, places: Places, caplog: pyte
     red.close()
 
 
+@pytest.mark.promise("authentication")
+@pytest.mark.promise("tenant-quotas")
 def test_sighup_has_the_file_read_at_once_and_kills_nobody(tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path)
     master = MasterProcess(tmp_path / "run", ("--tokens", tokens, "--tokens-check-interval-s", "3600"))
@@ -111,6 +117,7 @@ def test_sighup_has_the_file_read_at_once_and_kills_nobody(tmp_path: Path) -> No
         assert master.stop() == 0
 
 
+@pytest.mark.promise("authentication")
 def test_a_thousand_wrong_tokens_keep_nobody_out(places: Places) -> None:
     with places.stub() as stub:
         for number in range(1000):

@@ -161,6 +161,7 @@ def await_trouble(browser: BrowserContext, console: str, text: str) -> None:
         expect(watched.show().get_by_role("list", name="State of the cluster")).to_contain_text(text, timeout=WAIT_MS)
 
 
+@pytest.mark.promise("documented")
 def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> None:
     with chromium() as browser, stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
         console = await_line(up, "ready")["console"].rstrip("/")

@@ -16,6 +16,7 @@ def test_a_setting_has_the_variable_of_its_program() -> None:
     assert variable_name("node", "node_ttl_s") == "KVSTORE_NODE_NODE_TTL_S"
 
 
+@pytest.mark.promise("settings-checked")
 @pytest.mark.parametrize(
     ("variable", "nearest"),
     [

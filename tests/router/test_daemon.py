@@ -38,6 +38,7 @@ def test_daemon_serves_without_master_until_a_signal(tmp_path: Path) -> None:
     assert (last["event"], last["why"]) == ("daemon_stops", "SIGTERM")
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

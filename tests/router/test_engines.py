@@ -121,6 +121,7 @@ async def test_an_engine_that_does_not_tokenise_is_an_error(act: Act, error: typ
             await engines.tokenize(engine.address, b'{"prompt": "ab"}', {})
 
 
+@pytest.mark.promise("least-privilege")
 async def test_an_engine_sends_a_prompt_nowhere_else() -> None:
     async with ScriptedEngine() as other, ScriptedEngine(moved_to(other.address)) as engine:
         async with asked(engine.address, SETTINGS) as (engines, where):
@@ -148,6 +149,7 @@ def pours(status: int = 200, **headers: str) -> Act:
     return act
 
 
+@pytest.mark.promise("least-privilege")
 async def test_an_answer_without_an_end_is_not_held_back() -> None:
     async with ScriptedEngine(pours(), pours()) as engine, asked(engine.address, SETTINGS) as (engines, where):
         with pytest.raises(Unavailable, match="not a JSON object"):
@@ -311,6 +313,7 @@ async def test_engines_connection_is_reused_after_a_whole_stream() -> None:
     assert len(set(opened)) == 1
 
 
+@pytest.mark.promise("least-privilege")
 def test_a_compressed_answer_passes_as_it_is() -> None:
     whole = gzip.compress(json.dumps(choice([97], "length")).encode())
 

@@ -95,6 +95,7 @@ async def test_server_drains_after_a_signal_without_new_clients(number: signal.S
         await serving
 
 
+@pytest.mark.promise("peers-vanish")
 async def test_a_connection_that_asks_for_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served() as (waiting, _):
         asking, writer = await waiting.ask()

@@ -233,6 +233,7 @@ def test_over_a_unix_socket_there_is_no_tls(tmp_path: Path) -> None:
     reactor.close()
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_stalled_handshake_is_unauthenticated_and_times_out(make: Callable[..., Daemon]) -> None:
     daemon = make(master())
     with socket.create_connection((daemon.address.host, daemon.address.port)) as silent:

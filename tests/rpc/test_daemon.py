@@ -72,6 +72,7 @@ announce("over", {"came": came})
     assert (process.returncode, json.loads(out)) == (0, {"event": "over", "came": [number.name]})
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize(("act", "said"), [("None", []), ('lambda: reactor.call_soon(lambda: announce("hung up", {}))', ["hung up"])])
 def test_a_terminal_that_hangs_up_ends_nothing(act: str, said: list[str]) -> None:
     process = start(f")\non_sighup({act}")

@@ -38,6 +38,7 @@ def test_spare_descriptor_is_free_while_it_is_given_up() -> None:
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
+@pytest.mark.promise("failures-typed")
 def test_refusals_of_a_minute_are_one_line_with_their_number() -> None:
     log = RefusalLog()
     assert log.count("full", 5) == "refusing connections: full"

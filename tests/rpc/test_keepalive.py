@@ -37,6 +37,7 @@ def test_a_unix_socket_is_left_as_it_is() -> None:
         assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+@pytest.mark.promise("peers-vanish")
 def test_grpc_call_to_a_silent_peer_ends_before_its_deadline(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         with grpc.insecure_channel(master.facts["control"], options=grpc_options(1.0)) as channel:

@@ -48,6 +48,7 @@ def test_what_was_refused_for_want_of_a_thread_is_not_done_later(pool: ThreadPoo
     assert not done
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_started_pool_works_when_no_more_threads_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(3, "crew") as crew:
         no_more_threads(monkeypatch)

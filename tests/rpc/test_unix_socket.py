@@ -81,6 +81,7 @@ def test_a_group_or_mode_that_there_is_not_is_refused(group: str, mode: str, say
         SocketAccess.chosen(group, mode)
 
 
+@pytest.mark.promise("least-privilege")
 def test_only_group_members_connect_in_a_new_folder(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"
     server.listen_unix(path, SocketAccess.chosen(GROUP.gr_name, ""))
@@ -91,6 +92,7 @@ def test_only_group_members_connect_in_a_new_folder(server: Server, folder: Path
         assert "PermissionError" in connected(path, is_member=False)
 
 
+@pytest.mark.promise("least-privilege")
 def test_nothing_else_in_the_folder_becomes_theirs(server: Server, folder: Path) -> None:
     run_dir = folder / "run"
     private = server.listen_unix(run_dir / "transfer.sock")
@@ -172,6 +174,7 @@ def answered(server: Server, path: Path, *, is_member: bool, says: bytes) -> str
     return told[0]
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
 def test_admits_refuses_others_even_if_file_mode_was_changed(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"
@@ -184,6 +187,7 @@ def test_admits_refuses_others_even_if_file_mode_was_changed(server: Server, fol
     assert refused == f"{Unauthorized.code} this Unix socket is for its owner, root and {only_for}: see socket_group (docs/sharing.md)"
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
 def test_owner_only_socket_admits_no_other_user(server: Server, folder: Path) -> None:
     path = folder / "run" / "node.sock"

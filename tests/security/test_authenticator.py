@@ -42,6 +42,7 @@ def test_a_node_joins_by_a_token_of_its_name_or_of_any(file: Path, name: str, to
     assert Authenticator(str(file)).identify_node(name, token).kind is IdentityKind.NODE
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize(("name", "token"), [("n2", "one"), ("n1", ""), ("n1", "wrong"), ("red", "secret")])
 def test_node_without_its_own_join_token_may_not_join(file: Path, name: str, token: str) -> None:
     guard = Authenticator(str(file))
@@ -96,6 +97,7 @@ def test_a_bad_file_changes_nothing_and_is_told_once(file: Path, bad: str | None
     assert {one.name for one in guard.identities() - before} == {one.name for one in before - guard.identities()} == {"red"}
 
 
+@pytest.mark.promise("authentication")
 def test_who_guesses_is_counted_and_keeps_nobody_out(file: Path) -> None:
     guard = Authenticator(str(file))
     for number in range(1000):

@@ -26,6 +26,7 @@ def test_listen_address_needs_loopback_authentication_or_flag(host: str, is_auth
     check_listen_address("listen", host, is_authenticated=is_authenticated, allow_unauthenticated=is_allowed, mend="x")
 
 
+@pytest.mark.promise("least-privilege")
 def test_listen_address_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"^listen 0\.0\.0\.0 is not loopback, .*: give tokens \(.*\), or set allow_unauthenticated"):
         check_listen_address("listen", "0.0.0.0", is_authenticated=False, allow_unauthenticated=False, mend="give tokens")

@@ -169,11 +169,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
         yield found
 
 
+@pytest.mark.promise("authentication")
 def test_there_is_a_row_for_every_rpc_and_every_frame() -> None:
     assert set(CALLS) == set(RPCS)
     assert {kind.TYPE for kind in FRAMES} | {Hello.TYPE} == set(MASTER_FRAMES)
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("method", CALLS)
 def test_call_reaches_its_service_only_with_permission(places: Places, method: str) -> None:
     request, expected = CALLS[method]
@@ -181,6 +183,7 @@ def test_call_reaches_its_service_only_with_permission(places: Places, method: s
         assert {name for name, shown in CREDENTIALS.items() if is_let_through(channel, method, request, as_metadata(*shown))} == expected
 
 
+@pytest.mark.promise("observable")
 def test_peer_master_may_do_what_its_console_needs_only(places: Places) -> None:
     assert places.master is not None
     key = places.master._authenticator.master_key
@@ -211,6 +214,7 @@ def is_let_through(channel: grpc.Channel, method: str, request: Any, metadata: S
     return True
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 def test_frame_reaches_master_service_only_with_permission(places: Places, kind: type[Message]) -> None:
     message, expected = FRAMES[kind]
@@ -237,6 +241,7 @@ def is_taken(places: Places, message: Message, name: str, shown: Shown) -> bool:
     return not isinstance(errors[1], Denied)
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("role", [ROLE_CLIENT, ROLE_NODE])
 @pytest.mark.parametrize("name", CREDENTIALS)
 def test_hello_opens_a_session_for_the_matching_identity_only(places: Places, name: str, role: int) -> None:

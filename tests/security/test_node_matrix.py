@@ -132,6 +132,7 @@ def hellos(node: Served) -> dict[str, Hello | None]:
     }
 
 
+@pytest.mark.promise("authentication")
 def test_there_is_a_row_for_every_frame() -> None:
     assert {MESSAGES[number] for number in NODE_FRAMES} == {*FRAMES, Hello}
     assert set(ALLOWED) == set(FRAMES)
@@ -158,6 +159,7 @@ def refusal(node: Served, hello: Hello | None, message: Message | None) -> KVSto
     return error if isinstance(error, Denied) else None
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("kind", FRAMES, ids=lambda kind: kind.__name__)
 def test_frame_reaches_node_service_only_with_permission(node: Served, kind: type[Message]) -> None:
     taken = set()
@@ -170,10 +172,12 @@ def test_frame_reaches_node_service_only_with_permission(node: Served, kind: typ
     assert taken == ALLOWED[kind]
 
 
+@pytest.mark.promise("authentication")
 def test_hello_needs_the_senders_own_ticket_for_this_node(node: Served) -> None:
     assert {name for name, hello in hellos(node).items() if hello is not None and refusal(node, hello, None) is None} == KNOWN
 
 
+@pytest.mark.promise("authentication")
 def test_pass_reads_only_its_blocks_read_ticket_maps_read_only(node: Served) -> None:
     told = hellos(node)
     assert isinstance(refusal(node, told["a pass"], ReadBlocks([b"other"], [4], 100, 0)), Denied)

@@ -58,6 +58,7 @@ def said_in(module: object) -> set[type[Message]]:
     return {kind for kind in vars(module).values() if isclass(kind) and issubclass(kind, Message) and kind is not Message}
 
 
+@pytest.mark.promise("authentication")
 def test_there_is_a_row_for_every_frame() -> None:
     assert said_in(transfers) == {*ENGINES, *BY_UNIX_SOCKET, JoinEngine, JoinReply}
     assert said_in(handover_messages) == {*RANKS, RankHello}
@@ -82,6 +83,7 @@ def asked(kind: type[Message], region: Region, *, key: int) -> tuple[Message, by
     }[kind]
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.__name__)
 def test_engine_accepts_frames_only_after_its_secret(kind: type[Message], region: tuple[Exports, Region]) -> None:
     exports, memory = region
@@ -115,6 +117,7 @@ def test_who_has_joined_reads_and_writes_what_he_has_the_key_of(region: tuple[Ex
     assert bytes(memory.memory) == b"ours"
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize("kind", RANKS, ids=lambda kind: kind.__name__)
 def test_rank_accepts_frames_only_after_hello_to_this_run(kind: type[Message]) -> None:
     with running() as reactor, ExitStack() as stack:

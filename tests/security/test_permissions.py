@@ -68,6 +68,7 @@ def test_only_its_master_commands_a_node() -> None:
         assert not commands & allowed_frames(NODE_FRAMES, identity)
 
 
+@pytest.mark.promise("authentication")
 def test_what_is_served_without_a_rule_is_refused_by_name() -> None:
     check_complete(RPCS, ["/kvstore.v1.Control/Status"])
     with pytest.raises(InvalidArgument, match=r"^no rule in security/permissions.py for /kvstore.v1.Control/New, /x: add one$"):

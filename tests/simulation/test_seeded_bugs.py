@@ -28,6 +28,7 @@ PARTITIONS: Final = {"told_to_the_first_master": 2, "epoch_not_compared": 2}
 """Where it is not as the seeds have it: what there is only with several, or found sooner so."""
 
 
+@pytest.mark.promise("heals")
 @pytest.mark.parametrize("name", list(BUGS))
 def test_a_bug_is_found_within_its_seeds(name: str) -> None:
     with BUGS[name]():

@@ -23,6 +23,7 @@ KEPT = sorted((Path(__file__).parent / "seeds").glob("*.json"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.promise("heals")
 @pytest.mark.parametrize(
     "first", [pytest.param(first, marks=[pytest.mark.slow] * (first >= ALWAYS)) for first in range(0, SEEDS, SEEDS_A_TEST)]
 )

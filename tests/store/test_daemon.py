@@ -43,6 +43,7 @@ def connect(node: Daemon, *, tcp: bool = False) -> Client:
     return Client(Channel.open(parse_address(address), Hello(ROLE_CLIENT, "red"), Deadline(10)))
 
 
+@pytest.mark.promise("observable")
 def test_daemon_http_reports_liveness_and_readiness(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         with running("node", *node_flags(tmp_path, master.facts["listen"]), log=tmp_path / "node.log") as node:
@@ -56,6 +57,7 @@ def test_daemon_http_reports_liveness_and_readiness(tmp_path: Path) -> None:
             assert http_ask(http, "/healthz").status == 200
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_daemon_http_uses_tls_with_a_certificate(tmp_path: Path) -> None:
     """Also a master's; its status and `kvstore doctor` report it."""
     authority = Authority(tmp_path / "authority")
@@ -88,6 +90,7 @@ def test_daemon_status_reports_its_blocks(tmp_path: Path, master: Daemon) -> Non
         ]
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_sigterm_drains_memory_for_the_next_process(tmp_path: Path, master: Daemon) -> None:
     """With space on NVMe a plain restart of a node loses nothing."""
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "60"]
@@ -107,6 +110,7 @@ def test_sigterm_drains_memory_for_the_next_process(tmp_path: Path, master: Daem
         client.close()
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_a_second_signal_stops_the_daemon_at_once(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:32MiB", "--drain-s", "3600"]
     with running("node", *flags, log=tmp_path / "node.log") as node:
@@ -138,6 +142,7 @@ def memory_bytes(node: Daemon, field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
+@pytest.mark.promise("space-accounted")
 @pytest.mark.parametrize("prompt_blocks", [1, 50])
 def test_block_table_memory_of_small_blocks_is_bounded(tmp_path: Path, master: Daemon, prompt_blocks: int) -> None:
     """Including remembered blocks, several times as many. At most a third more than estimated, without uncommitted
@@ -158,6 +163,7 @@ def test_block_table_memory_of_small_blocks_is_bounded(tmp_path: Path, master: D
         assert counters["table_bytes"] <= counters["max_table_bytes"] == TABLE_BYTES
 
 
+@pytest.mark.promise("memory-bounded")
 def test_memory_of_large_nvme_reads_is_bounded_and_returned(tmp_path: Path, master: Daemon) -> None:
     flags = [*node_flags(tmp_path, master.facts["listen"]), "--nvme", f"{tmp_path / 'nvme'}:64MiB"]
     flags += ["--peer-bytes", str(32 << 20), "--read-bytes", str(64 << 20), "--demotion-wait-s", "60"]

@@ -32,6 +32,7 @@ def test_node_name_uses_the_set_name_or_port(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_node_names_in_one_folder_are_distinct_and_stable(tmp_path: Path) -> None:
     first, second = named(tmp_path), named(tmp_path)
     names = {first.text, second.text}
@@ -49,6 +50,7 @@ def test_node_names_in_one_folder_are_distinct_and_stable(tmp_path: Path) -> Non
         name.close()
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_node_name_is_kept_in_the_nvme_folder(tmp_path: Path) -> None:
     for folder in ("run", "a", "b"):
         (tmp_path / folder).mkdir()
@@ -75,6 +77,7 @@ def test_a_symlinked_name_file_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_a_killed_node_keeps_its_name_after_a_restart(tmp_path: Path) -> None:
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master:
         flags = ["--master", master.facts["listen"], "--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "n"), "--dram", "1MiB"]

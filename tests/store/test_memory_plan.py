@@ -47,6 +47,7 @@ def test_memory_that_cannot_be_divided_is_refused(given: dict[str, int], says: s
         plan_memory(settings(**given))
 
 
+@pytest.mark.promise("memory-bounded")
 def test_memory_plan_above_the_limit_is_refused_with_advice() -> None:
     given = settings(dram=512 * MIB)
     with pytest.raises(ConfigError) as refused:

@@ -40,6 +40,7 @@ def open_fds() -> set[str]:
     return found
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize(
     "wrong",
     [

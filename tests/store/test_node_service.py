@@ -110,6 +110,7 @@ def test_a_read_ticket_permits_no_writes(tmp_path: Path) -> None:
         assert find(node, "b") is None
 
 
+@pytest.mark.promise("authentication")
 def test_a_pass_permits_reads_of_its_blocks_only(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=64 * KIB, needs_tickets=True) as node:
         node.authenticator.master_epochs[0] = 3
@@ -159,6 +160,7 @@ def test_revocation_closes_connections_and_refuses_the_ticket(tmp_path: Path) ->
         link.close()
 
 
+@pytest.mark.promise("authentication")
 def test_a_connection_cannot_change_its_caller(tmp_path: Path) -> None:
     """Otherwise a revoked token would not end the session that it opened."""
     with served(tmp_path, needs_tickets=True) as node:
@@ -349,6 +351,7 @@ def test_a_block_deleted_during_its_demotion_stays_deleted(node: Served, client:
     assert list(node.store.tiers[2].recover()) == []
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_delete_blocks_fails_if_it_cannot_become_durable(node: Served, client: Client, master: Master) -> None:
     client.put({"a": b"a", "b": b"b"})
     nvme = node.store.tiers[2]

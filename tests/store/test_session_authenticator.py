@@ -117,6 +117,7 @@ def test_sessions_end_after_the_grace_period_without_a_link(scene: Scene) -> Non
     assert scene.enter().is_open
 
 
+@pytest.mark.promise("authentication")
 def test_a_session_of_a_former_master_ends_with_its_ticket(scene: Scene) -> None:
     before, ticket = scene.enter(), scene.ticket()
     scene.authenticator.link_down()
@@ -130,6 +131,7 @@ def test_a_session_of_a_former_master_ends_with_its_ticket(scene: Scene) -> None
     assert len(scene.authenticator) == 1
 
 
+@pytest.mark.promise("authentication")
 def test_a_pass_session_ends_with_its_pass(scene: Scene) -> None:
     shown = scene.issuer.issue_pass(7, "red", [b"a"], [1], scene.now_ns)
     caller = admit(scene, hello := scene.hello(shown, role=ROLE_NODE, name="n2", epoch=1))

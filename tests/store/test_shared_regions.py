@@ -102,6 +102,7 @@ def test_a_slab_freed_while_read_keeps_its_memory(pair: Pair) -> None:
     assert pair.regions._closing == []
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_slot_export_permits_writes_inside_the_slot_only(pair: Pair) -> None:
     before, slot, behind = pair.slot(b"a"), pair.slot(b"b"), pair.slot(b"c")
     _grant, description = pair.regions.export_slot(slot)
@@ -121,6 +122,7 @@ def test_a_slot_export_permits_writes_inside_the_slot_only(pair: Pair) -> None:
     assert bytes(pair.dram.view(behind)) == b"c" * SLOT_BYTES
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_leaked_export_is_useless_after_the_put(pair: Pair) -> None:
     slot = pair.slot(b"a")
     grant, description = pair.regions.export_slot(slot)

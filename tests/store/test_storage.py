@@ -122,6 +122,7 @@ def test_a_new_folder_on_the_root_disk_is_logged_once(tmp_path: Path, caplog: py
         assert ("on the root file system" in caplog.text) == (is_root_disk and is_first)
 
 
+@pytest.mark.promise("settings-checked")
 def test_a_folder_is_not_made_where_its_parent_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mount its disk"):
         open_tiers(replace(SETTINGS, nvme=f"{tmp_path / 'not' / 'mounted'}:1MiB"), plan_memory(SETTINGS))

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from kvstore.store.wait_queue import WaitingRequest, WaitQueue
 
 
@@ -65,6 +67,7 @@ def test_only_the_head_of_a_queue_is_tried() -> None:
     assert line.said() == []
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_queues_are_independent_and_the_oldest_is_tried_first() -> None:
     line = Line()
     for name, tenant in (("a", "red"), ("b", "blue"), ("c", "red"), ("d", "green")):
@@ -90,6 +93,7 @@ def test_an_owner_that_ends_in_its_attempt_removes_no_other() -> None:
     assert len(line.room) == 1
 
 
+@pytest.mark.promise("failures-typed")
 def test_a_raising_attempt_fails_only_its_request() -> None:
     def fail() -> None:
         raise RuntimeError("a bug")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from tests.system.running import System, until
@@ -26,6 +28,7 @@ def stored(system: System, name: str) -> int:
     return next(tier.blocks for tier in system.node_status(name).tiers if tier.name == "nvme")
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_more_removals_than_tombstones_hold_when_node_returns(tmp_path: Path) -> None:
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
         system.start_master(0, "--max-kept-removals", "5")
@@ -46,6 +49,7 @@ def test_more_removals_than_tombstones_hold_when_node_returns(tmp_path: Path) ->
             assert client.put_batch(KEYS[:5], [VALUE] * 5) == [True] * 5
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_a_forgotten_node_brings_nothing_back(tmp_path: Path) -> None:
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
         system.start_master()

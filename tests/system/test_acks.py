@@ -71,6 +71,8 @@ def undecided(system: System, name: str = "n0") -> int:
     return system.node_status(name).counters["undecided"]
 
 
+@pytest.mark.promise("put-ack-node")
+@pytest.mark.promise("put-flush")
 def test_put_is_read_by_its_client_and_by_all_after_flush(running: System, side: Side) -> None:
     with side.make(ack="node") as client, side.make() as other:
         put_first(client)
@@ -87,6 +89,7 @@ def test_put_is_read_by_its_client_and_by_all_after_flush(running: System, side:
         assert other.get_batch(KEYS) == side.values
 
 
+@pytest.mark.promise("put-ack-node")
 def test_put_outlives_a_master_that_is_killed_before_it_knew(running: System, side: Side) -> None:
     more = [b"without a master %d" % number for number in range(3)]
     with side.make(ack="node") as client:
@@ -111,6 +114,7 @@ def put_and_be_killed(address: str, values: list[bytes], transfer: TransferSetti
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.promise("put-ack-node")
 def test_put_outlives_its_client(running: System, side: Side) -> None:
     arguments = (running.address, side.values, side.transfer)
     process = multiprocessing.get_context("spawn").Process(target=put_and_be_killed, args=arguments)
@@ -124,6 +128,7 @@ def test_put_outlives_its_client(running: System, side: Side) -> None:
         assert other.get_batch(KEYS) == side.values
 
 
+@pytest.mark.promise("put-ack-node")
 def test_put_goes_with_its_node_and_flush_says_so_once(running: System, side: Side) -> None:
     with side.make(ack="node") as client:
         put_first(client)
@@ -142,6 +147,8 @@ def test_put_goes_with_its_node_and_flush_says_so_once(running: System, side: Si
         assert client.get_batch(KEYS) == side.values
 
 
+@pytest.mark.promise("put-ack-node")
+@pytest.mark.promise("put-flush")
 @pytest.mark.parametrize("ack", ["node", "cluster"])
 def test_remove_after_a_put_leaves_nothing_behind(running: System, side: Side, ack: str) -> None:
     with side.make(ack=ack) as client:
@@ -155,6 +162,7 @@ def test_remove_after_a_put_leaves_nothing_behind(running: System, side: Side, a
         until(lambda: undecided(running) == 0, "no block to be undecided")
 
 
+@pytest.mark.promise("put-ack-cluster")
 def test_put_ack_cluster_waits_for_the_master(running: System) -> None:
     with running.client(ack="node") as client:
         put_first(client)
@@ -171,6 +179,7 @@ def test_put_ack_cluster_waits_for_the_master(running: System) -> None:
         assert newcomer.get_batch(KEYS[3:]) == VALUES[3:]
 
 
+@pytest.mark.promise("put-flush")
 def test_pins_hold_what_was_just_put(running: System) -> None:
     with running.client(ack="node") as client:
         client.put_batch(KEYS, VALUES)
@@ -189,6 +198,7 @@ def tied(system: System, name: str) -> Client:
     return client
 
 
+@pytest.mark.promise("put-conflicts")
 def test_existing_block_becomes_replica_and_cluster_bytes_win(running: System) -> None:
     running.start_node("n1", "--dram", "64MiB")
     running.await_alive("n0", "n1")
@@ -208,6 +218,7 @@ def test_existing_block_becomes_replica_and_cluster_bytes_win(running: System) -
         assert second.get(b"same") == b"1" * 5000
 
 
+@pytest.mark.promise("put-ack-node")
 def test_master_kills_lose_nothing_nor_leave_uncommitted(running: System) -> None:
     with running.client(ack="node") as client:
         for turn in range(3):
@@ -233,6 +244,7 @@ def target_of(client: Client) -> str:
     return node.name
 
 
+@pytest.mark.promise("put-ack-node")
 def test_puts_go_on_at_another_node_when_the_target_is_killed(running: System) -> None:
     """Each put that returned is read as it was put, or is a miss where the killed node had it."""
     running.start_node("n1", "--dram", "64MiB")
@@ -250,6 +262,7 @@ def test_puts_go_on_at_another_node_when_the_target_is_killed(running: System) -
         assert values[0] is None
 
 
+@pytest.mark.promise("put-ack-node")
 def test_puts_go_to_another_node_while_the_target_is_drained(running: System) -> None:
     running.start_node("n1", "--dram", "64MiB")
     with running.remote_client(ack="node") as client:

@@ -51,6 +51,7 @@ def console(system: System, index: int, path: str, told: Any, token: str = OPERA
     return ask(place, path, method="POST", headers=headers, body=json.dumps(told).encode())
 
 
+@pytest.mark.promise("audit-trail")
 def test_audit_shows_operators_actions_at_three_masters(system: System) -> None:
     """By the command line, and by the console of each master, of which one owns the catalog."""
     assert run(system, "quota", "set", "red", "--dram-bytes", "96GiB").exit_code == 0
@@ -68,6 +69,7 @@ def test_audit_shows_operators_actions_at_three_masters(system: System) -> None:
     assert all(one["credential"] and one["credential"] != OPERATOR for one in trail(system))
 
 
+@pytest.mark.promise("audit-trail")
 def test_node_that_was_forgotten_says_what_it_has_lost(system: System, tmp_path: Path) -> None:
     """It was stopped in an orderly way: it is stopped, not dead, also for the next owner of the catalog."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB", "--drain-s", "60")
@@ -98,6 +100,7 @@ def owner_of(system: System) -> int:
     return next(index for index, (listen, _control) in enumerate(system._master_ports) if listen == port)
 
 
+@pytest.mark.promise("audit-trail")
 def test_audit_shows_refused_logins_of_all_masters(system: System) -> None:
     for index in range(MASTERS):
         assert console(system, index, "/api/actions/quota", {}, token="guess").status == 401
@@ -113,6 +116,7 @@ def test_audit_shows_refused_logins_of_all_masters(system: System) -> None:
     until(lambda: "client" in [via for via, _master in refused()], "so is that of a client")
 
 
+@pytest.mark.promise("audit-trail")
 def test_the_trail_survives_masters_and_their_owner(system: System, tmp_path: Path) -> None:
     assert run(system, "quota", "set", "red", "--pins", "7").exit_code == 0
     (before,) = trail(system, "--action", "quota_set")

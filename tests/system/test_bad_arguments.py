@@ -29,6 +29,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             assert made.get(b"k" * MAX_KEY_BYTES) == b"v"
 
 
+@pytest.mark.promise("failures-typed")
 def test_a_key_that_is_none_is_refused(client: Client) -> None:
     """Of other types: test_wrong_types.py."""
     for key in (b"", b"k" * (MAX_KEY_BYTES + 1)):
@@ -44,6 +45,7 @@ def test_value_empty_or_too_large_is_refused(client: Client) -> None:
             client.put(b"k", bytes(size))
 
 
+@pytest.mark.promise("failures-typed")
 def test_a_value_of_more_than_a_gibibyte_is_refused(client: Client) -> None:
     with (
         mmap.mmap(-1, MAX_VALUE_BYTES + 1) as value,
@@ -52,6 +54,7 @@ def test_a_value_of_more_than_a_gibibyte_is_refused(client: Client) -> None:
         client.put(b"k", value)
 
 
+@pytest.mark.promise("failures-typed")
 def test_a_value_that_is_not_contiguous_is_refused(client: Client) -> None:
     for value in (np.zeros((8, 8))[:, ::2], torch.zeros(8, 8).t()[:, :3], memoryview(bytes(64))[::2]):
         with pytest.raises(InvalidArgument, match="contiguous"):
@@ -86,6 +89,7 @@ def test_absent_master_is_unavailable_within_the_deadline() -> None:
         client.put(b"k", b"v")
 
 
+@pytest.mark.promise("failures-typed")
 def test_silent_master_fails_within_the_deadline() -> None:
     before_s = time.monotonic()
     with within(0.5), socket.create_server(("127.0.0.1", 0)) as server:
@@ -95,6 +99,7 @@ def test_silent_master_fails_within_the_deadline() -> None:
     assert time.monotonic() - before_s > 0.4
 
 
+@pytest.mark.promise("input-untrusted")
 def test_master_of_other_protocol_is_named_with_versions() -> None:
     def answer(connection: socket.socket) -> None:
         connection.recv(4096)

@@ -59,6 +59,7 @@ def by_certificate(encrypted: Encrypted, token: str = "") -> ClientSettings:
     return replace(encrypted.client("red"), tenant="red", token=token, deadline_s=PATIENT_S)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_a_client_by_certificate_alone_works_on_its_masters_host(encrypted: Encrypted) -> None:
     """Calls that the node cannot answer go to the master over TCP, where the certificate is shown; values stay in shared memory."""
     settings = by_certificate(encrypted)
@@ -123,6 +124,7 @@ def unix_session(encrypted: Encrypted, settings: ClientSettings) -> tuple[Addres
     return Address(unix=table.unix[0]), Hello(ROLE_CLIENT, "red", ticket=table.tickets[0])
 
 
+@pytest.mark.promise("tls-everywhere")
 @pytest.mark.parametrize("token", ["", "secret"])
 def test_a_revoked_certificate_ends_unix_sessions_and_tickets(encrypted: Encrypted, revoked: Path, token: str) -> None:
     """Also beside a token that is good. Others of the tenant go on."""
@@ -147,6 +149,7 @@ def test_a_revoked_certificate_ends_unix_sessions_and_tickets(encrypted: Encrypt
         assert going_on.put(b"another", VALUE)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_a_revoked_certificate_ends_at_nodes_without_a_master(encrypted: Encrypted, revoked: Path) -> None:
     """A node looks at its own file: it waits for no master to say so."""
     leaked = by_certificate(encrypted)
@@ -168,6 +171,7 @@ def exported(encrypted: Encrypted, monkeypatch: pytest.MonkeyPatch) -> ClientSet
     return settings
 
 
+@pytest.mark.promise("settings-checked")
 def test_client_takes_certificate_and_tenant_from_variables(exported: ClientSettings) -> None:
     with Client(deadline_s=PATIENT_S) as client:
         assert client.put(KEY, VALUE, ack="cluster")
@@ -182,12 +186,14 @@ MASTER, NODE = "kvstore.master.daemon", "kvstore.store.daemon"
 ANYWHERE = ("--listen", "127.0.0.1:0")
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_master_with_foreign_certificate_does_not_start(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "certs")
     line = refusal(MASTER, *ANYWHERE, "--run-dir", str(tmp_path), *flags(cluster.node("n1")))
     assert "tls_cert is for kvstore://node/n1, and kvstore://master is required" in line
 
 
+@pytest.mark.promise("tls-everywhere")
 @pytest.mark.parametrize(
     ("more", "host"), [((), "127.0.0.1"), (("--advertise", "master-1"), "master-1"), (("--control", "localhost:0"), "localhost")]
 )
@@ -198,6 +204,7 @@ def test_a_master_with_another_hosts_certificate_does_not_start(tmp_path: Path, 
     assert f"tls_cert does not have {host}, by which peers reach this master" in line
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_a_node_with_another_ones_certificate_does_not_start(tmp_path: Path) -> None:
     own = Cluster(tmp_path / "certs").node("n1")
     common = (*ANYWHERE, "--dram", "16MiB", "--run-dir", str(tmp_path), *flags(own))
@@ -206,6 +213,7 @@ def test_a_node_with_another_ones_certificate_does_not_start(tmp_path: Path) -> 
     assert "tls_cert does not have node-1, by which peers reach this node" in line
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_a_client_with_a_revoked_certificate_is_told_so(encrypted: Encrypted, revoked: Path) -> None:
     leaked = by_certificate(encrypted)
     revoke(revoked, leaked)
@@ -222,6 +230,7 @@ def test_a_client_with_a_revoked_certificate_is_told_so(encrypted: Encrypted, re
         Control.find(leaked)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_an_authority_is_exchanged_while_clients_work(encrypted: Encrypted, tmp_path: Path) -> None:
     """As docs/security.md says: trust both, exchange every certificate, trust the new one only. One client goes on over all of it."""
     settings, ca = by_certificate(encrypted), Path(encrypted.of_master.tls_ca)

@@ -55,6 +55,7 @@ class Containers:
         return FarClient(self.hosts, host, self.master, transports="auto", prefix=self._inside[host])
 
 
+@pytest.mark.promise("right-daemon")
 @pytest.mark.parametrize("size_bytes", [100, 128 << 10], ids=["in messages", "by the engine"])
 def test_container_with_foreign_run_folder_finds_blocks(tmp_path: Path, size_bytes: int) -> None:
     keys = [[f"{host} {number}" for number in range(COUNT)] for host in (0, 1)]

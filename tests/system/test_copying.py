@@ -80,6 +80,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield started
 
 
+@pytest.mark.promise("replicas-survive")
 def test_copies_have_the_bytes_and_outlive_their_source(cluster: Cluster) -> None:
     with cluster.fill() as client:
         assert cluster.read_from("b") == [None] * len(KEYS)
@@ -97,6 +98,7 @@ def test_copies_have_the_bytes_and_outlive_their_source(cluster: Cluster) -> Non
             assert newcomer.exists_batch(KEYS) == [True] * len(KEYS)
 
 
+@pytest.mark.promise("copies-versioned")
 def test_a_removal_reaches_every_copy(cluster: Cluster) -> None:
     with cluster.fill() as client:
         cluster.replicate()
@@ -105,6 +107,7 @@ def test_a_removal_reaches_every_copy(cluster: Cluster) -> None:
         assert cluster.read_from("a") == cluster.read_from("b") == [None] * len(KEYS)
 
 
+@pytest.mark.promise("copies-versioned")
 def test_a_block_removed_while_it_is_copied_does_not_come_back(cluster: Cluster) -> None:
     """Whatever the removal meets: blocks that wait, that are on their way, that the master has just entered."""
     with cluster.fill() as client:
@@ -121,6 +124,7 @@ def test_a_block_removed_while_it_is_copied_does_not_come_back(cluster: Cluster)
         assert not any(value is not None and not known[key] for key, value in at_b.items()), "b holds what the master does not know"
 
 
+@pytest.mark.promise("copies-versioned")
 def test_copy_with_dying_source_is_right_or_absent(cluster: Cluster) -> None:
     with cluster.fill() as client:
         cluster.replicate()
@@ -137,6 +141,7 @@ def test_copy_with_dying_source_is_right_or_absent(cluster: Cluster) -> None:
         assert client.get_batch(KEYS) == at_b
 
 
+@pytest.mark.promise("authentication")
 def test_copy_between_nodes_works_with_tokens(tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path, {"red": "secret", "blue": "other"})
     with (

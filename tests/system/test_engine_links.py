@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kvstore.client.config import ClientSettings
 from tests.forked import said
 from tests.namespaces import TwoHosts, two_hosts
@@ -45,6 +47,7 @@ def a_node(hosts: TwoHosts, folder: Path, *, rails: str) -> Iterator[str]:
         yield f"{address}:{MASTER}"
 
 
+@pytest.mark.promise("dead-node")
 def test_engine_behind_firewall_is_bypassed_then_reused(tmp_path: Path) -> None:
     with two_hosts(0) as hosts, a_node(hosts, tmp_path, rails="rail0") as master, FarClient(hosts, 1, master) as client:
         assert client.put(KEYS, MIB)["done"] == STORED
@@ -65,6 +68,7 @@ def test_engine_behind_firewall_is_bypassed_then_reused(tmp_path: Path) -> None:
         until(lambda: client.get(KEYS, MIB)["engine_bytes"] == WHOLE, "the engine is used again")
 
 
+@pytest.mark.promise("dead-node")
 def test_a_node_whose_link_gets_another_address_is_reached_there(tmp_path: Path) -> None:
     with two_hosts(0, 0) as hosts:
         await_links(hosts, "rail1")

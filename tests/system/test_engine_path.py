@@ -76,6 +76,8 @@ def engine_of(system: System, tenant: str = "", token: str = "") -> bytes:
 # --- round trips ---
 
 
+@pytest.mark.promise("get-exact-bytes")
+@pytest.mark.promise("put-conflicts")
 def test_values_are_equal_for_all_put_and_read_paths(system: System) -> None:
     with system.client() as local, far_client(system) as far, far_client(system) as newcomer:
         assert far.put_batch(KEYS[::2], VALUES[::2]) == [True] * 8
@@ -146,6 +148,7 @@ def test_no_descriptor_and_no_thread_is_left_behind(system: System) -> None:
 # --- what dies ---
 
 
+@pytest.mark.promise("dead-node")
 def test_restarted_node_is_used_by_its_new_engine(tmp_path: Path) -> None:
     with running_system(tmp_path, f"--dram 32MiB --nvme {tmp_path / 'nvme'}:64MiB") as system:
         with far_client(system) as far:
@@ -199,6 +202,7 @@ def hold_remote_put(connection: Connection, tcp: str, engine: bytes, key: bytes)
         connection.recv()
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_late_write_of_expired_put_harms_no_block(small: System) -> None:
     value = value_of(b"k", 1, MIB)
     with small.client() as client, process(hold_remote_put, node_tcp(small), engine_of(small), b"k") as (pid, writer):
@@ -217,6 +221,7 @@ def test_late_write_of_expired_put_harms_no_block(small: System) -> None:
 TOKENS = {"red": "red's secret", "blue": "blue's secret"}
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_no_tenant_reads_or_writes_anothers_memory_by_the_engine(tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path, TOKENS)
     secret, deadline = value_of(b"k", 0, MIB), Deadline(DEADLINE_S)
@@ -267,6 +272,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "SLICE_BYTES", MIB // 8)
 
 
+@pytest.mark.promise("dead-node")
 @pytest.mark.usefixtures("parts")
 def test_batches_in_parts_are_the_bytes_that_were_put(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
@@ -283,6 +289,7 @@ def test_batches_in_parts_are_the_bytes_that_were_put(system: System, monkeypatc
         assert far.put_batch(KEYS, VALUES) == [False] * 16
 
 
+@pytest.mark.promise("dead-node")
 @pytest.mark.usefixtures("parts")
 def test_node_killed_between_parts_leaks_no_slot(system: System) -> None:
     """What a call returned as stored is read right, or is a miss where the killed node had it."""

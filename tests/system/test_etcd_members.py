@@ -32,6 +32,7 @@ def system(tmp_path: Path, etcd: EtcdCluster) -> Iterator[System]:
         yield system
 
 
+@pytest.mark.promise("etcd-outage")
 def test_each_member_may_die_as_long_as_the_others_live(etcd: EtcdCluster, system: System) -> None:
     with system.client(deadline_s=PATIENT_S) as client:
         for index, member in enumerate(etcd.members):
@@ -45,6 +46,7 @@ LACK = "etcd has no quorum: 1 of 3 answers"
 NO_QUORUM = f"{LACK}; reads go on, puts are not confirmed"
 
 
+@pytest.mark.promise("etcd-outage")
 def test_without_a_majority_reads_go_on_and_puts_wait_for_it(etcd: EtcdCluster, system: System) -> None:
     with system.client(deadline_s=PATIENT_S) as client:
         assert client.put(b"before", b"value", ack="cluster")
@@ -60,6 +62,7 @@ def test_without_a_majority_reads_go_on_and_puts_wait_for_it(etcd: EtcdCluster, 
         assert client.get(b"before") == b"value"
 
 
+@pytest.mark.promise("etcd-outage")
 def test_without_a_majority_a_dead_node_ends_its_own_reads_only(etcd: EtcdCluster, system: System) -> None:
     keys = [b"%d" % index for index in range(32)]
     with system.client(deadline_s=PATIENT_S) as client:

@@ -32,6 +32,7 @@ def running(tmp_path: Path, own_etcd: EtcdServer) -> Iterator[System]:
         yield started
 
 
+@pytest.mark.promise("settings-checked")
 def test_etcd_down_at_start_is_one_line_and_code_2() -> None:
     [port] = free_ports(1)
     flags = ("--listen", "127.0.0.1:0", "--control", "127.0.0.1:0", "--catalog-timeout-s", "1")
@@ -48,6 +49,8 @@ def put_fails(client: Client, key: bytes, value: bytes, deadline_s: float) -> No
     assert time.monotonic() - before_s > deadline_s - ANSWER_MARGIN_S
 
 
+@pytest.mark.promise("etcd-outage")
+@pytest.mark.promise("no-partial-blocks")
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_etcd_outage_keeps_reads_and_acknowledged_puts(running: System, own_etcd: EtcdServer, how: str) -> None:
     with running.client() as client, running.remote_client() as remote:

@@ -3,6 +3,8 @@
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from kvstore.cli.tools import cluster_checks
 from kvstore.cli.tools.transport_checks import CheckVerdict
 from kvstore.client import Client
@@ -16,6 +18,7 @@ CLIENTS = 100
 FEW = ["sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$@"', "sh"]
 
 
+@pytest.mark.promise("failures-typed")
 def test_clients_beyond_descriptors_are_refused_with_cause(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master, ExitStack() as opened:

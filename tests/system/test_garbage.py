@@ -77,6 +77,7 @@ def is_serving(client: Client) -> bool:
     return client.get(b"kept") == value_of(b"kept", 0, 100_000) and client.exists_batch([b"kept", b"other"]) == [True, False]
 
 
+@pytest.mark.promise("no-leaks")
 @pytest.mark.parametrize("port", PORTS)
 def test_a_daemon_lives_serves_others_and_keeps_no_descriptor(system: System, port: str) -> None:
     with system.client() as client:
@@ -100,6 +101,7 @@ def test_a_daemon_lives_serves_others_and_keeps_no_descriptor(system: System, po
         assert is_serving(newcomer)
 
 
+@pytest.mark.promise("input-untrusted")
 @pytest.mark.parametrize("port", FRAME_PORTS)
 def test_another_protocol_version_is_answered_with_both_versions(system: System, port: str) -> None:
     with closing(connect(address(system, port), timeout_s=TIMEOUT_S)) as sock:
@@ -111,6 +113,7 @@ def test_another_protocol_version_is_answered_with_both_versions(system: System,
         assert sock.recv(1) == b"", "it cannot be understood any further"
 
 
+@pytest.mark.promise("no-leaks")
 def test_a_storm_of_mutated_frames_brings_no_daemon_down(system: System) -> None:
     """Valid frames with a few bytes changed get further in than noise does."""
     choose = random.Random(4)

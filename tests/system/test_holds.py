@@ -117,6 +117,7 @@ def load_elsewhere(system: System, keys: list[bytes]) -> list[bytes | None]:
     return found
 
 
+@pytest.mark.promise("holds-keep")
 def test_held_blocks_stay_and_are_loaded_by_another_process(small: System, make_client: Callable[[], Client]) -> None:
     with make_client() as client:
         client.put_batch(HELD + UNHELD, values(HELD + UNHELD))
@@ -135,6 +136,7 @@ def test_held_blocks_stay_and_are_loaded_by_another_process(small: System, make_
         assert (client.stats().held_blocks, client.stats().unheld_blocks) == (len(HELD), 0)
 
 
+@pytest.mark.promise("holds-keep")
 @HERE
 def test_a_hold_ends_at_its_time(small: System, make_client: Callable[[], Client]) -> None:
     with make_client() as client:
@@ -148,6 +150,7 @@ def test_a_hold_ends_at_its_time(small: System, make_client: Callable[[], Client
             assert not any(client.exists_batch(HELD))
 
 
+@pytest.mark.promise("holds-keep")
 def test_holds_end_with_a_client_that_is_killed(small: System) -> None:
     with small.client() as client:
         client.put_batch(HELD, values(HELD))
@@ -160,6 +163,7 @@ def test_holds_end_with_a_client_that_is_killed(small: System) -> None:
         await_counter(small, "holds", lambda count: not count)
 
 
+@pytest.mark.promise("holds-keep")
 def test_no_more_than_a_tenth_of_a_tier_is_held(small: System, make_client: Callable[[], Client]) -> None:
     many = [b"many-%d" % number for number in range(2 * TENTH_BLOCKS)]
     with make_client() as client:
@@ -174,6 +178,7 @@ def test_no_more_than_a_tenth_of_a_tier_is_held(small: System, make_client: Call
         assert client.match_prefix(many) == TENTH_BLOCKS
 
 
+@pytest.mark.promise("holds-keep")
 @HERE
 def test_a_remove_with_force_takes_what_is_held(small: System, make_client: Callable[[], Client]) -> None:
     with make_client() as client:

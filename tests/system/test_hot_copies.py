@@ -64,6 +64,7 @@ def read_until(readers: list[Client], is_so: Callable[[], bool], what: str) -> N
     until(read, what, every_s=STATUS_POLL_S)
 
 
+@pytest.mark.promise("last-replica-last")
 def test_hot_block_is_copied_and_the_copy_evicted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "REMOTE_HINT_TTL_NS", ASKED_AGAIN_NS)
     with System(tmp_path) as system:
@@ -104,6 +105,7 @@ def test_hot_block_is_copied_and_the_copy_evicted_first(tmp_path: Path, monkeypa
                 assert client.get(HOT) == value(HOT)
 
 
+@pytest.mark.promise("last-replica-last")
 def test_hot_copies_disabled_keep_blocks_in_place(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 32MiB", nodes=("n0", "n1")) as system:
         with tied(system, "n0") as client, far_clients(system, 1) as readers:

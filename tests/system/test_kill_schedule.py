@@ -152,6 +152,7 @@ def disturb(system: System, oracle: Oracle, choose: random.Random) -> None:
         system.await_alive("n0", "n1")
 
 
+@pytest.mark.promise("get-exact-bytes")
 @pytest.mark.parametrize(("catalog", "seed"), [("memory:", 1), ("lmdb:{}", 2), pytest.param("lmdb:{}", 3, marks=pytest.mark.slow)])
 def test_a_get_returns_a_version_that_could_be_current_or_a_miss(tmp_path: Path, catalog: str, seed: int) -> None:
     oracle, choose = Oracle(), random.Random(seed)

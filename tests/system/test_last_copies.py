@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from kvstore.client.sync import Client
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
@@ -25,6 +27,7 @@ def at(client: Client, keys: list[bytes], name: str) -> list[bytes]:
     return [key for key, places in zip(keys, client.locate(keys), strict=True) if name in {place.node for place in places}]
 
 
+@pytest.mark.promise("last-replica-last")
 def test_full_node_evicts_replicated_before_colder_blocks(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, Full
 from tests.system.history import value_of, version_of
@@ -40,6 +42,7 @@ def mixed(client: Client, seed: int, count: int) -> None:
             client.exists_batch(choose.sample(KEYS, 8))
 
 
+@pytest.mark.promise("no-leaks")
 def test_after_much_use_everything_is_as_before(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         master = system.start_master()
@@ -68,6 +71,8 @@ def test_after_much_use_everything_is_as_before(tmp_path: Path) -> None:
         assert all(tier.used_bytes <= tier.capacity_bytes for tier in status.tiers)
 
 
+@pytest.mark.promise("no-leaks")
+@pytest.mark.promise("put-bounded-wait")
 def test_puts_that_fail_for_want_of_room_leave_nothing_behind(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 1MiB") as system:
         with system.client() as client:

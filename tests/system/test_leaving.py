@@ -31,6 +31,7 @@ def system(tmp_path: Path) -> Iterator[System]:
         yield started
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_sigterm_and_restart_keep_acknowledged_blocks(system: System, tmp_path: Path) -> None:
     """Those that were acknowledged by their node alone, too."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'nvme'}:64MiB", "--drain-s", "60")
@@ -94,6 +95,7 @@ def put_all(client: Client) -> tuple[str, str]:
     return name, "n1" if name == "n0" else "n0"
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_drain_copies_last_replicas_to_peers(system: System) -> None:
     two_nodes(system)
     with system.client(ack="node") as client:
@@ -122,6 +124,7 @@ def test_drain_copies_last_replicas_to_peers(system: System) -> None:
         until(goes_there_again, "puts go to this host's node again")
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_drain_without_peer_space_keeps_blocks_on_nvme(system: System, tmp_path: Path) -> None:
     """100 blocks of 64 KiB do not fit into the other's 4 MiB."""
     system.start_node("n0", "--dram", "16MiB", "--nvme", f"{tmp_path / 'n0'}:64MiB")
@@ -137,6 +140,7 @@ def test_drain_without_peer_space_keeps_blocks_on_nvme(system: System, tmp_path:
         assert client.get_batch(KEYS) == VALUES
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_drain_to_nvme_survives_a_master_restart(tmp_path: Path) -> None:
     with System(tmp_path, f"lmdb:{tmp_path / 'catalog'}") as system:
         system.start_master()
@@ -155,6 +159,7 @@ def test_drain_to_nvme_survives_a_master_restart(tmp_path: Path) -> None:
             assert "alive, drained" in CliRunner().invoke(kvstore, ["nodes", "--master", system.address], env={"COLUMNS": "300"}).output
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_drain_without_space_reports_and_continues(system: System) -> None:
     system.start_node("n0", "--dram", "16MiB")
     with system.client() as client:

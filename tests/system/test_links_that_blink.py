@@ -84,6 +84,7 @@ def _has_put(client: Client, batch: list[bytes]) -> bool:
     return False
 
 
+@pytest.mark.promise("resync")
 def test_of_a_link_that_blinks_less_than_a_tenth_is_named_again(places: Places, tmp_path: Path) -> None:
     """With puts and removals before, while it is broken, and while the inventory is compared."""
     master = Blinking(places)

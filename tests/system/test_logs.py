@@ -24,6 +24,7 @@ def events(daemon: Daemon) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"]]
 
 
+@pytest.mark.promise("tracing-free")
 def test_events_have_names_and_nothing_secret_is_told(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(

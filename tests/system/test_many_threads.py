@@ -96,12 +96,14 @@ def few_descriptors_async(connection: Connection, address: str) -> None:
     connection.send(asyncio.run(main()))
 
 
+@pytest.mark.promise("resources-exhausted")
 @pytest.mark.parametrize("run", [few_descriptors, no_descriptors, pytest.param(few_descriptors_async, marks=pytest.mark.slow)])
 def test_few_descriptors_are_shared_in_turn(system: System, run: Callable[[Connection, str], None]) -> None:
     with process(run, system.address) as (_, connection):
         assert heard(connection) == []
 
 
+@pytest.mark.promise("resources-exhausted")
 @pytest.mark.parametrize("is_remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_few_channels_are_shared_in_turn(system: System, is_remote: bool) -> None:
     make = system.remote_client if is_remote else system.client
@@ -109,6 +111,7 @@ def test_few_channels_are_shared_in_turn(system: System, is_remote: bool) -> Non
         assert run_threads(client) == []
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_a_node_with_few_connections_is_shared_in_turn(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The node refuses more than it takes, to a client that would open one a thread."""
     with running_system(tmp_path_factory.mktemp("few"), "--dram 64MiB --max-connections 16") as system:

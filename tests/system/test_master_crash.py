@@ -36,6 +36,9 @@ def running(tmp_path: Path, catalog: str) -> Iterator[System]:
         yield started
 
 
+@pytest.mark.promise("get-exact-bytes")
+@pytest.mark.promise("put-ack-cluster")
+@pytest.mark.promise("records-durable")
 def test_with_the_node_alive_every_acknowledged_block_is_read(running: System) -> None:
     with running.client() as client:
         assert client.put_batch(KEYS, VALUES, namespace="of the test") == [True] * ALL_BLOCKS
@@ -49,6 +52,7 @@ def test_with_the_node_alive_every_acknowledged_block_is_read(running: System) -
         assert newcomer.put_batch(KEYS[:2], VALUES[:2]) == [False, False]
 
 
+@pytest.mark.promise("records-durable")
 def test_node_killed_too_serves_nvme_blocks_and_no_others(running: System) -> None:
     with running.client() as client:
         client.put_batch(KEYS, VALUES)
@@ -64,6 +68,7 @@ def test_node_killed_too_serves_nvme_blocks_and_no_others(running: System) -> No
         assert client.get_batch(KEYS) == [value if was else None for value, was in zip(VALUES, durable, strict=True)]
 
 
+@pytest.mark.promise("remove-stays-removed")
 @pytest.mark.parametrize("catalog", ["lmdb"], indirect=True)
 def test_with_the_node_killed_too_a_removed_block_stays_removed(running: System) -> None:
     with running.client() as client:
@@ -80,6 +85,7 @@ def test_with_the_node_killed_too_a_removed_block_stays_removed(running: System)
         assert client.get(key) is None
 
 
+@pytest.mark.promise("resync")
 @pytest.mark.parametrize("catalog", ["memory", "lmdb"], indirect=True)
 def test_node_away_has_no_blocks_and_all_after_return(running: System) -> None:
     with running.client(deadline_s=5.0) as client:
@@ -96,6 +102,7 @@ def test_node_away_has_no_blocks_and_all_after_return(running: System) -> None:
         assert client.exists_batch(KEYS) == durable
 
 
+@pytest.mark.promise("records-durable")
 def test_puts_acknowledged_during_etcd_kill_are_found(tmp_path: Path, etcd_server_factory: Callable[..., EtcdServer]) -> None:
     etcd = etcd_server_factory()
     with System(tmp_path, f"etcd://{etcd.host_port}") as system:

@@ -22,6 +22,7 @@ def flags(folder: Path, master: Daemon, *memory: str) -> list[str]:
     return [*given[:at], *given[at + 2 :], *memory]
 
 
+@pytest.mark.promise("memory-bounded")
 @pytest.mark.parametrize("nested", [False, True])
 def test_node_that_exceeds_its_limit_does_not_start(tmp_path: Path, nested: bool) -> None:
     """DRAM alone is below the limit; block table, index and process come on top. The limit may be an outer group's."""
@@ -42,6 +43,7 @@ def test_node_that_exceeds_its_limit_does_not_start(tmp_path: Path, nested: bool
     assert "give memory 224 MiB in place of dram" in said
 
 
+@pytest.mark.promise("memory-bounded")
 def test_node_with_memory_of_its_limit_is_filled_and_lives(tmp_path: Path) -> None:
     """Values of 4 KiB fill the DRAM tier twice; then small ones fill the block table, with an index for a client that reads."""
     with running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as master, memory_group(LIMIT_BYTES) as group:

@@ -47,6 +47,7 @@ def https(cluster: LocalCluster) -> tuple[str, str]:
     return status.http, status.nodes[0].http
 
 
+@pytest.mark.promise("observable")
 @pytest.mark.parametrize(("metrics", "which"), [(MASTER, 0), (NODE, 1)], ids=["master", "node"])
 def test_what_is_told_is_what_is_listed(cluster: LocalCluster, metrics: tuple[Metric, ...], which: int) -> None:
     kinds, samples = scraped(https(cluster)[which])
@@ -58,6 +59,7 @@ def test_what_is_told_is_what_is_listed(cluster: LocalCluster, metrics: tuple[Me
             assert {label for label, _ in labels} - {"le"} == listed[family], name
 
 
+@pytest.mark.promise("observable")
 def test_figures_are_those_of_what_was_done(cluster: LocalCluster) -> None:
     master, node = https(cluster)
     _, before = scraped(node)

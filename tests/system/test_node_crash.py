@@ -29,6 +29,7 @@ def tiered(tmp_path: Path) -> Iterator[System]:
         yield started
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_crash_keeps_nvme_blocks_and_loses_dram_only_ones(tiered: System) -> None:
     keys = [key_of(number) for number in range(ALL_BLOCKS)]
     with tiered.client() as client:
@@ -48,6 +49,7 @@ def test_crash_keeps_nvme_blocks_and_loses_dram_only_ones(tiered: System) -> Non
         assert client.put_batch(keys, [value_of(key, 1, BLOCK_BYTES) for key in keys]) == [not was for was in durable]
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_client_cached_locations_are_corrected_after_crash(tiered: System) -> None:
     key = key_of(0)
     with tiered.client() as client:
@@ -60,6 +62,7 @@ def test_client_cached_locations_are_corrected_after_crash(tiered: System) -> No
         assert client.get(key) == value_of(key, 1, BLOCK_BYTES)
 
 
+@pytest.mark.promise("remove-stays-removed")
 @pytest.mark.parametrize("is_put_again", [False, True])
 def test_a_removed_block_does_not_come_back_from_nvme(tiered: System, is_put_again: bool) -> None:
     keys = [key_of(number) for number in range(ALL_BLOCKS)]
@@ -77,6 +80,7 @@ def test_a_removed_block_does_not_come_back_from_nvme(tiered: System, is_put_aga
         assert client.exists(key) is False
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_removed_blocks_do_not_return_after_failed_deletes(tmp_path: Path) -> None:
     """The disk is full when they are removed; the removal was acknowledged, and then the node is killed."""
     keys = [key_of(number) for number in range(ALL_BLOCKS)]

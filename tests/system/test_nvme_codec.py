@@ -81,6 +81,7 @@ def test_codec_status_shows_decoded_and_encoded_size(filled: System) -> None:
     assert "8.02 bits an element" in shown("status")
 
 
+@pytest.mark.promise("codec-bounded")
 def test_codec_holds_more_within_the_error_of_the_scheme(filled: System) -> None:
     with filled.client() as client:
         first = found_in(client)
@@ -97,6 +98,7 @@ def test_codec_holds_more_within_the_error_of_the_scheme(filled: System) -> None
             assert {key: again[key] for key in changed} == {key: first[key] for key in changed}
 
 
+@pytest.mark.promise("codec-bounded")
 def test_codec_change_keeps_old_values_readable(tmp_path: Path) -> None:
     with running_system(tmp_path, flags(tmp_path, "fp8-head")) as system:
         with system.client() as client:
@@ -121,6 +123,7 @@ def _accounts(tier: pb.TierStatus) -> tuple[int, int, int]:
     return tier.payload_bytes, tier.metadata_bytes, tier.elements
 
 
+@pytest.mark.promise("codec-bounded")
 def test_codec_copy_has_the_version_of_its_source(tmp_path: Path) -> None:
     with (
         master_in_thread(tmp_path / "m", heartbeat_interval_s=0.05, node_ttl_s=60.0) as places,

@@ -48,6 +48,7 @@ def reads_and_writes(connection: Connection, address: str, is_member: bool) -> N
         connection.recv()
 
 
+@pytest.mark.promise("least-privilege")
 def test_group_member_puts_gets_and_views_in_shared_memory(shared: System) -> None:
     with process(reads_and_writes, shared.address, True) as (_, member):
         told = heard(member)
@@ -64,6 +65,8 @@ def test_the_masters_socket_is_the_groups_too(shared: System) -> None:
     assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, GROUP.gr_gid)
 
 
+@pytest.mark.promise("least-privilege")
+@pytest.mark.promise("observable")
 def test_who_is_not_in_the_group_reads_and_writes_over_tcp(shared: System) -> None:
     with shut_out(shared.folder / "n0"), process(reads_and_writes, shared.address, False) as (_, stranger):
         told = heard(stranger)

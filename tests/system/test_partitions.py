@@ -56,6 +56,7 @@ def key_of(partition: int) -> bytes:
     return next(key for key in KEYS if partition_of(key, PARTITIONS) == partition)
 
 
+@pytest.mark.promise("partitions-hidden")
 @pytest.mark.parametrize(("ack", "is_remote"), [("cluster", False), ("node", False), ("node", True)])
 def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remote: bool) -> None:
     client = alone.remote_client(ack=ack) if is_remote else alone.client(ack=ack)
@@ -84,12 +85,14 @@ def test_a_client_notices_nothing_of_partitions(alone: System, ack: str, is_remo
         assert not any(client.exists_batch(KEYS))
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_blocks_have_replicas_whichever_partition_they_are_of(alone: System) -> None:
     with alone.client() as client:
         assert all(client.put_batch(KEYS, VALUES, replicas=2, ack="replicas"))
         assert all(len(found) == 2 for found in client.locate(KEYS))
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_a_node_is_drained_of_the_blocks_of_all_partitions(alone: System) -> None:
     with alone.client() as client, Control.find(alone.settings) as control:
         assert all(client.put_batch(KEYS, VALUES))
@@ -101,11 +104,13 @@ def test_a_node_is_drained_of_the_blocks_of_all_partitions(alone: System) -> Non
         assert not any(node.HasField("drain") for node in control.status().nodes)
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_a_partition_that_there_is_not_is_refused(alone: System) -> None:
     with pytest.raises(KVStoreError, match="there is no partition 4"):
         Channel.open(parse_address(alone.address)._replace(partition=4), Hello(ROLE_CLIENT), Deadline(PATIENT_S))
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_the_number_of_partitions_stays_what_it_was(shared: System) -> None:
     flags = ("--listen", "127.0.0.1:0", "--catalog", shared.catalog, "--run-dir", str(shared.folder))
     for count in ("1", "2"):
@@ -113,6 +118,7 @@ def test_the_number_of_partitions_stays_what_it_was(shared: System) -> None:
         assert (code, "made for a key space of 4 partitions" in errors) == (2, True)
 
 
+@pytest.mark.promise("failover")
 def test_killed_master_stalls_only_its_own_partitions(shared: System) -> None:
     before = owners(shared, 0, 1, 2)
     victim = max(before.values(), key=lambda index: (Counter(before.values())[index], index))
@@ -136,6 +142,7 @@ def test_killed_master_stalls_only_its_own_partitions(shared: System) -> None:
         finds_all(other, load.acknowledged)
 
 
+@pytest.mark.promise("failover")
 def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System) -> None:
     before = owners(shared, 0, 1, 2)
     victim = before[0]
@@ -164,6 +171,7 @@ def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System)
         until(lambda: all(other.exists_batch(load.acknowledged)), "all that was acknowledged is found", DEADLINE_S, every_s=STATUS_POLL_S)
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_small_limit_can_be_had_in_each_partition(shared: System) -> None:
     """No partition grants more than the whole limit, and each grants a small one whole (docs/security.md)."""
     parts = [[key for key in KEYS if partition_of(key, PARTITIONS) == partition] for partition in (1, 2)]

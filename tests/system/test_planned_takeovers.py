@@ -78,6 +78,7 @@ def await_owned(system: System, index: int, count: int, partitions: int) -> None
     until(lambda: len(system.owned(index, partitions)) == count, f"master {index} owns {count} of {partitions}", every_s=STATUS_POLL_S)
 
 
+@pytest.mark.promise("failover")
 def test_planned_takeover_has_no_read_misses(system: System) -> None:
     start(system, 0, 1)
     system.start_nodes("--dram", "32MiB", names=("n0", "n1", "n2"))
@@ -90,6 +91,7 @@ def test_planned_takeover_has_no_read_misses(system: System) -> None:
         await_owned(system, 2, 1, 1)
 
 
+@pytest.mark.promise("failover")
 def test_partition_moves_to_and_from_master_without_misses(system: System) -> None:
     start(system, 0, partitions=PARTITIONS)
     system.start_nodes("--dram", "32MiB", names=("n0", "n1", "n2"))

@@ -59,6 +59,7 @@ def quotas(tmp_path: Path) -> Iterator[Quotas]:
         yield Quotas(system, file)
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_tenant_at_its_quota_takes_nothing_from_others(quotas: Quotas) -> None:
     keys, wanted = values(8, b"b")
     with quotas.tenant("red") as red, quotas.tenant("blue") as blue:
@@ -73,6 +74,7 @@ def test_tenant_at_its_quota_takes_nothing_from_others(quotas: Quotas) -> None:
         assert quotas.use("blue").dram_bytes == 8 * VALUE_BYTES
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_what_the_file_says_now_holds_without_a_restart(quotas: Quotas) -> None:
     keys, wanted = values(HELD_BY_QUOTA)
     with quotas.tenant("red") as red:
@@ -93,6 +95,7 @@ def test_what_the_file_says_now_holds_without_a_restart(quotas: Quotas) -> None:
         until(has_room_for_all, "room for all")
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> None:
     """Red's blocks are pinned: nothing of its own can leave for what it puts next, until its deadline."""
     keys, wanted = values(HELD_BY_QUOTA)
@@ -108,6 +111,7 @@ def test_a_waiting_put_of_one_tenant_does_not_delay_anothers(quotas: Quotas) -> 
                 waiting.result()
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_tenant_of_many_sizes_stays_within_its_slabs(tmp_path: Path) -> None:
     """Each size has a slab of its own, and red's others leave for the next one's. Blue's stay, in as many slabs as they need."""
     file = tmp_path / "quotas.toml"
@@ -129,6 +133,7 @@ def test_tenant_of_many_sizes_stays_within_its_slabs(tmp_path: Path) -> None:
                 late.put(b"one more", bytes(20 * KIB))
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_pins_and_reservations_beyond_the_quota_are_refused(quotas: Quotas) -> None:
     keys, wanted = values(4)
     quotas.edit("[tenants.red]\npins = 2\nreservations = 0\n")
@@ -153,6 +158,7 @@ def test_pins_and_reservations_beyond_the_quota_are_refused(quotas: Quotas) -> N
         far.put(b"far", wanted[0])
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_connections_beyond_quota_are_refused_by_daemons(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text("[tenants.red]\nconnections = 1\n")
@@ -187,6 +193,7 @@ def holds(system: System, client: Client, keys: list[bytes], count: int) -> None
     until(is_so, f"{count} of the tenant's values")
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_operator_quota_overrides_file_until_cleared(tmp_path: Path) -> None:
     file = tmp_path / "quotas.toml"
     file.write_text(QUOTA)
@@ -211,6 +218,7 @@ def test_operator_quota_overrides_file_until_cleared(tmp_path: Path) -> None:
             holds(system, red, keys, 12)
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_operator_quota_holds_after_a_failover(tmp_path: Path, etcd_url: str) -> None:
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         system.start_masters("--lease-ttl-s", "5")

@@ -32,6 +32,7 @@ def in_nvme(system: System) -> int:
     return next(tier.blocks for tier in system.await_settled().tiers if tier.name == "nvme")
 
 
+@pytest.mark.promise("records-durable")
 @pytest.mark.parametrize("choice", ["outliving", "membership"])  # "all": test_master_crash.py
 def test_restart_finds_each_block_that_its_node_has(tmp_path: Path, choice: str) -> None:
     with with_records(tmp_path, choice) as system:
@@ -57,6 +58,7 @@ def test_restart_finds_each_block_that_its_node_has(tmp_path: Path, choice: str)
         assert all(value in (None, put) for value, put in zip(found, VALUES, strict=True))
 
 
+@pytest.mark.promise("records-durable")
 @pytest.mark.parametrize(("choice", "expected"), [("all", 1), ("outliving", 1), ("membership", 0)])
 def test_pin_survives_restart_with_and_without_record(tmp_path: Path, choice: str, expected: int) -> None:
     with running_system(tmp_path, f"--dram {DRAM_BLOCKS * BLOCK_BYTES}", catalog="lmdb:", master=f"--records {choice}") as system:
@@ -73,6 +75,7 @@ def test_pin_survives_restart_with_and_without_record(tmp_path: Path, choice: st
             assert None in client.get_batch(KEYS[1:]), "there was no room for all"
 
 
+@pytest.mark.promise("records-durable")
 def test_records_of_old_setting_vanish_after_resync(tmp_path: Path) -> None:
     with with_records(tmp_path, "all") as system:
         with system.client() as client:

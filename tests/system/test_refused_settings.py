@@ -34,6 +34,7 @@ def nowhere() -> str:
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
+@pytest.mark.promise("settings-checked")
 @pytest.mark.parametrize(
     ("module", "flags"),
     [
@@ -58,11 +59,13 @@ def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return {"a file": place, "in a file": place / "nvme", "in /sys": Path("/sys/kvstore")}[request.param]
 
 
+@pytest.mark.promise("settings-checked")
 def test_an_nvme_folder_that_cannot_be_written_is_named(tmp_path: Path, unwritable: Path) -> None:
     line = refused_here(node, *ANYWHERE, "--run-dir", str(tmp_path / "run"), "--dram", "1MiB", "--nvme", f"{unwritable}:16MiB")
     assert str(unwritable) in line
 
 
+@pytest.mark.promise("settings-checked")
 def test_a_capacity_of_nothing_or_beyond_the_machine_is_refused(tmp_path: Path) -> None:
     """DRAM of 0 is not: the node chooses."""
     for tier, size in (("nvme", "0"), *((tier, size) for tier in ("dram", "nvme") for size in ("-1", "1PiB", "a lot"))):
@@ -71,6 +74,7 @@ def test_a_capacity_of_nothing_or_beyond_the_machine_is_refused(tmp_path: Path) 
         assert tier in line.lower()
 
 
+@pytest.mark.promise("input-untrusted")
 def test_an_unreachable_master_is_named_by_every_command(nowhere: str) -> None:
     for command in (["status"], ["get", "key"], ["put", "key", __file__], ["rm", "key"]):
         assert nowhere in refused_here(kvstore, *command, "--master", nowhere, "--deadline-s", "1")

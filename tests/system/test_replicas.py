@@ -32,6 +32,7 @@ def places(client: Client) -> list[set[str]]:
     return [{place.node for place in found} for found in client.locate(KEYS)]
 
 
+@pytest.mark.promise("replicas-survive")
 def test_put_acknowledged_with_replicas_survives_node_loss(system: System) -> None:
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES, replicas=2, ack="replicas") == [True] * len(KEYS)
@@ -43,6 +44,7 @@ def test_put_acknowledged_with_replicas_survives_node_loss(system: System) -> No
         assert client.get_batch(KEYS) == VALUES
 
 
+@pytest.mark.promise("replicas-survive")
 def test_replicas_are_made_for_old_blocks_and_after_restart(system: System) -> None:
     with system.client() as client:
         assert client.put_batch(KEYS, VALUES) == [True] * len(KEYS)

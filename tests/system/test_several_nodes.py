@@ -122,6 +122,7 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
         yield scene
 
 
+@pytest.mark.promise("dead-node")
 def test_a_node_that_is_silent_holds_up_none_of_the_others(lasting: Scene) -> None:
     buffers, waiting = lasting.begin_with_one_stopped()
     assert is_quiet(waiting)
@@ -129,6 +130,7 @@ def test_a_node_that_is_silent_holds_up_none_of_the_others(lasting: Scene) -> No
     lasting.check(buffers, waiting.result(DEADLINE_S))
 
 
+@pytest.mark.promise("dead-node")
 def test_killed_node_has_misses_and_the_others_hits(scene: Scene) -> None:
     buffers, waiting = scene.begin_with_one_stopped()
     with within(0):
@@ -138,6 +140,7 @@ def test_killed_node_has_misses_and_the_others_hits(scene: Scene) -> None:
     assert scene.check(again, scene.get(again, DEADLINE_S), may_miss=True) == SHARE
 
 
+@pytest.mark.promise("dead-node")
 def test_a_node_that_hangs_up_gives_right_bytes_or_misses(scene: Scene) -> None:
     buffers, waiting = scene.begin_with_one_stopped()
     with within(0):
@@ -146,6 +149,7 @@ def test_a_node_that_hangs_up_gives_right_bytes_or_misses(scene: Scene) -> None:
         scene.check(buffers, waiting.result(DEADLINE_S), may_miss=True)
 
 
+@pytest.mark.promise("dead-node")
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_stopped_node_costs_deadline_and_writes_nothing_late(lasting: Scene, when: str) -> None:
     buffers = lasting.buffers()
@@ -164,6 +168,7 @@ def test_stopped_node_costs_deadline_and_writes_nothing_late(lasting: Scene, whe
     lasting.check_nothing_comes_late(buffers)
 
 
+@pytest.mark.promise("dead-node")
 def test_signal_handler_error_is_raised_without_late_writes(lasting: Scene) -> None:
     def strike(_number: int, _frame: FrameType | None) -> None:
         raise Struck

@@ -55,6 +55,7 @@ def start_small(system: System, name: str) -> None:
     system.start_node(name, "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--policy", "lru")
 
 
+@pytest.mark.promise("last-replica-last")
 def test_nothing_leaves_the_cluster_while_another_node_has_room(spilling: System) -> None:
     spilling.start_node("n1", "--dram", "32MiB")
     with tied(spilling, "n0") as client:
@@ -80,6 +81,7 @@ def test_nothing_leaves_the_cluster_while_another_node_has_room(spilling: System
         assert counters["spilled_bytes"] >= (counters["spilled_blocks"] - 1) * BLOCK_BYTES, "a client's first one is a byte"
 
 
+@pytest.mark.promise("last-replica-last")
 def test_spilling_disabled_evicts_despite_space_elsewhere(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master()
@@ -93,6 +95,7 @@ def test_spilling_disabled_evicts_despite_space_elsewhere(tmp_path: Path) -> Non
             assert system.status().counters["spilled_blocks"] == 0
 
 
+@pytest.mark.promise("last-replica-last")
 def test_nothing_leaves_a_node_for_what_another_one_spills(spilling: System) -> None:
     start_small(spilling, "n1")
     with tied(spilling, "n0") as client, tied(spilling, "n1") as other:

@@ -113,6 +113,7 @@ def finds_all(system: System, load: Load) -> None:
             assert reader.get_batch(load.acknowledged) == [value_of(key, 0, SIZE) for key in load.acknowledged]
 
 
+@pytest.mark.promise("failover")
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_failover_keeps_all_acknowledged_blocks(standing: System, how: str) -> None:
     with standing.client() as client:
@@ -127,6 +128,7 @@ def test_failover_keeps_all_acknowledged_blocks(standing: System, how: str) -> N
         finds_all(standing, load)
 
 
+@pytest.mark.promise("put-ack-cluster")
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_put_ack_cluster_waits_for_the_next_owner(standing: System, how: str) -> None:
     with standing.client(deadline_s=DEADLINE_S) as client, standing.remote_client(deadline_s=DEADLINE_S) as remote:
@@ -138,6 +140,7 @@ def test_put_ack_cluster_waits_for_the_next_owner(standing: System, how: str) ->
         await_owner(standing, 1, 2)
 
 
+@pytest.mark.promise("failover")
 def test_stopped_owner_is_fenced_when_it_resumes(standing: System) -> None:
     with standing.client() as client:
         load = Load(client)
@@ -157,6 +160,7 @@ def test_stopped_owner_is_fenced_when_it_resumes(standing: System) -> None:
         finds_all(standing, load)
 
 
+@pytest.mark.promise("failover")
 def test_owner_cut_off_from_etcd_is_replaced(tmp_path: Path, etcd: EtcdServer, etcd_url: str) -> None:
     prefix = uuid.uuid4()
     with FaultyEtcd(etcd) as way, System(tmp_path, f"{etcd_url}/{prefix}", masters=MASTERS) as system:
@@ -178,6 +182,7 @@ def test_owner_cut_off_from_etcd_is_replaced(tmp_path: Path, etcd: EtcdServer, e
             finds_all(system, load)
 
 
+@pytest.mark.promise("failover")
 def test_follower_restart_disturbs_no_client(standing: System) -> None:
     with standing.client() as client:
         load = Load(client)

@@ -94,6 +94,7 @@ def write_behind(connection: Connection, unix: str, key: bytes, is_ahead: bool) 
     connection.recv()
 
 
+@pytest.mark.promise("slots-not-reused-early")
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_writer_that_was_hung_up_on_writes_into_no_other_block(tmp_path: Path, is_ahead: bool) -> None:
     """The node ended the connection; the writer, which a stop held up in the middle of its copy, goes on later. Its slot is another block's
@@ -125,6 +126,7 @@ def test_writer_that_was_hung_up_on_writes_into_no_other_block(tmp_path: Path, i
             until(lambda: len(fill(client)) > len(kept), "the slot serves others once its writer is gone")
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_leases_of_a_stopped_client_end_and_it_is_told_so(small: System) -> None:
     keys = [b"held-%d" % number for number in range(BLOCKS)]
     with small.client() as client:
@@ -139,6 +141,7 @@ def test_leases_of_a_stopped_client_end_and_it_is_told_so(small: System) -> None
         until(lambda: small.node_status().counters["leases"] == 0, "no leases")
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_stopped_client_put_expires_and_late_write_is_safe(small: System) -> None:
     key, others = b"contested", [b"other-%d" % number for number in range(3 * BLOCKS)]
     unix = small.nodes["n0"].facts("serving", deadline_s=DEADLINE_S)["unix"]
@@ -161,6 +164,7 @@ def ends_in_time(call: Callable[[], object], deadline_s: float) -> None:
         call()
 
 
+@pytest.mark.promise("failures-typed")
 @pytest.mark.parametrize("way", ["shared memory", "TCP"])
 def test_stopped_node_fails_calls_by_deadline_then_serves(system: System, way: str) -> None:
     keys = [b"small", b"large"]
@@ -177,6 +181,7 @@ def test_stopped_node_fails_calls_by_deadline_then_serves(system: System, way: s
         assert client.put(b"afterwards", values[1])
 
 
+@pytest.mark.promise("heals")
 def test_node_stopped_beyond_its_ttl_is_dead_then_alive(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master(0, "--node-ttl-s", "1.5")  # a busy machine may keep a node from its heartbeat for a part of it
@@ -189,6 +194,7 @@ def test_node_stopped_beyond_its_ttl_is_dead_then_alive(tmp_path: Path) -> None:
             until(lambda: client.get(b"k") == value_of(b"k", 0, MIB), "it lives again")
 
 
+@pytest.mark.promise("failures-typed")
 def test_stopped_master_fails_calls_by_deadline_then_serves(system: System) -> None:
     with system.client() as client:
         client.put(b"k", value_of(b"k", 0, MIB))

@@ -3,12 +3,15 @@
 import socket
 from pathlib import Path
 
+import pytest
+
 from kvstore.rpc.address import connect, parse_address
 from tests.system.running import DEADLINE_S, System
 
 FLAGS = ("--hello-timeout-s", "0.5", "--max-strangers", "3")
 
 
+@pytest.mark.promise("peers-vanish")
 def test_unauthenticated_connections_do_not_displace_clients(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         master = system.start_master(0, *FLAGS)

@@ -47,6 +47,7 @@ def as_tenant(system: System, tenant: str) -> Client:
     return system.client(tenant=tenant, token=TOKENS[tenant])
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_the_other_tenants_blocks_are_not_there(system: System) -> None:
     with as_tenant(system, "blue") as blue:
         assert blue.exists_batch(KEYS) == [False, False]
@@ -64,6 +65,7 @@ def test_the_other_tenants_blocks_are_not_there(system: System) -> None:
         assert red.get_batch(KEYS) == values("red")
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_the_same_keys_are_other_blocks(system: System) -> None:
     with as_tenant(system, "red") as red, as_tenant(system, "blue") as blue:
         assert blue.put_batch(KEYS, values("blue")) == [True, True]
@@ -73,6 +75,7 @@ def test_the_same_keys_are_other_blocks(system: System) -> None:
         assert red.exists_batch(KEYS) == [True, True]
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_tenants_outnumbering_slabs_keep_their_blocks(tmp_path: Path) -> None:
     """64 slabs of 64 KiB, one tenant each: the first of a tenant is small."""
     tenants = [f"tenant-{number}" for number in range(100)]
@@ -93,6 +96,7 @@ def node_tcp(system: System) -> Address:
     return parse_address(system.node_status().tcp)
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_node_gives_no_tenant_bytes_or_slabs_of_another(system: System) -> None:
     deadline = Deadline(DEADLINE_S)
     red, blue = (
@@ -111,6 +115,7 @@ def test_node_gives_no_tenant_bytes_or_slabs_of_another(system: System) -> None:
             assert (list(answer.sizes), fds) == ([0, 0], [])
 
 
+@pytest.mark.promise("authentication")
 @pytest.mark.parametrize(("tenant", "token"), [("red", TOKENS["blue"]), ("red", ""), ("green", "any"), ("", "")])
 def test_a_wrong_token_is_refused_by_master_and_node_alike(system: System, tenant: str, token: str) -> None:
     with system.client(tenant=tenant, token=token) as client, pytest.raises(Unauthorized):

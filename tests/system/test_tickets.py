@@ -52,6 +52,7 @@ def as_tenant(system: System, tenant: str = "red") -> Client:
     return system.client(tenant=tenant, token=TOKENS[tenant])
 
 
+@pytest.mark.promise("authentication")
 def test_client_survives_node_restart_with_another_key(tmp_path: Path) -> None:
     """Open connections, the desk in shared memory, and the tickets that it had are all of no use any more."""
     with running(tmp_path, "--nvme", f"{tmp_path / 'nvme'}:64MiB") as system:
@@ -65,6 +66,7 @@ def test_client_survives_node_restart_with_another_key(tmp_path: Path) -> None:
                 assert client.put(b"after " + str(id(client)).encode(), b"x")
 
 
+@pytest.mark.promise("authentication")
 def test_tickets_of_a_moment_are_renewed_and_nothing_is_refused(tmp_path: Path) -> None:
     """By blocking and asynchronous clients that open a connection for each call, for several lives of a ticket."""
     with running(tmp_path, master_flags=("--ticket-ttl-s", "1", "--ticket-key-ttl-s", "1")) as system:
@@ -94,6 +96,7 @@ def test_tickets_of_a_moment_are_renewed_and_nothing_is_refused(tmp_path: Path) 
         asyncio.run(asyncio.wait_for(aio(), DEADLINE_S))
 
 
+@pytest.mark.promise("authentication")
 def test_revoked_token_ends_its_node_sessions_only(tmp_path: Path) -> None:
     with running(tmp_path) as system:
         address = parse_address(node_table(system.address, "red", TOKENS["red"]).tcp[0])
@@ -126,6 +129,7 @@ def test_revoked_token_ends_its_node_sessions_only(tmp_path: Path) -> None:
             assert again.get(b"k") == b"value"
 
 
+@pytest.mark.promise("authentication")
 def test_failover_keeps_sessions_and_old_tickets_valid(tmp_path: Path, etcd_url: str) -> None:
     with with_tokens(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
         for index in range(2):
@@ -157,6 +161,7 @@ def _puts(client: Client) -> bool:
     return True
 
 
+@pytest.mark.promise("authentication")
 def test_sessions_without_master_end_after_grace_time(tmp_path: Path) -> None:
     with running(tmp_path, "--ticket-grace-s", "0.5") as system:
         hello = hello_to_node(system.address, "red", TOKENS["red"])

@@ -43,6 +43,7 @@ def encrypted(tmp_path: Path) -> Iterator[Encrypted]:
         yield Encrypted(tmp_path, system)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_values_are_put_got_copied_and_moved_over_tls(encrypted: Encrypted) -> None:
     system, settings = encrypted.system, encrypted.client()
     for name in ("n0", "n1"):
@@ -58,6 +59,7 @@ def test_values_are_put_got_copied_and_moved_over_tls(encrypted: Encrypted) -> N
         assert far.get_batch(KEYS) == VALUES
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_an_asynchronous_client_over_tls(encrypted: Encrypted) -> None:
     import asyncio
 
@@ -84,6 +86,7 @@ def refused(system: System, settings: ClientSettings, kind: type[KVStoreError] =
     return str(caught.value)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_tls_refuses_clients_without_a_certificate(encrypted: Encrypted, tmp_path: Path) -> None:
     system, good = encrypted.system, encrypted.client()
     encrypted.node("n0")
@@ -120,6 +123,7 @@ def test_a_certificate_does_in_place_of_a_token(tmp_path: Path) -> None:
             client.get(KEYS[0])
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -> None:
     with Control.find(encrypted.system.settings) as control:
         assert control.status().role == "owner"
@@ -138,6 +142,7 @@ def test_a_client_is_no_node_on_the_control_plane_either(encrypted: Encrypted) -
     assert registers(replace(good, tls_cert="", tls_key=""), "n9") is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_tls_revoked_certificate_ends_its_sessions(tmp_path: Path) -> None:
     """At master and node, over frames and gRPC; all others go on."""
     revoked = tmp_path / "revoked"
@@ -190,6 +195,7 @@ def in_one_file(settings: ClientSettings) -> ClientSettings:
     return replace(settings, tls_cert=str(both), tls_key=str(both))
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_tls_certificate_rotation_loses_no_operation(encrypted: Encrypted) -> None:
     """Every file of every process changes, again and again, while new connections are made all the time."""
     system = encrypted.system
@@ -226,6 +232,7 @@ def test_tls_certificate_rotation_loses_no_operation(encrypted: Encrypted) -> No
     assert not failures, failures
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_the_command_line_takes_the_same_settings(encrypted: Encrypted) -> None:
     encrypted.node("n0")
     own = environment(encrypted.client("*"))

@@ -51,6 +51,7 @@ def engine(sampler: Sampler) -> trace.Tracer:
     return TracerProvider(sampler=sampler, shutdown_on_exit=False).get_tracer("engine")
 
 
+@pytest.mark.promise("tracing-free")
 def test_trace_spans_client_node_and_master_below_engine(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector)) as client:
         with engine(ALWAYS_ON).start_as_current_span("step") as step:
@@ -90,6 +91,7 @@ def test_calls_of_the_control_plane_are_parts_too(cluster: LocalCluster, collect
         assert spans[f"kvstore.master.{of_master}"].error == ""
 
 
+@pytest.mark.promise("tracing-free")
 def test_trace_sampling_is_all_or_nothing(cluster: LocalCluster, collector: Collector) -> None:
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=to(collector, sample_ratio=0)) as client:
         assert client.match_prefix([b"none such"]) == 0
@@ -119,6 +121,7 @@ def test_a_read_of_shared_memory_asks_nobody_and_says_so(cluster: LocalCluster, 
     assert told == {"kvstore.keys": 1, "kvstore.hits": 1, "kvstore.bytes": 4096, "kvstore.requests": 0, "kvstore.way": "shared memory"}
 
 
+@pytest.mark.promise("tracing-free")
 def test_a_collector_that_is_away_holds_up_nobody(cluster: LocalCluster) -> None:
     away = TracingSettings(endpoint="http://127.0.0.1:9/v1/traces", sample_ratio=1)
     with Client(cluster.address, transfer=BY_MESSAGE, tracing=away) as client:

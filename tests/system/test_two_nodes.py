@@ -24,6 +24,7 @@ def places(client: Client, keys: list[bytes]) -> list[str]:
     return [found[0].node if found else "" for found in client.locate(keys)]
 
 
+@pytest.mark.promise("dead-node")
 def test_dead_node_blocks_are_misses_and_puts_go_elsewhere(pair: System) -> None:
     with pair.remote_client() as client, pair.remote_client() as newcomer:
         for key, value in zip(KEYS, VALUES, strict=True):

@@ -85,6 +85,7 @@ def tell(master: str) -> None:
             print(control.status().SerializeToString().hex(), flush=True)
 
 
+@pytest.mark.promise("peers-vanish")
 def test_vanished_client_frees_slots_and_connections(tmp_path: Path) -> None:
     with two_hosts(0) as hosts:
         await_links(hosts, "rail0")
@@ -106,6 +107,8 @@ def test_vanished_client_frees_slots_and_connections(tmp_path: Path) -> None:
             until(is_free, "all of it is free")
 
 
+@pytest.mark.promise("failover")
+@pytest.mark.promise("peers-vanish")
 @pytest.mark.parametrize("peer_timeout_s", [MIN_PEER_TIMEOUT_S, UNNOTICED_S], ids=["it is noticed", "it looks open"])
 def test_node_with_vanished_route_registers_by_another(tmp_path: Path, peer_timeout_s: float) -> None:
     """Also while the old connection looks open: heartbeats are not answered."""
@@ -119,6 +122,7 @@ def test_node_with_vanished_route_registers_by_another(tmp_path: Path, peer_time
             until(lambda: teller.node().registration_epoch > first.registration_epoch, "it has registered anew")
 
 
+@pytest.mark.promise("peers-vanish")
 def test_client_does_not_wait_on_vanished_idle_connection(tmp_path: Path) -> None:
     with two_hosts(0, 0) as hosts:
         await_links(hosts, "rail0", "rail1")

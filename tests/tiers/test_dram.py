@@ -54,6 +54,7 @@ def tier() -> Iterator[DramTier]:
     tier.close()
 
 
+@pytest.mark.promise("space-accounted")
 def test_free_bytes_are_those_neither_used_nor_quarantined(tier: DramTier) -> None:
     slot = tier.allocate(PAGE)
     tier.quarantine(tier.allocate(PAGE))
@@ -78,6 +79,7 @@ def test_a_client_writes_into_a_slab_of_its_own_tenant(tier: DramTier) -> None:
     assert get(tier, [slot]) == [value(7, 100)]
 
 
+@pytest.mark.promise("tenant-isolation")
 @pytest.mark.parametrize("writable", [False, True])
 def test_no_tenant_gets_a_descriptor_of_anothers_slab(tier: DramTier, writable: bool) -> None:
     slab_id, _ = tier.locate(tier.allocate(100, tenant="red"))
@@ -85,6 +87,7 @@ def test_no_tenant_gets_a_descriptor_of_anothers_slab(tier: DramTier, writable: 
         tier.slab_fd(slab_id, writable=writable, tenant="blue")
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_slab_memory_is_read_only_and_of_one_tenant(tier: DramTier) -> None:
     slot = tier.allocate(100, tenant="red")
     tier.view(slot)[:] = b"v" * 100

@@ -102,6 +102,7 @@ def test_no_client_can_change_the_size_of_memory(memory: Memfd) -> None:
             fcntl.fcntl(again, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 
 
+@pytest.mark.promise("least-privilege")
 def test_another_user_cannot_open_the_memory_by_its_path(memory: Memfd) -> None:
     assert os.fstat(memory.fd).st_mode & 0o777 == 0o400
 
@@ -157,6 +158,7 @@ def test_a_slab_larger_than_those_made_takes_their_place() -> None:
     pool.close()
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_no_tenant_gets_memory_that_held_anothers_bytes() -> None:
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.acquire(0, PAGE_BYTES, 4, "red")
@@ -168,6 +170,7 @@ def test_no_tenant_gets_memory_that_held_anothers_bytes() -> None:
     pool.close()
 
 
+@pytest.mark.promise("memory-bounded")
 def test_discarded_memory_is_freed_while_a_client_maps_it() -> None:
     pool = MemfdPool(4 * PAGE_BYTES, slab_bytes=4 * PAGE_BYTES)
     pool.acquire(0, PAGE_BYTES, 4, "red")
@@ -246,6 +249,7 @@ def test_memfd_with_huge_pages_is_aligned(transparent_hugepages: bool) -> None:
     small.close()
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_descriptors_are_bounded_and_spares_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memfd, "MAX_MEMFDS", 3)
     before = len(os.listdir("/proc/self/fd"))

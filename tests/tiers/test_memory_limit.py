@@ -36,6 +36,7 @@ class Host:
         return None if limit is None else (limit.limit_bytes, limit.file)
 
 
+@pytest.mark.promise("memory-bounded")
 def test_v2_lowest_limit_on_the_path_holds(tmp_path: Path) -> None:
     host = Host(tmp_path, V2_MOUNTS.format(root="/"), "0::/kubepods.slice/pod7.slice/node.scope\n")
     assert host.found() is None

@@ -233,6 +233,7 @@ def test_flipped_bits_are_detected(open_tier: Callable[..., NvmeTier], tmp_path:
     assert get(tier, [slot for slot, error in zip(slots, errors, strict=True) if error is None])
 
 
+@pytest.mark.promise("bit-flips")
 def test_a_failed_read_fails_only_its_slot(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
     tier = open_tier(1 << 20)
     slots = put(tier, [value(1), value(2), value(3, DIRECT_BYTES), value(4, DIRECT_BYTES), value(5, 10)])
@@ -285,6 +286,7 @@ def file_size_limit(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.promise("resources-exhausted")
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_a_full_disk_loses_nothing_and_reuses_freed_space(tmp_path: Path, batch: int) -> None:
     """Two pages for each value of 4 KiB: the disk is full at about half of the capacity."""
@@ -333,6 +335,7 @@ def test_deletions_do_not_depend_on_a_failed_write(open_tier: Callable[..., Nvme
 NO_ROOM = lmdb.MapFullError("no room")
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_a_deletion_that_lmdb_cannot_write_outlives_the_process(open_tier: Callable[..., NvmeTier], tmp_path: Path) -> None:
     faults = Faults()
     tier = open_tier(begin=faults)
@@ -397,6 +400,7 @@ def test_closing_ends_though_a_deletion_can_be_written_nowhere(open_tier: Callab
     assert [found.slot.index for found in again.recover()] == [gone.index]
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_extents_are_not_reused_while_they_are_read(open_tier: Callable[..., NvmeTier], monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot is freed, its deletion is durable, and others want its room: the read gets the bytes that were there as it began."""
     tier = open_tier(2 << 20)
@@ -614,6 +618,7 @@ class VolatileWrites:
                     raw.write(before)
 
 
+@pytest.mark.promise("slots-not-reused-early")
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, sync: bool) -> None:
     """Cut at each step of a writer's, with what was not synced undone in part. Without `sync` values may be lost, and are then misses."""

@@ -86,6 +86,7 @@ def test_a_folder_belongs_to_one_owner_until_it_is_closed(open_environment: Call
     open_environment()
 
 
+@pytest.mark.promise("least-privilege")
 def test_files_are_readable_by_their_owner_only(open_environment: Callable[..., Environment], tmp_path: Path) -> None:
     folder = tmp_path / "nvme"
     folder.mkdir()
@@ -221,6 +222,7 @@ def test_a_write_beyond_twice_the_map_raises_tier_full(open_environment: Callabl
     put(environment, b"0", b"small")
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_out_of_address_space_raises_tier_full_and_recovers(open_environment: Callable[..., Environment]) -> None:
     environment = open_environment(capacity_bytes=16 * 36 * MIB)
     value, keys = b"v" * MIB, [b"%d" % number for number in range(48)]
@@ -234,6 +236,7 @@ def test_out_of_address_space_raises_tier_full_and_recovers(open_environment: Ca
     assert get(environment, keys[-1]) == value
 
 
+@pytest.mark.promise("resources-exhausted")
 @pytest.mark.parametrize(("limit_bytes", "answer"), [(2 * 4096, "File too large"), (64 << 10, "Input/output error")])
 def test_a_full_device_accepts_writes_again_once_it_has_space(
     open_environment: Callable[..., Environment], limit_bytes: int, answer: str
@@ -268,6 +271,7 @@ def test_a_second_failure_in_a_row_is_for_good(open_environment: Callable[..., E
         get(environment, b"key")
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_readers_leave_the_map_before_a_failed_device_is_closed(
     open_environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def gives(placements: Placements, pages: int) -> bool:
     return runs is not None
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_extents_are_not_reused_while_a_read_may_know_them(placements: Placements) -> None:
     """Nor those of a later deletion while an older read goes on; a read that began later holds nothing back."""
     publish(placements, 1, 3)

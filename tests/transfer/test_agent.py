@@ -11,6 +11,7 @@ from kvstore.transfer.memory.region import Piece
 from tests.rpc.raw_peers import make_region, shown
 
 
+@pytest.mark.promise("memory-bounded")
 @pytest.mark.parametrize(("size_bytes", "most"), [(0, MAX_NOTICES), (MAX_NOTICE_BYTES - 1, MAX_NOTICES_BYTES // MAX_NOTICE_BYTES)])
 def test_what_nobody_takes_is_bounded_in_number_and_in_bytes(size_bytes: int, most: int) -> None:
     notices, message = Notices("here"), bytes(size_bytes)

@@ -492,6 +492,7 @@ def test_a_closed_engine_ends_its_transfers_and_takes_no_more(scene: Scene) -> N
         engine.notify(remote.peer, b"")
 
 
+@pytest.mark.promise("interrupts-safe")
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_a_forked_child_raises_forked_and_harms_no_peer(transports: str) -> None:
     config = TransferSettings(transports=transports, rails="lo")

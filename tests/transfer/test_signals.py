@@ -9,6 +9,7 @@ from tests.forked import said
 RAISED = 200
 
 
+@pytest.mark.promise("interrupts-safe")
 @pytest.mark.parametrize("direction", ["read", "write"])
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_no_memory_is_touched_after_an_interrupted_transfer(transports: str, direction: str) -> None:
@@ -20,6 +21,7 @@ def test_no_memory_is_touched_after_an_interrupted_transfer(transports: str, dir
     assert is_whole, "transfers without signals succeed"
 
 
+@pytest.mark.promise("interrupts-safe")
 @pytest.mark.parametrize("transports", ["shm", "tcp"])
 def test_an_interrupted_submit_leaves_no_transfer(transports: str) -> None:
     left, is_whole = json.loads(said("tests.transfer.submit_storm", transports, str(10 * RAISED)))

@@ -177,6 +177,7 @@ def test_who_may_use_a_nodes_socket_is_told(tmp_path: Path, mode: int, verdict: 
     assert judged(cluster_checks.sockets(pb.StatusReply())) == (CheckVerdict.OK, "no node on this host")
 
 
+@pytest.mark.promise("observable")
 def test_of_a_real_cluster_all_is_well() -> None:
     with embedded() as cluster:
         found = cluster_checks.checks(ClientSettings(master=cluster.address))

@@ -87,6 +87,7 @@ def asked_in_time(masters: str, *more: str) -> Result:
     return asked[-1]
 
 
+@pytest.mark.promise("observable")
 def test_status_without_owner_shows_each_master(etcd_url: str, tmp_path: Path) -> None:
     url = f"{etcd_url}/unowned"
     first = MasterProcess(tmp_path / "a", ("--catalog", url, "--lease-ttl-s", "300"))
@@ -140,6 +141,7 @@ def test_nodes_are_by_name_and_a_failed_tier_is_unhealthy() -> None:
     assert [one.is_healthy for one in found] == [False, False, True, True], "a stop that was asked for is no fault"
 
 
+@pytest.mark.promise("observable")
 def test_a_cluster_is_looked_at_as_a_client_would(tmp_path: Path) -> None:
     with cluster(tmp_path) as running:
         settings = ClientSettings(master=running.address)

@@ -65,6 +65,7 @@ def test_masters_down_are_retried_until_the_deadline(oracle: Oracle, monkeypatch
     assert 4.0 < oracle.slept_s <= 5.0
 
 
+@pytest.mark.promise("failover")
 def test_standby_master_leads_to_the_owner(oracle: Oracle) -> None:
     knowing(oracle, "a:1")
     oracle.owners["a:1"] = "b:1"
@@ -76,6 +77,7 @@ def test_standby_master_leads_to_the_owner(oracle: Oracle) -> None:
     assert oracle.all_given_back()
 
 
+@pytest.mark.promise("failover")
 def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     knowing(oracle, "a:1")
     oracle.owners |= {"a:1": "b:1", "b:1": "a:1"}
@@ -85,6 +87,7 @@ def test_masters_that_name_one_another_are_unavailable_and_named(oracle: Oracle,
     assert not oracle.sent(Exists)
 
 
+@pytest.mark.promise("failover")
 def test_masters_are_retried_while_there_is_no_owner(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.unreachable |= {"a:1", "b:1"}
@@ -131,6 +134,7 @@ def test_hanging_owner_is_awaited_until_a_failover(oracle: Oracle) -> None:
     assert oracle.all_given_back()
 
 
+@pytest.mark.promise("failover")
 def test_an_owner_that_was_slow_is_heard(oracle: Oracle) -> None:
     knowing(oracle, "a:1,b:1")
     oracle.hanging.add("a:1")
@@ -167,6 +171,7 @@ def test_deposed_master_is_left(oracle: Oracle) -> None:
         oracle.run(oracle.resources.daemons.call_master(Remove([b"k"], 0), Flags, oracle.deadline()))
 
 
+@pytest.mark.promise("failover")
 def test_reserve_is_retried_while_a_new_owner_has_no_nodes(oracle: Oracle) -> None:
     daemons = knowing(oracle, "a:1,b:1", owner_retry_s=0.25)
     oracle.owners["b:1"] = "a:1"
@@ -213,6 +218,7 @@ def test_reserve_is_retried_at_a_new_partition_owner(oracle: Oracle) -> None:
         oracle.run(daemons.call_master(reserve, ReserveReply, oracle.deadline(), partition=1))
 
 
+@pytest.mark.promise("right-daemon")
 def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle, node: OracleNode) -> None:
     oracle.store(b"a", b"value", 1)
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
@@ -227,6 +233,7 @@ def test_a_node_is_not_asked_at_an_address_where_another_answers(oracle: Oracle,
     assert not known.route.is_local
 
 
+@pytest.mark.promise("observable")
 def test_node_without_unix_socket_is_diagnosed(oracle: Oracle, node: OracleNode, caplog: pytest.LogCaptureFixture) -> None:
     oracle.run(oracle.resources.daemons.refresh_nodes(oracle.deadline()))
     known = oracle.resources.daemons.nodes.get(1)

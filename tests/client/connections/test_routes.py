@@ -43,6 +43,7 @@ def test_a_socket_file_of_another_host_or_none_is_not_used(host: str, unix: str)
     assert route.address() == TCP
 
 
+@pytest.mark.promise("right-daemon")
 def test_is_meant_accepts_only_the_named_node() -> None:
     route = DaemonRoute(TCP, is_here, NODE)
     for address in (TCP, UNIX):

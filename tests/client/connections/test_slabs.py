@@ -29,6 +29,7 @@ def is_open(fd: int) -> bool:
     return Path(f"/proc/self/fd/{fd}").exists()
 
 
+@pytest.mark.promise("memory-bounded")
 def test_freed_slabs_are_unmapped_when_unused() -> None:
     cache, fd = SlabCache(), memfd()
     name = os.readlink(f"/proc/self/fd/{fd}")

@@ -55,6 +55,7 @@ def restart(oracle: Oracle, node: OracleNode) -> None:
         idle.clear()
 
 
+@pytest.mark.promise("put-ack-node")
 def test_local_puts_are_unreserved_and_readable(oracle: Oracle) -> None:
     assert put(oracle, b"a")
     assert put(oracle, b"b", LARGE)
@@ -156,6 +157,7 @@ def cut_off(oracle: Oracle, node: OracleNode) -> None:
     oracle.unreachable |= there - {"master:1"}
 
 
+@pytest.mark.promise("put-flush")
 def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, node: OracleNode) -> None:
     put(oracle, b"a")
     cut_off(oracle, node)
@@ -167,6 +169,7 @@ def test_a_node_that_cannot_be_reached_and_lives_is_asked_again(oracle: Oracle, 
     assert len(oracle.resources.uncommitted_puts) == 0
 
 
+@pytest.mark.promise("put-ack-node")
 @pytest.mark.parametrize("put_after", [False, True])
 def test_restarted_node_has_lost_its_uncommitted_puts(oracle: Oracle, node: OracleNode, put_after: bool) -> None:
     put(oracle, b"a")
@@ -179,6 +182,7 @@ def test_restarted_node_has_lost_its_uncommitted_puts(oracle: Oracle, node: Orac
     assert len(oracle.resources.uncommitted_puts) == 0
 
 
+@pytest.mark.promise("put-flush")
 def test_removes_and_pins_wait_for_the_puts_before_them(oracle: Oracle) -> None:
     questions = MetadataOperations(oracle.resources)
     put(oracle, b"a")
@@ -238,6 +242,7 @@ class Hanging:
         return False
 
 
+@pytest.mark.promise("put-flush")
 def test_remove_covers_puts_of_a_rediscovered_node(oracle: Oracle, node: OracleNode) -> None:
     hanging = Hanging(oracle, node)
     assert hanging.has_told_loss()

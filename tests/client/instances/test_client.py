@@ -161,6 +161,7 @@ def test_another_master_is_found_when_the_first_is_gone(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.promise("failover")
 def test_hanging_scheduler_is_left_after_a_failover(tmp_path: Path) -> None:
     with (
         running("master", *master_flags(tmp_path), log=tmp_path / "master.log") as hanging,
@@ -179,6 +180,7 @@ def test_hanging_scheduler_is_left_after_a_failover(tmp_path: Path) -> None:
                 assert [each.report.name for each in client.instances().instances] == ["d"]
 
 
+@pytest.mark.promise("failover")
 def test_scheduler_is_awaited_among_several_masters(tmp_path: Path) -> None:
     with master_in_thread(tmp_path) as elected, stub_masters(2) as masters:
         for master in masters:

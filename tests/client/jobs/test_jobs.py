@@ -234,6 +234,7 @@ def test_after_close_all_is_answered_with_closed_and_told(client: FaultyClient) 
     assert client.calls == []
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_jobs_run_without_new_threads(jobs: Jobs, client: FaultyClient, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = fresh_keys(1)
     client.put_batch(keys, [b"value"])

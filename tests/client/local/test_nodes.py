@@ -48,6 +48,7 @@ def reasons(error: KVStoreError, node: OracleNode) -> dict[str, str]:
     return oracle.resources.daemons.shm_diagnostics.reasons()
 
 
+@pytest.mark.promise("observable")
 @pytest.mark.parametrize("error", [Full("no desk is left"), Broken("cannot map a slab")])
 def test_a_node_that_refuses_its_index_is_told_of(node: OracleNode, error: KVStoreError) -> None:
     assert reasons(error, node) == {"n1": str(error)}
@@ -115,6 +116,7 @@ def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
         assert reader.shared_memory() == {name: ""}
 
 
+@pytest.mark.promise("failover")
 def test_node_stays_readable_during_a_failover(running: Cluster) -> None:
     key = os.urandom(16)
     with Client(running.address) as client:

@@ -169,6 +169,7 @@ def test_misses_are_asked_for_in_one_message_and_hits_are_not(client: Client) ->
     assert requests.count == 2 * 6  # a Take and an Ask each
 
 
+@pytest.mark.promise("remove-stays-removed")
 @pytest.mark.usefixtures("ways")
 def test_a_removed_block_is_gone_for_every_client(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100, 100])
@@ -221,6 +222,7 @@ def test_what_left_while_it_was_copied_is_not_returned(
     assert results[-1] is None
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_what_is_being_looked_at_is_not_removed_but_by_force(client: Client, running: Cluster) -> None:
     keys, values = stored(client, [100_000])
     client.flush()  # else the other client's remove may come before the master knows the block
@@ -261,6 +263,7 @@ def test_a_forked_child_reads_nothing(client: Client) -> None:
     assert client.get(keys[0]) == values[0]
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_a_node_that_died_is_read_no_more(tmp_path: Any) -> None:
     with cluster(tmp_path) as started:
         node = started.start_node("--dram", "32MiB")
@@ -285,6 +288,7 @@ def _puts(client: Client, keys: list[bytes], values: list[bytes]) -> bool:
     return True
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_a_node_that_stopped_is_not_believed_for_long(tmp_path: Any) -> None:
     with cluster(tmp_path) as started:
         node = started.start_node("--dram", "32MiB")
@@ -348,6 +352,7 @@ def test_a_call_that_has_no_time_for_an_answer_ends_no_view(tmp_path: Any) -> No
             node.send(signal.SIGCONT)
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_a_client_that_died_while_it_looked_holds_nothing(tmp_path: Any) -> None:
     with cluster(tmp_path) as started:
         started.start_node("--dram", "32MiB")

@@ -106,6 +106,7 @@ def test_a_block_that_is_shown_is_not_copied_again(client: Client, monkeypatch: 
     assert client.put(key, value) is False
 
 
+@pytest.mark.promise("slots-not-reused-early")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_the_slots_of_a_client_that_is_killed_come_back(running: Cluster, client: Client, end: signal.Signals) -> None:
     used = _used_bytes(running)
@@ -119,6 +120,7 @@ def test_the_slots_of_a_client_that_is_killed_come_back(running: Cluster, client
     eventually(lambda: _used_bytes(running) <= used, "all is free")
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_stopped_writer_keeps_its_slot(tmp_path: Path) -> None:
     """Wherever it is stopped; blocks of others come and go in all of the memory meanwhile."""
     size = 1 << 20
@@ -140,6 +142,7 @@ def test_stopped_writer_keeps_its_slot(tmp_path: Path) -> None:
             holder.kill()
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_put_without_room_has_that_of_an_idle_slot(tmp_path: Path) -> None:
     """All else is pinned: 31 of 32 places, and the last one is opened ahead for another client."""
     size = 1 << 20

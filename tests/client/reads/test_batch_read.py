@@ -25,6 +25,7 @@ def test_remote_values_are_inline_and_local_ones_mapped(nodes: Pair) -> None:
     assert (stats.hits, stats.misses, stats.bytes_in, dict(stats.hits_by_tier)) == (4, 1, 300_003, {"hbm": 0, "dram": 4, "nvme": 0})
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_a_stale_hint_is_dropped_and_the_master_asked_once_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"v", 2)
@@ -59,6 +60,7 @@ def test_an_unreachable_master_is_an_error_not_a_miss(nodes: Pair) -> None:
         get(oracle, b"k")
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_slow_node_leaves_half_the_time_to_another_replica(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"two", b"value", 1, 2)
@@ -68,6 +70,7 @@ def test_slow_node_leaves_half_the_time_to_another_replica(nodes: Pair) -> None:
     assert [connection.channel.address.unix or str(connection.channel.address) for connection in oracle.loans].count("node2:1") == 1
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_a_node_with_the_only_replica_has_all_the_time(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"value", 1)
@@ -103,6 +106,7 @@ def test_batches_larger_than_a_frame_are_cut(nodes: Pair) -> None:
     assert [len(message.keys) for message in oracle.sent(ReadBlocks)] == [2, 2, 1]
 
 
+@pytest.mark.promise("memory-bounded")
 def test_keys_over_the_reply_limit_are_requested_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     keys = [b"a", b"b", b"c"]
@@ -165,6 +169,7 @@ def many_parts(oracle: Oracle, *node_ids: int) -> list[bytes]:
     return keys
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_hanging_node_gets_no_further_parts(nodes: Pair) -> None:
     oracle = Oracle(*nodes, frame_bytes=150_000)
     keys = many_parts(oracle, 1, 2)

@@ -82,6 +82,7 @@ def test_a_view_by_the_engine_is_a_private_copy(oracle: Oracle) -> None:
     assert oracle.releases() == [1]
 
 
+@pytest.mark.promise("dead-node")
 @pytest.mark.parametrize(
     "error",
     [
@@ -123,6 +124,7 @@ def test_slow_transfer_falls_back_to_messages(oracle: Oracle) -> None:
     assert ways(oracle) == [1, 0]
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_damaged_transfer_is_read_from_another_replica(make_oracle: MakeOracle, far: OracleNode) -> None:
     oracle = make_oracle(far, OracleNode(3, local=False, has_engine=True))
     oracle.store(b"k", BIG, 2, 3)
@@ -174,6 +176,7 @@ def test_a_node_that_dies_while_it_is_read_is_avoided(make_oracle: MakeOracle, f
 FAULTS = ("works", "damages", "unreachable", "stale", "times out", "links change", "restarts")
 
 
+@pytest.mark.promise("get-exact-bytes")
 @given(st.lists(st.sampled_from(FAULTS), max_size=5), st.booleans())
 @settings(max_examples=60)
 def test_fetch_returns_right_values_or_raises(faults: list[str], has_replica: bool) -> None:

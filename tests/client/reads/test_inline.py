@@ -22,6 +22,7 @@ def damaged(oracle: Oracle) -> object:
     return answer
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_damaged_value_is_read_from_another_replica(nodes: Pair) -> None:
     nodes[0].local = False
     oracle = Oracle(*nodes)
@@ -31,6 +32,7 @@ def test_damaged_value_is_read_from_another_replica(nodes: Pair) -> None:
     assert oracle.resources.counters.snapshot().checksum_failures == 1
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_a_block_with_no_undamaged_replica_is_an_error(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", b"value", 2)

@@ -18,6 +18,7 @@ def test_oversized_mapped_value_releases_its_lease(nodes: Pair) -> None:
     assert oracle.releases() == [1]
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_copy_after_the_lease_is_read_again(nodes: Pair) -> None:
     oracle = Oracle(*nodes)
     oracle.store(b"k", BIG, 1)

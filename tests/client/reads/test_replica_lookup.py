@@ -32,6 +32,7 @@ def test_best_replica_is_local_then_by_tier_then_preferred(
     assert [hint and hint.node_id for hint in oracle.resources.hints.find([b"k"])] == [chosen], "from the first question on"
 
 
+@pytest.mark.promise("last-replica-last")
 def test_clients_spread_over_equal_replicas(nodes: Pair) -> None:
     nodes[0].local = False
     chosen = set()

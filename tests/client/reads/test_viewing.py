@@ -33,6 +33,7 @@ def test_a_view_is_the_nodes_memory_until_it_is_closed(node: OracleNode) -> None
     assert (oracle.resources.counters.snapshot().hits, oracle.resources.counters.snapshot().misses) == (1, 0)
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_view_open_past_its_lease_raises(node: OracleNode) -> None:
     oracle = Oracle(node)
     oracle.store(b"k", b"value", 1)

@@ -321,6 +321,7 @@ def content(pool: EnginePool, blocks: Sequence[int]) -> Any:
     return whole
 
 
+@pytest.mark.promise("value-layouts")
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_pools_of_every_order_are_put_and_read_where_they_are(client: Client, order: str, kind: str) -> None:
@@ -392,6 +393,7 @@ def test_many_sequences_of_one_pool_are_one_message_each_way(client: Client) -> 
     assert rank.put_batch([], cache) == rank.get_batch([], cache) == rank.match_batch([]) == []
 
 
+@pytest.mark.promise("value-layouts")
 def test_a_miss_ends_its_own_sequence_and_no_other(client: Client) -> None:
     _, cache, namespace = fresh(blocks=9)
     sequences = [list(range(start, start + 3 * 16)) for start in (0, 1000, 2000)]

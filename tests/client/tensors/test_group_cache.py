@@ -53,6 +53,7 @@ def _named(tokens: Sequence[int]) -> Any:
     return _Sequence(tokens, None)
 
 
+@pytest.mark.promise("value-layouts")
 def test_all_groups_resume_from_the_same_token(client: Client, namespace: Namespace) -> None:
     cache = GroupCache(client, [FULL, WINDOW, STATE], namespace)
     full, window = blocks_of(FULL, 8), blocks_of(WINDOW, 3)
@@ -76,6 +77,7 @@ def test_all_groups_resume_from_the_same_token(client: Client, namespace: Namesp
     assert all(one.equal(other) for one, other in zip(out_state, late, strict=True))
 
 
+@pytest.mark.promise("value-layouts")
 def test_eviction_before_the_read_shortens_the_prefix(address: str, namespace: Namespace) -> None:
     class Losing(Client):
         lost: bytes | None = None

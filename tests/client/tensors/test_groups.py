@@ -49,6 +49,7 @@ def test_longest_prefix_is_resumable_by_every_group(groups: list[AnyGroup], pres
     assert longest(groups, present, limit_tokens=1000) == tokens
 
 
+@pytest.mark.promise("value-layouts")
 @given(st.data())
 def test_it_is_what_trying_every_position_finds(data: st.DataObject) -> None:
     groups: list[AnyGroup] = []

@@ -54,6 +54,7 @@ def seen(pool: BlockPool, layout: CacheLayout) -> np.ndarray[Any, Any]:
     return whole
 
 
+@pytest.mark.promise("value-layouts")
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("spec", [SPEC, LATENT], ids=["kv", "mla"])
 @pytest.mark.parametrize("order", ORDERS_HERE)

@@ -48,6 +48,7 @@ def test_slabs_named_ahead_are_mapped_in_the_background(node: OracleNode) -> Non
     assert len(oracle.resources.mapping.slabs) == 2 * in_use, "slab 2; the node does not have slab 9"
 
 
+@pytest.mark.promise("put-conflicts")
 def test_a_block_that_is_there_is_not_written(remote: OracleNode) -> None:
     oracle = Oracle(remote)
     oracle.store(b"a", b"old", 2)

@@ -82,6 +82,7 @@ def test_slow_transfer_falls_back_to_messages(oracle: Oracle, far: OracleNode) -
     assert stored(far) == {b"a": BIG}
 
 
+@pytest.mark.promise("dead-node")
 def test_a_node_that_dies_while_it_is_written_is_avoided(make_oracle: MakeOracle, far: OracleNode) -> None:
     other = OracleNode(3, local=False, has_engine=True)
     oracle = make_oracle(far, other)
@@ -150,6 +151,7 @@ def parted(far: OracleNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interle
     far.close()
 
 
+@pytest.mark.promise("dead-node")
 def test_only_failed_parts_are_sent_by_message(parted: Interleaved, far: OracleNode) -> None:
     parted.script[TransferEffect].extend([lambda move: None, Unreachable("no path"), lambda move: None])
     assert put(parted, KEYS, VALUES) == [True] * 4

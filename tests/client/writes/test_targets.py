@@ -33,6 +33,7 @@ def test_puts_after_the_first_reserve_nothing(targeted: Oracle, remote: OracleNo
     assert len(targeted.resources.uncommitted_puts) == 1
 
 
+@pytest.mark.promise("put-ack-node")
 @pytest.mark.parametrize(
     "refusal", [Draining("it ends"), Full("no room"), QuotaExceeded("no more"), TierFailed("no memory"), Flags(b"\2")], ids=repr
 )

@@ -37,6 +37,7 @@ def test_an_empty_file_has_no_requests(tmp_path: Path) -> None:
     assert count_requests(tmp_path / "empty") == 0
 
 
+@pytest.mark.promise("input-untrusted")
 def test_cut_off_line_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(line() + b"\n" + line() + b"\n" + line()[:40])

@@ -154,6 +154,7 @@ class CatalogConformance:
             catalog.close()
         assert 0 < epochs[0] < epochs[1] < epochs[2]
 
+    @pytest.mark.promise("failover")
     def test_its_identity_is_kept_and_is_no_other_catalogs(self, make: MakeCatalog) -> None:
         identities = []
         for _owner in range(2):

@@ -47,6 +47,7 @@ def test_committer_drops_callbacks_of_failed_commits(closed: bool) -> None:
     reactor.close()
 
 
+@pytest.mark.promise("failover")
 def test_after_the_end_nothing_is_written_and_nobody_is_told(tmp_path: Path) -> None:
     reactor, catalog, told = Reactor(), LmdbCatalog(tmp_path), list[str]()
     elected(catalog)

@@ -27,6 +27,7 @@ def test_entries_survive_as_records() -> None:
     assert copy.last == 4
 
 
+@pytest.mark.promise("audit-trail")
 def test_flood_of_refusals_evicts_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_log, "_LIMITS", {audit_log.CHANGES: 2, audit_log.OTHERS: 3})
     log, copy = AuditLog(), AuditLog()

@@ -66,6 +66,7 @@ def test_a_claim_ends_the_reservation_of_a_writer_who_is_gone() -> None:
     assert master.directory.counts().reserved == 0
 
 
+@pytest.mark.promise("put-conflicts")
 def test_claim_joins_equal_bytes_and_yields_to_others() -> None:
     master = Master()
     first, second = master.register("a"), master.register("b")
@@ -87,6 +88,7 @@ def test_a_key_that_another_writer_is_at_is_busy() -> None:
     assert [bool(generation) for generation in grants.generations] == [False, False, True, False]
 
 
+@pytest.mark.promise("put-flush")
 def test_a_block_that_is_being_removed_is_busy_until_it_is_gone() -> None:
     """Else the claim would bring back, as one more replica, what the remove has not reached."""
     master = Master()
@@ -131,6 +133,7 @@ def test_unheld_claim_yields_to_any_existing_block() -> None:
     assert (list(grants.statuses), list(grants.generations)) == ([PRESENT], [0])
 
 
+@pytest.mark.promise("put-conflicts")
 @pytest.mark.parametrize("held", [0, 1])
 def test_claim_of_a_block_hinted_at_other_nodes_is_busy(held: int) -> None:
     """A node whose link broke may have lost it meanwhile."""
@@ -144,6 +147,7 @@ def test_claim_of_a_block_hinted_at_other_nodes_is_busy(held: int) -> None:
     assert list(claim(master, second, [b"lost", b"kept"], checksum=8, held=held).statuses) == [GRANTED, PRESENT]
 
 
+@pytest.mark.promise("put-conflicts")
 @pytest.mark.parametrize("held", [0, 1])
 def test_claim_of_a_block_hinted_only_here_is_granted(held: int) -> None:
     """It would not claim what it has: the answer to its last claim never came, or it has lost the block since."""

@@ -55,6 +55,7 @@ def test_reserve_reports_granted_present_and_busy() -> None:
     assert reserve(master, b"pending").statuses == bytes([BUSY])
 
 
+@pytest.mark.promise("put-conflicts")
 def test_unconfirmed_block_is_not_present() -> None:
     """A writer relies on PRESENT; the node may have lost the block while it was disconnected."""
     master, node = one_node(b"lost", b"kept")
@@ -82,6 +83,7 @@ def test_reservation_ends_by_cancel_expiry_or_node_death() -> None:
     assert list(reserve(master, b"a").nodes) == [other.node_id]
 
 
+@pytest.mark.promise("failover")
 def test_generations_grow_when_the_clock_goes_back() -> None:
     master, node = one_node()
     master.publish(node, Event(b"k", 1 << 60))
@@ -138,6 +140,7 @@ def test_measured_rates_are_replaced_and_expire() -> None:
     assert node.rates.bytes_per_s(ttl_ns) == {8: 6.0}, "a refused report changes nothing"
 
 
+@pytest.mark.promise("dead-node")
 def test_dead_nodes_blocks_return_with_it() -> None:
     master, node = one_node(b"a", b"b")
     die(master, node)
@@ -187,6 +190,7 @@ def test_catalog_keeps_the_reported_parent() -> None:
     assert (master.block(b"c").parents, master.block(b"orphan").parents) == ([b"p"], [b"unknown"])
 
 
+@pytest.mark.promise("records-durable")
 def test_pins_outlive_the_master() -> None:
     master, _ = one_node(b"a")
     master.commit(master.directory.pins.pin(TENANT, [b"a"], pinned=True).ops)
@@ -261,6 +265,7 @@ class Store:
         self.acknowledged.discard(key)
 
 
+@pytest.mark.promise("remove-stays-removed")
 class AgainstNodes(RuleBasedStateMachine):
     """The directory lists exactly the blocks of a node after its inventory, and all acknowledged ones.
 
@@ -511,10 +516,12 @@ TestAgainstNodes = AgainstNodes.TestCase
 TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30)
 
 
+@pytest.mark.promise("records-durable")
 class AgainstNodesOutliving(AgainstNodes):
     recorded = OUTLIVING
 
 
+@pytest.mark.promise("records-durable")
 class AgainstNodesMembership(AgainstNodes):
     recorded = MEMBERSHIP
 

@@ -1,5 +1,7 @@
 """Tests of removals.py, held by a directory with nodes."""
 
+import pytest
+
 from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.membership.members import NodeMember
@@ -49,6 +51,7 @@ def test_what_only_dead_nodes_hold_is_removed_at_once() -> None:
     master.directory.check_integrity()
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_removed_block_does_not_return_with_its_node() -> None:
     master, node = one_node(b"a", b"kept")
     other = master.register("b")
@@ -112,6 +115,7 @@ def test_many_removals_hold_while_a_node_is_unreachable() -> None:
     assert master.exists(b"a0") == [1], "put again: nothing stands against it any more"
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_removal_holds_for_forgotten_nodes_after_a_restart() -> None:
     master, _node = absent_holder(DirectoryLimits())
     assert master.remove(b"a0") == [1]

@@ -56,6 +56,7 @@ def test_other_namespaces_and_tenants_are_left_out() -> None:
     assert segments(copy(master), "nobody", "ns", limit=9) == []
 
 
+@pytest.mark.promise("observable")
 def test_a_random_tree_agrees_with_one_of_objects() -> None:
     chosen = random.Random(5)
     master, node = one_node()

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from kvstore.master.directory.index.contents import BlockUsage, TierUsage, usage
 from tests.master.blocks import DRAM, NVME, TENANT, Event, one_node
 from tests.master.directory.index.test_contents import copy
@@ -9,6 +11,7 @@ from tests.master.directory.index.test_contents import copy
 HBM = 1
 
 
+@pytest.mark.promise("observable")
 def test_usage_is_by_namespace_and_fastest_tier() -> None:
     master, node = one_node()
     chosen, wanted = random.Random(3), dict[tuple[str, str], list[int]]()

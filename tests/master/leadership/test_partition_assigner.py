@@ -14,6 +14,7 @@ PATIENCE = RebalanceTiming(4.0, 1.5, 0.3)
 SOME = st.sets(st.sampled_from(MASTERS), min_size=1).map(frozenset)
 
 
+@pytest.mark.promise("failover")
 @given(SOME, st.integers(1, 64))
 def test_shares_are_even_and_all_partitions_are_somebodys(live_masters: frozenset[str], count: int) -> None:
     found = shares(live_masters, count)

@@ -98,6 +98,7 @@ def test_who_is_elected_stands_on_what_it_has_followed(stage: Stage) -> None:
     role_manager.close(OVER)
 
 
+@pytest.mark.promise("failover")
 def test_deposed_owner_serves_reads_until_the_catalog_returns(stage: Stage) -> None:
     role_manager = stage.role_manager
     role_manager.begin()
@@ -148,6 +149,7 @@ def test_nothing_is_left_of_an_owner_that_was(stage: Stage) -> None:
     assert former() is None
 
 
+@pytest.mark.promise("etcd-outage")
 def test_standing_cut_off_ends_when_most_nodes_left(stage: Stage) -> None:
     role_manager = stage.role_manager
     role_manager.begin()

@@ -40,6 +40,7 @@ def test_an_operator_sees_all(identity: Identity) -> None:
     assert as_seen_by(identity, WHOLE) == WHOLE
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize(
     "identity", [Identity(IdentityKind.TENANT, Role.WRITE, "red"), Identity(IdentityKind.NODE), Identity(IdentityKind.INSTANCE)]
 )

@@ -123,6 +123,7 @@ def test_a_block_from_reserve_to_lookup(client: Channel, node: NodeSide) -> None
     assert ask(client, Reserve([b"b"], [10]), ReserveReply).statuses == bytes([GRANTED])
 
 
+@pytest.mark.promise("interrupts-safe")
 @pytest.mark.parametrize("hellos", [1, 2])
 def test_last_reservation_is_cancelled_on_disconnect(places: Places, client: Channel, node: NodeSide, hellos: int) -> None:
     other = places.client()
@@ -212,6 +213,7 @@ def test_request_without_hello_or_of_another_role_is_refused(places: Places, cli
     assert ask(client, Exists([b"k"]), Flags).flags == b"\0"
 
 
+@pytest.mark.promise("authentication")
 def test_a_connection_is_one_clients_or_a_nodes_for_good(places: Places, client: Channel, node: NodeSide) -> None:
     epoch = node.registration.registration_epoch
     as_node, as_other = Hello(ROLE_NODE, name="one", epoch=epoch), Hello(ROLE_CLIENT, "another")
@@ -562,6 +564,7 @@ def test_only_a_node_of_the_newest_registration_may_claim(client: Channel, node:
         ask(client, CommitBlocks(1, TENANT, "", [b"a"], [1], [1], [b""]), ReserveReply)
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_pins_of_a_namespace_beyond_the_quota_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator gets the error of a later slice, too; slices before it stay pinned."""
     monkeypatch.setattr(clients, "SLICE_ROWS", 3)

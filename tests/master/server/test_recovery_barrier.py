@@ -124,6 +124,7 @@ def test_lookup_waits_for_awaited_holders(places: Places) -> None:
         node.close()
 
 
+@pytest.mark.promise("failover")
 def test_put_waits_for_existing_blocks_only(places: Places) -> None:
     """PRESENT is the response once the node's inventory has confirmed the block; until then the writer retries."""
     of_both = Asking(places, Reserve([b"a", b"new"], [1, 1]), ReserveReply)
@@ -141,6 +142,7 @@ def test_put_waits_for_existing_blocks_only(places: Places) -> None:
         node.close()
 
 
+@pytest.mark.promise("failover")
 @pytest.mark.parametrize(
     "sent", [Pin([b"a", b"none"]), Pin([b"a", b"none"], pinned=0), PinFor([b"a", b"none"], 60_000), Remove([b"a", b"none"])], ids=repr
 )
@@ -282,6 +284,7 @@ def test_nobody_waits_for_what_no_node_has_or_one_that_has_come(places: Places) 
     client.close()
 
 
+@pytest.mark.promise("failover")
 def test_blocks_of_a_late_node_are_misses(tmp_path: Path, catalog: dict[str, Any]) -> None:
     with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.3) as places:
         client = places.client()

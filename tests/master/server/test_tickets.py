@@ -67,6 +67,7 @@ def ticket_of(places: Places, tenant: str = "red", name: str = "one") -> bytes:
     return table.tickets[list(table.names).index(name)]
 
 
+@pytest.mark.promise("authentication")
 def test_client_gets_a_ticket_for_each_node_with_its_ttl(places: Places, node: Node) -> None:
     other = Node(places, "two")
     other.sync()
@@ -81,6 +82,7 @@ def test_client_gets_a_ticket_for_each_node_with_its_ttl(places: Places, node: N
     other.close()
 
 
+@pytest.mark.promise("authentication")
 def test_no_token_and_no_digest_of_a_tenant_reaches_a_node(places: Places, node: Node) -> None:
     """All that the master says to a node: its registration, a heartbeat, and what comes over the link while copies are ordered."""
     said = node.beat().SerializeToString()
@@ -100,6 +102,7 @@ def test_no_token_and_no_digest_of_a_tenant_reaches_a_node(places: Places, node:
     other.close()
 
 
+@pytest.mark.promise("authentication")
 def test_copy_order_has_a_pass_for_its_blocks(places: Places, node: Node) -> None:
     node.publish(Event(b"a", tenant="red"), Event(b"b", tenant="red"))
     other = Node(places, "two")
@@ -137,6 +140,7 @@ def test_next_key_is_used_once_acknowledged(folder: Path) -> None:
         node.close()
 
 
+@pytest.mark.promise("authentication")
 def test_removed_token_is_revoked_again_at_returning_nodes(places: Places, node: Node, folder: Path) -> None:
     red, blue = node.open(ticket_of(places)), node.open(ticket_of(places, "blue"))
     (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))
@@ -172,6 +176,7 @@ def test_revocation_waits_for_unacknowledged_nodes(places: Places, node: Node, f
     other.close()
 
 
+@pytest.mark.promise("authentication")
 def test_a_node_that_does_not_say_that_it_knows_is_hung_up_on(places: Places, node: Node, folder: Path) -> None:
     ticket_of(places)
     (folder / "tokens.toml").write_text(tokens_text({"red": "another", "blue": TENANTS["blue"]}))

@@ -79,6 +79,7 @@ def test_waiters_hear_that_the_pool_was_closed(daemon: Started) -> None:
     with_pool(scenario)
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_no_task_starves_behind_others(daemon: Started) -> None:
     """More tasks than channels, each of which takes a channel again right after it has given one back."""
 

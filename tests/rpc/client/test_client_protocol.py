@@ -73,6 +73,7 @@ def greeted(takes: int) -> ClientProtocol:
     return protocol
 
 
+@pytest.mark.promise("tracing-free")
 def test_sampled_call_sends_trace_only_to_accepting_peer() -> None:
     with sampled() as call:
         asked = {takes: b"".join(greeted(takes).request(EXISTS, Deadline(10), [b"value"])) for takes in (0, 2, ACCEPTS_TRACES)}

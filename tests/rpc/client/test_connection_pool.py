@@ -152,6 +152,7 @@ def test_borrowed_channel_acts_as_a_lease_when_interrupted(daemon: Started, pool
     assert pool.counts(daemon[1]) == (0, 0)
 
 
+@pytest.mark.promise("resources-exhausted")
 def test_no_thread_starves_behind_others(daemon: Started, pool: ConnectionPool) -> None:
     """More threads than channels, each as fast as it can: all go on until each has had a channel several times."""
     threads_count, times = 12, 5

@@ -88,6 +88,7 @@ def test_masters_that_name_one_another_end_in_one_clear_error() -> None:
         raise asking.error()
 
 
+@pytest.mark.promise("failover")
 def test_a_chain_of_names_ends() -> None:
     asking = OwnerSearchRound(Masters([A]))
     count = 0

@@ -33,6 +33,7 @@ def ended() -> Iterator[Ended]:
     made.close()
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_peer_is_told_of_the_end_and_awaited_until_it_closes(ended: Ended) -> None:
     peer = ended.linger()
     assert ended.theirs.recv(1) == b""

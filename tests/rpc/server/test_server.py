@@ -95,6 +95,7 @@ def test_a_peer_whose_host_vanishes_is_noticed(daemon: Daemon) -> None:
         assert session._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == PEER_TIMEOUT_S * 1000
 
 
+@pytest.mark.promise("peers-vanish")
 def test_unauthenticated_session_is_closed_after_its_timeout(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
     with daemon.connect(address) as known, daemon.connect(address) as stranger:
@@ -119,6 +120,7 @@ def assert_turned_away(sock: socket.socket) -> None:
     assert sock.recv(1) == b""
 
 
+@pytest.mark.promise("peers-vanish")
 def test_oldest_unauthenticated_session_is_closed_over_limit() -> None:
     with Daemon(max_unauthenticated=2) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
@@ -137,6 +139,7 @@ def test_oldest_unauthenticated_session_is_closed_over_limit() -> None:
             sock.close()
 
 
+@pytest.mark.promise("peers-vanish")
 def test_strangers_have_half_of_the_connections_at_most() -> None:
     with Daemon(max_connections=4) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
@@ -147,6 +150,7 @@ def test_strangers_have_half_of_the_connections_at_most() -> None:
             sock.close()
 
 
+@pytest.mark.promise("peers-vanish")
 def test_unauthenticated_session_gives_way_at_max_connections() -> None:
     with Daemon(max_connections=4) as daemon:
         address = daemon.server.listen_tcp("127.0.0.1", 0)
@@ -162,6 +166,7 @@ def test_unauthenticated_session_gives_way_at_max_connections() -> None:
                 daemon.ask(sock)
 
 
+@pytest.mark.promise("peers-vanish")
 def test_unauthenticated_message_is_limited_to_a_hello(daemon: Daemon) -> None:
     address = daemon.server.listen_tcp("127.0.0.1", 0)
     long = Exists([bytes(250)] * 4096)
@@ -279,6 +284,7 @@ def unconnected() -> socket.socket:
     return sock
 
 
+@pytest.mark.promise("failures-typed")
 def test_peer_is_refused_with_cause_without_descriptors(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     host, _, port = daemon.server.listen_tcp("127.0.0.1", 0).rpartition(":")
     peers = [unconnected() for _ in range(3)]
@@ -340,6 +346,7 @@ def make_link(folder: Path) -> None:
     folder.symlink_to("elsewhere")
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize(
     "make",
     [

@@ -432,6 +432,7 @@ def test_garbage_after_a_full_round_of_frames_closes_session(line: Line) -> None
     assert line.handler.closed_count == 1
 
 
+@pytest.mark.promise("no-leaks")
 @given(st.binary(min_size=1, max_size=200))
 @settings(max_examples=50)
 def test_no_bytes_of_a_peer_disturb_the_reactor(garbage: bytes) -> None:
@@ -503,6 +504,7 @@ def test_peer_that_does_not_read_is_not_read_from(narrow: Line) -> None:
     assert sent == list(range(1, 12))
 
 
+@pytest.mark.promise("memory-bounded")
 def test_peer_that_takes_no_answer_in_time_is_closed(narrow: Line) -> None:
     """Taking a little of it does not help; having taken the one before does."""
     line = narrow
@@ -525,6 +527,7 @@ def test_peer_that_takes_no_answer_in_time_is_closed(narrow: Line) -> None:
     assert (line.session.is_open, done, line.handler.closed_count) == (False, [1, 2], 1)
 
 
+@pytest.mark.promise("memory-bounded")
 def test_queued_answers_pause_a_slow_reader_at_the_limit(narrow: Line) -> None:
     line = narrow
     for _ in range(8):
@@ -705,6 +708,7 @@ def test_welcome_has_feature_bits(tracer: Spans | None, makes_hot_copies: bool) 
     line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
 
 
+@pytest.mark.promise("tenant-quotas")
 @pytest.mark.parametrize("has_payload", [False, True])
 def test_requests_over_quota_are_refused_connection_stays(line: Line, has_payload: bool) -> None:
     load = TenantLoad("red", 2)
@@ -726,6 +730,7 @@ def test_requests_over_quota_are_refused_connection_stays(line: Line, has_payloa
     assert load.requests == 0
 
 
+@pytest.mark.promise("peers-vanish")
 def test_connection_is_not_read_while_many_requests_wait(either: Line) -> None:
     line = either
     line.session.set_tenant_load(TenantLoad("red", None))
@@ -744,6 +749,7 @@ def test_connection_is_not_read_while_many_requests_wait(either: Line) -> None:
     assert line.session.is_open
 
 
+@pytest.mark.promise("peers-vanish")
 def test_waiting_messages_of_a_connection_are_limited_in_bytes(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_loads, "MAX_HELD_BYTES", 1 << 20)
     line.session.set_tenant_load(TenantLoad("red", None))
@@ -761,6 +767,7 @@ def test_waiting_messages_of_a_connection_are_limited_in_bytes(line: Line, monke
     sender.join()
 
 
+@pytest.mark.promise("peers-vanish")
 @pytest.mark.parametrize("number", [0, 1])
 def test_request_id_zero_or_in_use_closes_the_session(line: Line, number: int) -> None:
     line.session.set_tenant_load(TenantLoad("red", None))
@@ -770,6 +777,7 @@ def test_request_id_zero_or_in_use_closes_the_session(line: Line, number: int) -
     assert len(line.handler.frames) == 1
 
 
+@pytest.mark.promise("peers-vanish")
 def test_peer_that_takes_no_descriptors_is_not_read_from(line: Line, tmp_path: Path) -> None:
     """Each request of 600 bytes would have 64 of them opened."""
     opened = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]

@@ -63,6 +63,7 @@ def test_equal_credentials_share_a_ticket_for_a_quarter_of_ttl() -> None:
     assert len({ticket(26), ticket(26, node_id=6), *(ticket(26, who) for who in others)}) == 5
 
 
+@pytest.mark.promise("authentication")
 def test_each_registration_of_a_node_has_its_own_key() -> None:
     made = issuer()
     keys = [made.register(5, 0), made.register(6, 0), made.register(5, 0)]

@@ -34,6 +34,7 @@ def test_a_ticket_names_the_certificate_it_was_issued_upon() -> None:
     assert unseal(data, SECRET) == ticket
 
 
+@pytest.mark.promise("authentication")
 def test_no_byte_can_be_changed_and_no_other_secret_does() -> None:
     data = seal(NODE_PASS, SECRET)
     for at in range(1, len(data)):

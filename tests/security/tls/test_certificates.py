@@ -84,6 +84,7 @@ def test_files_that_change_are_used_by_the_next_connection(tmp_path: Path, caplo
     assert "the certificates have changed and are in use" in caplog.text
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_unusable_files_are_logged_once_and_former_stay_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(tmp_path)
     settings = cluster.client("red")
@@ -126,6 +127,7 @@ def test_what_cannot_be_used_is_refused_at_once_and_by_name(tmp_path: Path) -> N
     assert "the key is encrypted, and a daemon cannot prompt" in refused(replace(good, tls_key=str(encrypted)))
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_revoked_certificate_opens_nothing_and_ends_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     cluster, revoked = Cluster(tmp_path / "certs"), tmp_path / "revoked"

@@ -53,6 +53,7 @@ def test_without_files_there_is_none_and_one_alone_is_refused() -> None:
             HttpsCertificate.of(*pair)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_files_that_cannot_be_used_are_refused(authority: Cluster, tmp_path: Path) -> None:
     cert, key = issued(authority)
     other = issued(authority)
@@ -76,6 +77,7 @@ def test_new_connections_use_the_reloaded_certificate(authority: Cluster, caplog
     assert shown(certificate, authority) != former
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_what_cannot_be_used_is_told_once_and_the_former_goes_on(authority: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cert, key = issued(authority)
     certificate = HttpsCertificate(cert, key)

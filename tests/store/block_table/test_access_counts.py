@@ -17,6 +17,7 @@ def block(number: int) -> Block:
     return made("red", b"%d" % number, 100, 1)
 
 
+@pytest.mark.promise("observable")
 def test_hot_blocks_are_counted_only_while_polled() -> None:
     hot = HotBlocks()
     assert hot.hottest(0, S) == []
@@ -45,6 +46,7 @@ def test_hot_blocks_count_remote_reads_separately() -> None:
     assert not hot._far
 
 
+@pytest.mark.promise("observable")
 def test_hot_blocks_finds_frequent_blocks_and_never_overcounts() -> None:
     chosen, hot, true = random.Random(3), HotBlocks(), Counter[Block]()
     blocks = [block(number) for number in range(20_000)]

@@ -193,6 +193,7 @@ def remembered(order: EvictionOrder) -> list[int]:
     return [members.policy.remembered for _, members in sorted(order._groups.items())]
 
 
+@pytest.mark.promise("space-accounted")
 def test_remembered_blocks_are_bounded_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
     order = Visible(lambda: make_policy("prefix"), 100)

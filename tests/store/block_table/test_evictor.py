@@ -45,6 +45,7 @@ def test_a_put_without_a_free_slot_waits_for_a_demotion(make_store: MakeStore) -
     assert [counts.demotions for _, _, counts, _ in store.table.levels()] == [1, 0]
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_no_block_is_dropped_while_nvme_has_space(make_store: MakeStore) -> None:
     store = make_store(300, nvme_bytes=5000)
     blocks = []
@@ -97,6 +98,7 @@ def test_a_put_that_may_drop_waits_for_its_tenants_quota(make_store: MakeStore) 
     assert store.names() == "ab"
 
 
+@pytest.mark.promise("keys-fixed")
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_tenants_with_the_same_keys_are_separate_on_nvme(make_store: MakeStore, is_restarted: bool) -> None:
     store = make_store(300, nvme_bytes=1000, slab_bytes=100)
@@ -140,6 +142,7 @@ def test_demotion_runs_from_the_high_to_the_low_watermark(make_store: MakeStore)
     assert store.table.evictor.take_moves() == [], "until it is above the high one again"
 
 
+@pytest.mark.promise("no-wait-for-peers")
 @pytest.mark.parametrize("is_over_quota", [False, True])
 def test_demotion_examines_few_candidates_per_iteration(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_over_quota: bool
@@ -266,6 +269,7 @@ def test_batch_evictions_need_no_demotion(make_store: MakeStore) -> None:
     assert len(store.table.slots.free_slots("red", 100, 3)) == 1
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_a_large_value_evicts_over_several_iterations(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 3)
     store = make_store(1000, slab_bytes=200)
@@ -322,6 +326,7 @@ def a_slab_each(make_store: MakeStore, *, nvme_bytes: int = 0) -> Store:
     return store
 
 
+@pytest.mark.promise("no-wait-for-peers")
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("nvme_bytes", [0, 10_000])
 def test_a_slab_of_another_group_is_emptied_in_parts(make_store: MakeStore, nvme_bytes: int) -> None:

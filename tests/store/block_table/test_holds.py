@@ -96,6 +96,7 @@ def test_a_tenant_holds_a_tenth_of_its_quota(holds: Holds) -> None:
     assert hold(holds, blocks(4, tenant="blue"), 1, tenant="blue") == [True] * 4
 
 
+@pytest.mark.promise("holds-keep")
 def test_a_quota_that_is_lowered_ends_the_oldest_holds(holds: Holds) -> None:
     found = blocks(3)
     for number, one in enumerate(found):
@@ -126,6 +127,7 @@ def test_100_000_holds_cost_no_memory_once_they_are_released() -> None:
     assert (len(holds), len(holds._held), len(holds._by_owner), holds.blocks) == (0, 0, 0, 0)
 
 
+@pytest.mark.promise("holds-keep")
 def test_a_put_ends_holds_if_nothing_else_is_evictable() -> None:
     store = Store(SHARE * SIZE, may_hold_all=True)
     store.holds.add(ONE, "red", 1, [store.put(f"b{number}") for number in range(SHARE)], until_ns=100, now_ns=0)

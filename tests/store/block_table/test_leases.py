@@ -28,6 +28,7 @@ def given_back() -> Given:
     return Given()
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_lease_expires_at_its_time(given_back: Given) -> None:
     given_back.grant(RED, "b", 20)
     given_back.grant(RED, "a", 10)

@@ -41,6 +41,7 @@ def test_a_tenant_at_its_slab_limit_lacks_a_slab(tier: DramTier) -> None:
     assert (limits.lacks(100, "red"), limits.held()) == (False, {"red": 1, "blue": 1})
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_slab_limit_bounds_a_tenant_with_many_sizes(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=3, dram_bytes=1000)
@@ -53,6 +54,7 @@ def test_slab_limit_bounds_a_tenant_with_many_sizes(make_store: MakeStore) -> No
     check(store.table)
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_a_tenant_at_its_limit_empties_its_coldest_slab(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_slabs=2)
@@ -81,6 +83,7 @@ def test_an_unevictable_slab_stays(make_store: MakeStore) -> None:
     assert store.names() == "abce"
 
 
+@pytest.mark.promise("tenant-quotas")
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
 def test_a_lowered_slab_limit_empties_the_coldest_slabs(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
@@ -105,6 +108,7 @@ def test_a_tenant_over_its_slab_limit_is_evicted_first(make_store: MakeStore) ->
     assert store.names() == "bxyz"
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_the_search_for_a_slab_to_empty_is_bounded(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(2000, slab_bytes=100)
     for number in range(10):

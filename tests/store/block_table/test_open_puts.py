@@ -58,6 +58,7 @@ def test_a_put_with_an_undisclosed_id_cannot_be_looked_up(puts: OpenPuts) -> Non
     assert not puts.holds(put)
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_expire_is_bounded_per_call(puts: OpenPuts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_puts, "MAX_EXPIRED", 2)
     batch = add_batch(puts, "abc")
@@ -223,6 +224,7 @@ def test_an_expired_puts_slot_waits_for_settle_or_disconnect() -> None:
     assert puts.ended.awaited() == []
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_puts_of_a_disconnected_writer_end_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_puts, "MAX_ENDED", 2)
     puts = Puts()

@@ -23,6 +23,7 @@ def dropped_for_quota(store: Store) -> list[int]:
     return [counts.quota_evictions for _, _, counts, _ in store.table.levels()]
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_a_tenant_at_its_quota_evicts_its_own_coldest_blocks(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     blue = store.put("z", tenant="blue")
@@ -70,6 +71,7 @@ def test_a_put_that_lacks_a_slab_reports_the_quota(make_store: MakeStore) -> Non
         store.table.check_size(1, "red")
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_open_puts_count(make_store: MakeStore) -> None:
     store = make_store(1000, slab_bytes=100)
     limit(store, dram_bytes=200, blocks=2)
@@ -139,6 +141,7 @@ def test_quota_evictions_demote_unless_the_lower_quota_is_full(make_store: MakeS
     assert store.tiers[NVME].tenant_bytes == {}
 
 
+@pytest.mark.promise("tenant-quotas")
 @pytest.mark.parametrize("nvme_bytes", [0, 1000])
 def test_a_lowered_quota_evicts_the_coldest_in_the_background(make_store: MakeStore, nvme_bytes: int) -> None:
     store = make_store(1000, nvme_bytes=nvme_bytes, slab_bytes=100)
@@ -159,6 +162,7 @@ def test_a_lowered_quota_evicts_the_coldest_in_the_background(make_store: MakeSt
     assert store.table._ingest_tier.limits.over_quota == set()
 
 
+@pytest.mark.promise("no-wait-for-peers")
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_a_put_after_a_lowered_quota_evicts_in_bounded_steps(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch, is_batch: bool
@@ -242,6 +246,7 @@ def test_unevictable_blocks_keep_their_tenant_over_quota(make_store: MakeStore) 
     assert (len(store.names()), store.table.quotas.over_block_quota) == (1, set())
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_a_put_far_over_the_block_quota_evicts_in_bounded_steps(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_EXTRA_EVICTIONS", 3)
     store = make_store(1000, slab_bytes=100)

@@ -35,6 +35,7 @@ def tell(store: Store, group: int, spare: str, now_ns: int = 0) -> None:
     store.table.lowest.replicated_victims.set_answer(group, [(block, block.last_access) for block in blocks], flags, now_ns=now_ns)
 
 
+@pytest.mark.promise("last-replica-last")
 def test_a_replicated_block_is_evicted_before_colder_ones(full: Store) -> None:
     full.put("k", SIZE)
     assert full.names() == "bcdefghijk", "nothing is known yet"
@@ -46,6 +47,7 @@ def test_a_replicated_block_is_evicted_before_colder_ones(full: Store) -> None:
     assert [block.key for kind, block, _ in full.events if kind == EVENT_REMOVED] == [b"a", b"f", b"h", b"b"]
 
 
+@pytest.mark.promise("last-replica-last")
 def test_a_block_read_since_the_query_is_no_preferred_victim(full: Store) -> None:
     full.put("k", SIZE)
     tell(full, group_of(full), "cdef")

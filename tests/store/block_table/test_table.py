@@ -24,6 +24,7 @@ def kinds(store: Store) -> list[tuple[int, str, int]]:
 # --- puts ---
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_a_block_is_invisible_until_its_commit(make_store: MakeStore) -> None:
     store = make_store()
     put = store.open("a")
@@ -48,6 +49,7 @@ def test_a_block_that_is_not_here_can_be_retracted(make_store: MakeStore) -> Non
     assert put.block.generation == 42
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_an_expired_puts_slot_is_kept_until_its_writer_ends(make_store: MakeStore) -> None:
     store = make_store(200)
     put = store.open("a", owner="slow")
@@ -65,6 +67,7 @@ def test_an_expired_puts_slot_is_kept_until_its_writer_ends(make_store: MakeStor
     assert store.open("c", owner="quick", now_ns=PUT_TTL_NS) is not None
 
 
+@pytest.mark.promise("slots-not-reused-early")
 @pytest.mark.parametrize("ending", ["aborted", "expired", "its writer is gone"])
 def test_a_remotely_written_slot_is_kept_until_writes_end(make_store: MakeStore, ending: str) -> None:
     store = make_store(100)
@@ -142,6 +145,7 @@ def test_recovery_keeps_the_higher_generation_of_a_key(make_store: MakeStore) ->
     assert store.tiers[NVME].used_bytes == 200
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_blocks_of_many_small_tenants_stay_while_space_is_free(make_store: MakeStore) -> None:
     """Many more tenants than whole slabs: each has slabs of its own, which other tenants may not map."""
     store = make_store(64 << 20)
@@ -155,6 +159,7 @@ def test_blocks_of_many_small_tenants_stay_while_space_is_free(make_store: MakeS
 # --- the table's own memory ---
 
 
+@pytest.mark.promise("space-accounted")
 def test_at_the_block_limit_the_coldest_block_is_evicted(make_store: MakeStore) -> None:
     store = make_store(100_000, max_blocks=3)
     for name in "abc":
@@ -166,6 +171,7 @@ def test_at_the_block_limit_the_coldest_block_is_evicted(make_store: MakeStore) 
     assert [counts.evictions for _, _, counts, _ in store.table.levels()] == [1]
 
 
+@pytest.mark.promise("space-accounted")
 def test_recovery_keeps_the_newest_up_to_the_block_limit(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcd":

@@ -55,6 +55,7 @@ def test_a_promoted_lossy_block_is_not_encoded_again(make_store: MakeStore) -> N
     assert block.loss_in(DRAM) is None
 
 
+@pytest.mark.promise("codec-bounded")
 @pytest.mark.parametrize("then", ["int8", "int4/16"])
 def test_an_encoded_block_never_changes_again(make_store: MakeStore, then: str) -> None:
     """If encoding it again would change it, as with the codec of another run, it is stored raw."""
@@ -100,6 +101,7 @@ def test_readers_get_the_exact_value_while_dram_has_it(make_store: MakeStore) ->
     assert not block.lossy
 
 
+@pytest.mark.promise("codec-bounded")
 def test_values_that_the_codec_refuses_are_stored_raw(make_store: MakeStore) -> None:
     store = make_store(8 * SIZE, nvme_bytes=1 << 20, codec="int4/32")
     infinite = torch.zeros(SHAPE)

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 import xxhash
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -48,6 +49,14 @@ SEEDS = st.integers(0, 20)
 PICK = st.integers(0, 1 << 16)
 
 
+@pytest.mark.promise("codec-bounded")
+@pytest.mark.promise("get-exact-bytes")
+@pytest.mark.promise("holds-keep")
+@pytest.mark.promise("no-partial-blocks")
+@pytest.mark.promise("shm-reads-whole")
+@pytest.mark.promise("slots-not-reused-early")
+@pytest.mark.promise("space-accounted")
+@pytest.mark.promise("tenant-quotas")
 class TableMachine(RuleBasedStateMachine):
     """Writers write when they like, also after their put expired; readers look again before they let go; copies end late or fail.
 

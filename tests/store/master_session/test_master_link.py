@@ -70,6 +70,7 @@ def had_a_master(folder: Path, catalog: str, times: int) -> None:
             assert master.stop() == 0
 
 
+@pytest.mark.promise("failover")
 @pytest.mark.parametrize("change", ["clock set back", "memory to lmdb", "lmdb wiped"])
 def test_a_node_accepts_another_catalog_at_any_epoch_and_logs_it(tmp_path: Path, change: str) -> None:
     folder = tmp_path / "catalog"
@@ -97,6 +98,7 @@ def test_a_node_accepts_another_catalog_at_any_epoch_and_logs_it(tmp_path: Path,
     assert "has another catalog" in (tmp_path / "node.log").read_text()
 
 
+@pytest.mark.promise("failover")
 def test_a_former_master_of_the_same_catalog_is_refused(tmp_path: Path) -> None:
     """It was started on an old copy of the catalog."""
     folder, old = tmp_path / "catalog", tmp_path / "old"
@@ -154,6 +156,7 @@ def test_description_changes_are_sent_with_a_heartbeat_at_once(tmp_path: Path) -
             until(lambda: described(places) == (b"changed", b"other"))
 
 
+@pytest.mark.promise("observable")
 def test_hot_blocks_are_reported_on_request_only(tmp_path: Path) -> None:
     with master_in_thread(tmp_path, heartbeat_interval_s=0.01) as places, a_link(places.listen) as (link, linked):
         assert places.master is not None
@@ -314,6 +317,7 @@ class Refusing(ControlServicer):
         return pb.RegisterReply(node_id=1, registration_epoch=1, master_epoch=1, catalog="another", heartbeat_interval_s=0.01)
 
 
+@pytest.mark.promise("failover")
 def test_refused_heartbeats_lead_to_the_next_owner(tmp_path: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     add_ControlServicer_to_server(Refusing(), server)  # type: ignore[no-untyped-call]

@@ -5,6 +5,8 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kvstore.rpc.address import socket_id
 from tests.master.running import master_in_thread
 from tests.ports import free_ports
@@ -13,6 +15,7 @@ from tests.store.daemons import master_flags, running, status
 from tests.store.linked import a_link, until
 
 
+@pytest.mark.promise("right-daemon")
 def test_a_unix_socket_of_another_master_is_not_used(tmp_path: Path) -> None:
     for name in ("right", "next door"):
         (tmp_path / name).mkdir()
@@ -47,6 +50,7 @@ def test_a_doubtful_single_master_is_tried_again(tmp_path: Path) -> None:
             linked.get(timeout=60)[0].close()
 
 
+@pytest.mark.promise("failover")
 def test_a_hanging_owner_is_replaced_once_there_is_another(tmp_path: Path) -> None:
     flags = [*master_flags(tmp_path), "--heartbeat-interval-s", "0.05", "--node-ttl-s", "3600"]
     with (

@@ -45,6 +45,7 @@ def test_a_staged_copys_slot_is_freed_on_release(store: Store) -> None:
     check(store.table)
 
 
+@pytest.mark.promise("space-accounted")
 def test_staging_is_bounded_by_a_share_of_dram(store: Store) -> None:
     first, second = below(store, "a"), below(store, "b")
     staged = stage(store.table, store.dram, first)
@@ -54,6 +55,7 @@ def test_staging_is_bounded_by_a_share_of_dram(store: Store) -> None:
     assert stage(store.table, store.dram, second) is not None
 
 
+@pytest.mark.promise("space-accounted")
 def test_staging_evicts_no_block_that_is_only_in_dram(store: Store) -> None:
     cold = below(store, "cold")
     for number in range(STAGED_SHARE):

@@ -66,6 +66,7 @@ def test_values_above_inline_bytes_are_mapped_under_one_lease(node: Served, clie
     assert readers(node, "b", "c") == [0, 0]
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_a_generation_that_is_not_the_blocks_is_a_miss(client: Client) -> None:
     client.put({"a": b"a"}, generation=7)
     assert client.read("a", "a", "a", generations=[7, 6, 8])[1] == [b"a", None, None]
@@ -153,6 +154,7 @@ def test_a_cold_value_is_staged_in_dram_for_its_reader(roomy: Served) -> None:
     client.close()
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_a_staged_value_is_readable_until_its_lease_ends(roomy: Served) -> None:
     client = roomy.connect()
     client.put({"a": b"a" * 3000})
@@ -167,6 +169,7 @@ def test_a_staged_value_is_readable_until_its_lease_ends(roomy: Served) -> None:
     client.close()
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_an_unreadable_cold_value_is_a_miss_and_frees_its_slot(roomy: Served) -> None:
     client = roomy.connect()
     client.put({"a": b"a" * 3000, "b": b"b" * 3000})
@@ -185,6 +188,7 @@ def test_an_unreadable_cold_value_is_a_miss_and_frees_its_slot(roomy: Served) ->
     client.close()
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_a_disconnect_while_staging_releases_everything(roomy: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     client = roomy.connect()
     client.put({"a": b"a" * 3000})
@@ -267,6 +271,7 @@ def test_a_disconnect_while_fetching_releases_everything(node: Served, client: C
     assert readers(node, "a", "b") == [0, 0]
 
 
+@pytest.mark.promise("memory-bounded")
 def test_values_beyond_one_answer_are_answered_later(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=16 * KIB, nvme_bytes=1 << 20, limits=SendLimits(queued_bytes=7000)) as node:
         client = node.connect()
@@ -313,6 +318,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
         held.client.close()
 
 
+@pytest.mark.promise("memory-bounded")
 def test_nvme_reads_wait_for_the_limiter_and_dram_reads_do_not(held: Held) -> None:
     thread, results = held.ask()
     other = held.node.connect()
@@ -358,6 +364,7 @@ def test_queued_reads_are_bounded_and_end_with_the_connection(held: Held) -> Non
     until(held.node, lambda: len(held.node.reads._waiting) == 0)
 
 
+@pytest.mark.promise("failures-typed")
 def test_an_internal_error_in_a_read_releases_everything(node: Served, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
@@ -397,6 +404,7 @@ def test_a_large_answer_holds_its_blocks_until_sent(tmp_path: Path) -> None:
         sock.close()
 
 
+@pytest.mark.promise("memory-bounded")
 def test_a_stalled_reader_is_closed_after_the_send_timeout(tmp_path: Path) -> None:
     with served(tmp_path, dram_bytes=32 << 20, limits=SendLimits(timeout_s=0.3)) as node:
         client = node.connect(tcp=True)

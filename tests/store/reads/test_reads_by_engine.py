@@ -78,6 +78,7 @@ def test_large_values_are_mapped_and_small_ones_sent(node: Served, client: Clien
     assert readers(node, "a") == 0
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_removed_block_stays_readable_under_its_lease(node: Served, client: Client, far: FarClient) -> None:
     client.put({"a": b"a" * SIZE})
     blocks = client.ask_blocks("a", engine=1)
@@ -106,6 +107,7 @@ def test_export_slabs_is_limited_to_the_tenant_and_batch_size(node: Served, clie
         other.close()
 
 
+@pytest.mark.promise("authentication")
 def test_a_revoked_readers_regions_are_closed(node: Served, client: Client, far: FarClient) -> None:
     """Regions of other tenants stay open; the tenant's other readers get new ones."""
     client.put({"a": b"a" * 3000})
@@ -145,6 +147,7 @@ def test_a_pass_opens_only_the_slabs_of_its_blocks(tmp_path: Path) -> None:
         writer.close()
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_another_tenant_cannot_guess_a_slabs_key(node: Served, client: Client, far: FarClient) -> None:
     """It reaches the same engine and knows everything but the key."""
     client.put({"a": b"a" * 3000})

@@ -68,6 +68,7 @@ def test_decoded_values_have_one_checksum_at_each_read(node: Served, tcp: bool) 
     client.close()
 
 
+@pytest.mark.promise("codec-bounded")
 def test_damaged_encoded_bytes_are_a_miss_and_dropped(node: Served, client: Client, tmp_path: Path) -> None:
     node.demote("a", "b")
     slot = block_of(node, "a").nvme
@@ -84,6 +85,7 @@ def test_damaged_encoded_bytes_are_a_miss_and_dropped(node: Served, client: Clie
     assert node.store.table.corrupt_reads == 1
 
 
+@pytest.mark.promise("codec-bounded")
 def test_a_value_that_decodes_differently_is_a_miss(node: Served, client: Client) -> None:
     """As with another release of torch, which rounds differently."""
     node.demote("a")
@@ -116,6 +118,7 @@ def test_a_lossy_tensor_is_copied_with_its_checksum(node: Served, client: Client
     assert [bytes(room_a), bytes(room_b)] == [LOSSY["a"], VALUES["b"]]
 
 
+@pytest.mark.promise("codec-bounded")
 def test_only_raw_tensors_may_have_another_checksum(node: Served, client: Client) -> None:
     (answer,) = ask(node, wanted("plain", PLAIN, checksum=7)[1])
     assert isinstance(answer, ChecksumMismatch)

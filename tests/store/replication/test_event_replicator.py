@@ -250,6 +250,7 @@ def test_moves_of_a_queued_block_are_coalesced(node: Node) -> None:
     assert said.event_seq == 3
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_waiters_of_new_events_do_not_wait_for_the_inventory(node: Node) -> None:
     node.commit("a")
     node.wait_for("a")
@@ -344,6 +345,7 @@ def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
     assert node.synced == 2
 
 
+@pytest.mark.promise("no-wait-for-peers")
 @pytest.mark.parametrize("seed", range(30))
 def test_a_model_master_converges_despite_broken_links(seed: int) -> None:
     choice = random.Random(seed)
@@ -483,6 +485,7 @@ def test_incremental_resync_sends_only_differences() -> None:
     assert found.node.synced == 1
 
 
+@pytest.mark.promise("no-wait-for-peers")
 def test_events_do_not_wait_for_the_comparison() -> None:
     found = Compared(80, FROM)
     found.link.answer_all()

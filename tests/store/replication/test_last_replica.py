@@ -58,6 +58,7 @@ def test_the_coldest_blocks_are_queried_once_per_answer(asking: Asking) -> None:
     assert asking.spares == 0
 
 
+@pytest.mark.promise("last-replica-last")
 def test_an_answer_of_a_lost_link_is_ignored(asking: Asking) -> None:
     asking.link_up(5)
     asking.store.put("k", SIZE)
@@ -163,6 +164,7 @@ def test_blocks_are_offered_only_when_the_tier_is_nearly_full(node: Node) -> Non
     assert not node.is_due()
 
 
+@pytest.mark.promise("last-replica-last")
 def test_a_spilled_block_is_not_offered_again(node: Node) -> None:
     node.spilling.begin(0.1)
     coldest = list(node.store.table.blocks())[:3]

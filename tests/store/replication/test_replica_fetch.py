@@ -78,6 +78,7 @@ def test_fetch_works_over_either_socket(node: Served, host: str | None) -> None:
     assert not node.call(lambda: len(node.leases))
 
 
+@pytest.mark.promise("right-daemon")
 def test_fetch_ignores_a_socket_of_another_node(node: Served, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with served(tmp_path / "other") as other:

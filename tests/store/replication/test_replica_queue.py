@@ -179,6 +179,7 @@ def test_replicas_are_copied_in_batches_with_their_generation(pair: Pair, client
     assert len(pair.ruler.reports) > 3, "a batch has 16 KiB here"
 
 
+@pytest.mark.promise("copies-versioned")
 def test_a_replica_is_invisible_until_the_master_confirms(pair: Pair, client: Client) -> None:
     pair.ruler.is_silent = True
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1]
@@ -205,6 +206,7 @@ def test_present_blocks_and_a_full_queue_are_refused(pair: Pair, client: Client)
     pair.target.call(pair.ruler.decide)
 
 
+@pytest.mark.promise("last-replica-last")
 def test_a_spilled_replica_evicts_nothing(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0"])
     order.spilled = 1
@@ -237,6 +239,7 @@ def test_a_replica_removed_meanwhile_is_dropped(pair: Pair, lines: Callable[[], 
     assert lines() == ["dropped 1 of 3 blocks copied from node 5: removed or replaced meanwhile"]
 
 
+@pytest.mark.promise("copies-versioned")
 def test_a_damaged_replica_is_dropped(pair: Pair, lines: Callable[[], list[str]]) -> None:
     order = pair.order(["k0", "k1"])
     order.checksums = [digest(VALUES["k0"]), 7]
@@ -248,6 +251,7 @@ def test_a_damaged_replica_is_dropped(pair: Pair, lines: Callable[[], list[str]]
     ]
 
 
+@pytest.mark.promise("copies-versioned")
 def test_a_dead_source_fails_its_orders_only(pair: Pair, lines: Callable[[], list[str]]) -> None:
     assert pair.copy("k0", "k1", tcp="127.0.0.1:1") == [1, 1]
     assert pair.arrived() == {b"k0": 0, b"k1": 0}
@@ -288,6 +292,7 @@ def test_a_refused_or_malformed_confirmation_drops_the_replicas(pair: Pair, line
     ]
 
 
+@pytest.mark.promise("copies-versioned")
 def test_orders_end_with_their_link(pair: Pair, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]) -> None:
     """Queued orders end at once, the one in progress after its fetch; the next link starts empty."""
     gate = Gate(monkeypatch)
@@ -386,6 +391,8 @@ def test_orders_without_a_free_slot_are_given_up_in_turn(
     assert lines() == ["2 of 2 blocks not copied from node 5: Full: no slot became free within 0 s"]
 
 
+@pytest.mark.promise("no-wait-for-peers")
+@pytest.mark.promise("put-bounded-wait")
 def test_waiting_puts_of_another_tenant_delay_no_order(pair: Pair, client: Client) -> None:
     other = pair.target.connect(tenant="blue")
     opened = other.open({f"p{number}": 4 * KIB for number in range(63)})
@@ -401,6 +408,7 @@ def test_waiting_puts_of_another_tenant_delay_no_order(pair: Pair, client: Clien
     other.close()
 
 
+@pytest.mark.promise("failures-typed")
 @pytest.mark.parametrize("place", ["store.table.commit_granted", "replica_queue._sort_out"])
 def test_an_internal_error_ends_only_its_batch(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
@@ -419,6 +427,7 @@ def test_an_internal_error_ends_only_its_batch(
     assert set(pair.blocks()) == {"k2"}
 
 
+@pytest.mark.promise("copies-versioned")
 def test_waiting_puts_precede_replicas(pair: Pair, client: Client) -> None:
     opened = client.open({f"p{number}": 4 * KIB for number in range(64)})
     assert set(opened.statuses) == {0}

@@ -214,6 +214,7 @@ def test_a_malformed_index_is_refused(index: SharedIndexTable) -> None:
     assert index_bytes(SETS, KEY_WORDS[0]) == index.size_bytes
 
 
+@pytest.mark.promise("shm-reads-whole")
 class Interleaved(RuleBasedStateMachine):
     """A writer with few slots and few keys, a reader in the middle of several reads: what the reader accepts is the key's value, whole.
 
@@ -305,6 +306,7 @@ TestInterleaved = Interleaved.TestCase
 TestInterleaved.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.promise("shm-reads-whole")
 @pytest.mark.parametrize("stores", range(8))
 def test_a_writer_that_died_mid_update_leaves_no_wrong_entry(stores: int) -> None:
     """Its last stores are missing: the entry has an odd sequence, part of its body, or no tag."""

@@ -43,6 +43,7 @@ def old() -> Iterator[SharedIndexTable]:
     index.close()
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_growth_copies_the_index_then_empties_the_old_one(old: SharedIndexTable) -> None:
     blocks = filled(old, 5000)
     reader = view_of(old)
@@ -100,6 +101,7 @@ def keys_of(count: int, *, is_crowded: bool) -> list[bytes]:
     return list(itertools.islice((key for key in keys if (hash_of(key) >> 58 == 0) == is_crowded), count))
 
 
+@pytest.mark.promise("no-partial-blocks")
 class Growing(RuleBasedStateMachine):
     """A writer of few slots whose index grows repeatedly, one set at a time, and readers of every index so far, in the
     middle of reads.

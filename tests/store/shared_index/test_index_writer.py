@@ -38,6 +38,7 @@ def test_a_client_finds_earlier_and_later_blocks(store: Store) -> None:
     assert [client.read(name) for name in ("before", "after", "never")] == [value_of(before), value_of(after), None]
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_tenants_have_indexes_of_their_own(store: Store) -> None:
     red, blue = store.client("red", "one"), store.client("blue", "two")
     store.put("key", tenant="red")
@@ -65,6 +66,7 @@ def test_a_grown_index_keeps_the_clients_reader_slots(store: Store) -> None:
     assert store.shared_index.is_protected("red", slot_of(store, "b0").index)
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_clients_find_exactly_the_blocks_during_growth(store: Store) -> None:
     client = store.client()
     there: dict[str, Block] = {}
@@ -164,6 +166,7 @@ def test_local_reads_are_recorded_with_lost_ones_counted(store: Store) -> None:
     assert hits == ACCESSES + 9
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_a_protected_block_is_not_evicted() -> None:
     store = Store(300)
     client = store.client()
@@ -202,6 +205,7 @@ def test_hazards_are_read_a_few_times_per_batch(monkeypatch: pytest.MonkeyPatch)
     store.close()
 
 
+@pytest.mark.promise("shm-reads-whole")
 def test_a_protected_slot_keeps_its_bytes_until_released() -> None:
     store = Store(300)
     client = store.client()

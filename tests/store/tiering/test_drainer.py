@@ -61,6 +61,7 @@ def test_drain_ends_once_all_is_written(ending: Ending, caplog: pytest.LogCaptur
     assert "1 blocks (100 B) were written to NVMe in 0.0 s; 0 blocks (0 B) are lost" in caplog.text
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_drain_ends_at_its_deadline_and_logs_lost_blocks(ending: Ending, caplog: pytest.LogCaptureFixture) -> None:
     ending.store.put("a")
     ending.drainer.end(10, ending.then)
@@ -129,6 +130,7 @@ def test_drain_writes_hbm_blocks(make_store: MakeStore) -> None:
     assert store.bytes_of(block, NVME) == value_of(block)
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_drain_writes_recently_read_blocks_first(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=10_000)
     for name in "abcde":

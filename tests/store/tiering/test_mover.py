@@ -126,6 +126,7 @@ def test_waiting_requests_are_retried_in_the_next_iteration(node: Node) -> None:
     assert room.may_take(1)
 
 
+@pytest.mark.promise("resources-exhausted")
 @pytest.mark.parametrize("failure", [TierFull("no room"), TierFailed("EIO"), OSError("EIO"), RuntimeError("a bug")])
 def test_a_tier_that_refuses_a_write_is_suspended(node: Node, failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     blocks = node.fill()
@@ -175,6 +176,7 @@ def test_an_unreadable_source_is_dropped_and_others_are_moved(tmp_path: Path) ->
     node.close()
 
 
+@pytest.mark.promise("failures-typed")
 def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
     blocks = node.fill()
     blocks[1].checksum ^= 1
@@ -184,6 +186,7 @@ def test_one_bad_value_does_not_fail_its_neighbours(node: Node) -> None:
     assert (values[0], values[2]) == (value_of(blocks[0]), value_of(blocks[2]))
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_mover_threads_are_started_in_the_constructor(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: a read was refused and still executed later, into a slot that another block had by then."""
     blocks, let_go = node.fill(), threading.Event()
@@ -212,6 +215,7 @@ def test_flush_reports_deletions_that_are_not_durable(node: Node, failure: Excep
     node.nvme.flush_failure = None
 
 
+@pytest.mark.promise("failures-typed")
 @pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
 def test_a_raising_move_stops_no_other(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
     """The fault is injected into the table: a dropped block that is visible has a slot that was never freed."""

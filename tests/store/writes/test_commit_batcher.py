@@ -90,6 +90,7 @@ def heard(node: Served) -> list[tuple[int, bytes, int]]:
     return events
 
 
+@pytest.mark.promise("put-ack-node")
 def test_an_uncommitted_put_is_readable_then_gets_its_generation(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     assert put(client, {"a": b"aaa", "b": b"b"}) == [STORED, STORED]
@@ -102,6 +103,7 @@ def test_an_uncommitted_put_is_readable_then_gets_its_generation(node: Served, m
     assert (events, node.call(lambda: len(node.store.table.uncommitted))) == ([], 0), "the master knows from the claim"
 
 
+@pytest.mark.promise("put-commit-bounded")
 def test_puts_during_commits_in_flight_share_a_message(node: Served, master: Master, client: Client) -> None:
     for number in range(commit_batcher.MAX_IN_FLIGHT):
         put(client, {f"first-{number}": b"x"})
@@ -114,6 +116,7 @@ def test_puts_during_commits_in_flight_share_a_message(node: Served, master: Mas
     assert master.asked[-1][0].keys == [b"later-%d" % number for number in range(20)]
 
 
+@pytest.mark.promise("put-commit-bounded")
 def test_puts_within_the_interval_share_a_commit_request(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
@@ -127,6 +130,7 @@ def test_puts_within_the_interval_share_a_commit_request(tmp_path: Path) -> None
         client.close()
 
 
+@pytest.mark.promise("put-commit-bounded")
 def test_a_single_block_waits_half_the_interval(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
@@ -146,6 +150,7 @@ def test_a_single_block_waits_half_the_interval(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.promise("put-commit-bounded")
 def test_commit_waiters_do_not_wait_for_the_interval(tmp_path: Path) -> None:
     with served(tmp_path, claim_interval_s=3600) as node:
         master, client = Master(node), node.connect()
@@ -164,6 +169,7 @@ def test_commit_waiters_do_not_wait_for_the_interval(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.promise("put-conflicts")
 def test_equal_bytes_become_a_replica_and_others_are_dropped(node: Served, master: Master, client: Client) -> None:
     events = heard(node)
     put(client, {"same": b"1", "other": b"2"})
@@ -183,6 +189,7 @@ def test_a_busy_key_is_committed_again(node: Served, master: Master, client: Cli
     assert generation_of(node, "a") == 43
 
 
+@pytest.mark.promise("put-commit-bounded")
 @pytest.mark.parametrize("failure", [CatalogUnavailable("etcd is away"), None])
 def test_a_failed_commit_is_retried(node: Served, master: Master, client: Client, failure: KVStoreError | None) -> None:
     put(client, {"a": b"1"})
@@ -219,6 +226,7 @@ def test_a_rewritten_key_commits_after_the_former_is_retracted(node: Served, mas
     assert generation_of(node, "a") == 43
 
 
+@pytest.mark.promise("put-commit-bounded")
 def test_a_new_link_commits_all_uncommitted_blocks(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     master.claims("a")
@@ -252,6 +260,7 @@ def test_a_commit_request_follows_earlier_events(node: Served, master: Master, c
         writer.close()
 
 
+@pytest.mark.promise("put-flush")
 def test_wait_committed_waits_for_all_present_blocks(node: Served, master: Master, client: Client) -> None:
     assert client.ask(WaitCommitted(), Flags).flags == b"", "there was nothing"
     put(client, {"a": b"1", "b": b"2"})
@@ -279,6 +288,7 @@ def test_wait_committed_ends_at_its_deadline(node: Served, master: Master, clien
     assert client.read("a")[1] == [b"1"]
 
 
+@pytest.mark.promise("put-ack-cluster")
 def test_a_cluster_put_of_an_uncommitted_key_asks_again(node: Served, master: Master, client: Client) -> None:
     put(client, {"a": b"1"})
     assert put(client, {"a": b"1"}) == [ALREADY_STORED]
@@ -288,6 +298,7 @@ def test_a_cluster_put_of_an_uncommitted_key_asks_again(node: Served, master: Ma
     assert client.put({"a": b"1"}, generation=9) == [ALREADY_STORED]
 
 
+@pytest.mark.promise("put-commit-bounded")
 def test_uncommitted_blocks_are_demoted_after_their_commit(tmp_path: Path) -> None:
     """NVMe blocks survive a restart, and must have a generation."""
     with served(tmp_path, dram_bytes=4 * KIB, nvme_bytes=1 << 20) as node:

@@ -126,6 +126,7 @@ def test_already_there_is_answered_once_durable(node: Served, client: Client, ma
     writer.close()
 
 
+@pytest.mark.promise("put-ack-cluster")
 def test_a_present_block_that_is_not_durable_is_retried(node: Served, client: Client, master: Master) -> None:
     """It was put a moment ago and may be lost with the node before a master has it."""
     node.acknowledges = False
@@ -152,6 +153,7 @@ def published(node: Served, monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
     return said
 
 
+@pytest.mark.promise("put-conflicts")
 def test_a_commit_follows_the_eviction_of_the_former_block(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_commit_follows_the_eviction_of_the_former_block(
     assert results == [[STORED]]
 
 
+@pytest.mark.promise("put-conflicts")
 def test_a_commit_during_the_inventory_follows_the_eviction(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,12 +194,14 @@ def test_a_commit_during_the_inventory_follows_the_eviction(
     assert list(said[-1].keys) == [b"0"]
 
 
+@pytest.mark.promise("put-ack-cluster")
 def test_a_put_without_a_master_link_is_retried(node: Served, client: Client, master: Master) -> None:
     node.call(node.commit_requests.link_down)
     assert client.put({"a": b"a"}, generation=0) == [RETRY_LATER]
     assert node.call(lambda: node.store.dram.used_bytes) == 0
 
 
+@pytest.mark.promise("put-ack-cluster")
 @pytest.mark.parametrize("reply", [Unavailable("the connection broke"), StaleEpoch("another master owns the catalog")])
 def test_a_put_of_a_lost_master_is_retried(node: Served, client: Client, master: Master, reply: KVStoreError) -> None:
     thread, results = put(client, a=b"a", b=b"b")
@@ -231,6 +236,7 @@ def test_a_put_that_expires_before_its_grant_is_retracted(node: Served, client: 
     assert node.call(lambda: (node.store.names(), node.store.dram.quarantined_bytes)) == ("", 0)
 
 
+@pytest.mark.promise("failures-typed")
 def test_an_internal_error_in_the_reply_leaves_nothing_open(
     node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +263,7 @@ def test_a_disconnect_before_the_reply_leaves_nothing(node: Served, master: Mast
     client.close()
 
 
+@pytest.mark.promise("failures-typed")
 @pytest.mark.parametrize("is_expired", [False, True])
 def test_a_pending_put_cannot_be_ended_by_its_id(node: Served, master: Master, is_expired: bool) -> None:
     """Ids can be guessed. A block made visible without a generation would be retracted by the reply although it is

@@ -78,6 +78,7 @@ def test_open_needs_shared_memory(node: Served) -> None:
     client.close()
 
 
+@pytest.mark.promise("failures-typed")
 def test_an_aborted_put_can_be_opened_again(node: Served, client: Client) -> None:
     opened = client.open({"a": 16 * KIB})
     other = node.connect()
@@ -133,6 +134,7 @@ def test_socket_puts_can_be_read(node: Served, tcp: bool) -> None:
     client.close()
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_a_damaged_value_fails_its_whole_request(node: Served, client: Client) -> None:
     with pytest.raises(ChecksumMismatch, match="send it again"):
         client.put({"a": b"good", "b": b"bad"}, checksums=[digest(b"good"), digest(b"bat")])
@@ -240,6 +242,7 @@ def test_puts_before_hello_are_refused(node: Served) -> None:
 # --- with NVMe below ---
 
 
+@pytest.mark.promise("put-bounded-wait")
 @pytest.mark.parametrize("demotion_wait_s", [0, 0.05])
 def test_a_put_waits_for_a_hanging_disk_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demotion_wait_s: float) -> None:
     """Then the coldest block that is not being demoted is evicted."""

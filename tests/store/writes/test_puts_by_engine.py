@@ -99,6 +99,7 @@ def test_a_node_without_an_engine_refuses_its_use(tmp_path: Path) -> None:
         client.close()
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_committed_slot_can_be_written_no_more(client: Client, far: FarClient) -> None:
     value = b"a" * SIZE
     opened = client.open({"a": SIZE}, engine=1)
@@ -109,6 +110,7 @@ def test_a_committed_slot_can_be_written_no_more(client: Client, far: FarClient)
     assert client.read("a", inline_bytes=1 << 20)[1] == [value]
 
 
+@pytest.mark.promise("get-exact-bytes")
 def test_an_engine_put_with_a_wrong_checksum_is_not_stored(node: Served, client: Client, far: FarClient) -> None:
     opened = client.open({"a": SIZE}, engine=1)
     write(far, opened, [b"a" * SIZE])
@@ -120,6 +122,7 @@ def test_an_engine_put_with_a_wrong_checksum_is_not_stored(node: Served, client:
         write(far, opened, [b"a" * SIZE])
 
 
+@pytest.mark.promise("slots-not-reused-early")
 @pytest.mark.parametrize("ending", ["commit", "abort", "hang up", "expiry"])
 def test_a_slot_is_not_reused_while_it_is_written(node: Served, client: Client, engine: TransferEngine, ending: str) -> None:
     writing = node.connect(tcp=True)

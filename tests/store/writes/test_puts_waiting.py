@@ -60,6 +60,7 @@ def test_a_traced_put_has_a_span_for_its_wait(node: Served) -> None:
     other.close()
 
 
+@pytest.mark.promise("put-bounded-wait")
 def test_a_put_that_waits_in_vain_fails_with_full(node: Served, client: Client) -> None:
     other = node.connect()
     other.open({"a": 16 * KIB})
@@ -113,6 +114,8 @@ def waiting(node: Served, client: Client) -> Iterator[None]:
     other.close()
 
 
+@pytest.mark.promise("no-wait-for-peers")
+@pytest.mark.promise("put-bounded-wait")
 @pytest.mark.parametrize("through_socket", [False, True])
 @pytest.mark.usefixtures("waiting")
 def test_a_put_waits_behind_its_own_tenant_only(node: Served, through_socket: bool) -> None:
@@ -126,6 +129,8 @@ def test_a_put_waits_behind_its_own_tenant_only(node: Served, through_socket: bo
     blue.close()
 
 
+@pytest.mark.promise("no-wait-for-peers")
+@pytest.mark.promise("put-bounded-wait")
 @pytest.mark.usefixtures("waiting")
 def test_a_put_of_a_present_key_does_not_wait(client: Client) -> None:
     assert client.put({"old": b"x"}) == [ALREADY_STORED]
@@ -170,6 +175,7 @@ def test_a_put_without_system_memory_leaves_nothing_open(node: Served, client: C
 # --- faults of ours ---
 
 
+@pytest.mark.promise("failures-typed")
 @pytest.mark.parametrize("is_waiting", [False, True])
 @pytest.mark.parametrize("through_socket", [False, True])
 def test_an_internal_error_in_a_put_leaves_nothing_open(

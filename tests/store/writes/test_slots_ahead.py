@@ -231,6 +231,7 @@ def test_a_disconnect_frees_the_slot_ahead(node: Served) -> None:
     until(node, lambda: not node.store.dram.used_bytes)
 
 
+@pytest.mark.promise("tenant-quotas")
 def test_slots_ahead_count_for_the_tenants_quota(node: Served, client: Client, writer: Writer) -> None:
     node.call(lambda: node.store.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=2 * SIZE)})))
     number = writer.write(writer.open())
@@ -276,6 +277,7 @@ def test_a_slot_ahead_without_descriptors_is_a_typed_error(monkeypatch: pytest.M
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.promise("slots-not-reused-early")
 def test_a_withdrawn_slot_is_never_written(sides: Sides) -> None:
     """Two processes. The writer marks the slot that it writes in their own memory; a withdrawal must find no mark."""
     page, offered = sides

@@ -219,6 +219,7 @@ def test_without_a_free_slot_no_put_is_inline(node: Served, client: Client, show
     writer.close()
 
 
+@pytest.mark.promise("put-ack-node")
 def test_an_inline_ack_put_is_refused_without_a_free_slot(node: Served, client: Client) -> None:
     writer, waiter = node.connect(), node.connect()
     opened = writer.open({"held": 16 * KIB})

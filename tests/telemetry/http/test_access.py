@@ -58,6 +58,7 @@ def test_a_page_of_another_site_is_foreign() -> None:
     assert is_foreign(request(Origin="null"))
 
 
+@pytest.mark.promise("least-privilege")
 def test_a_name_of_elsewhere_that_means_this_host_is_foreign() -> None:
     """A page of evil.example, whose name was changed to 127.0.0.1, is of one origin with it for the browser."""
     assert LocalAccess().allowed(request(host="evil.example:7442")) is AccessLevel.NONE
@@ -109,6 +110,7 @@ def access(address: str, authorization: str = "") -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.promise("least-privilege")
 @pytest.mark.parametrize("address", [True], indirect=True)
 def test_only_operator_tokens_have_access(address: str) -> None:
     assert access(address, "Bearer operators") == access(address, "bearer  operators ") == "ADMIN"

@@ -45,6 +45,7 @@ def test_public_routes_accept_foreign_pages() -> None:
         assert ask(server.address, "/it", headers={"Origin": "http://evil.example"}).status == 200
 
 
+@pytest.mark.promise("least-privilege")
 def test_pages_of_other_sites_are_refused() -> None:
     with serving(fine) as server:
         answer = ask(server.address, "/it", headers={"Origin": "http://evil.example"})
@@ -95,6 +96,7 @@ def test_too_many_requests_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) 
         assert ask(server.address, "/it").status == 200
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_https_only_and_certificate_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CERTIFICATE_CHECK_S", 0.01)
     first, second = Cluster(tmp_path / "first"), Cluster(tmp_path / "second")
@@ -168,6 +170,7 @@ def ends(sock: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.promise("peers-vanish")
 def test_whoever_asks_for_nothing_is_hung_up_on_after_his_time(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(server, 1) as (asking,):
         assert answer(asking, b"health") == b"HTTP/1.1 200 OK"
@@ -177,6 +180,7 @@ def test_whoever_asks_for_nothing_is_hung_up_on_after_his_time(server: HttpServe
         assert answer(asking, b"health") == b"HTTP/1.1 200 OK"
 
 
+@pytest.mark.promise("peers-vanish")
 def test_oldest_unauthenticated_connection_is_closed(server: HttpServer) -> None:
     with connected(server, 1) as (operator,):
         assert answer(operator, b"mine", b"ours") == b"HTTP/1.1 200 OK"
@@ -202,6 +206,7 @@ def test_connections_over_the_limit_are_refused(server: HttpServer) -> None:
             assert answer(operator, b"mine", b"ours") == b"HTTP/1.1 200 OK"
 
 
+@pytest.mark.promise("peers-vanish")
 def test_who_takes_nothing_of_an_answer_is_noticed(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     noticed: list[tuple[float, bool]] = []
 

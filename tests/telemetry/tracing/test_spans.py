@@ -196,6 +196,7 @@ def test_a_whole_batch_is_sent_at_once_and_the_rest_at_the_end() -> None:
     assert queue.counts() == {"exported": 7, "failed": 0, "dropped": 0}
 
 
+@pytest.mark.promise("tracing-free")
 @pytest.mark.usefixtures("few")
 def test_hanging_collector_drops_spans() -> None:
     exporter = Exporter()

@@ -31,6 +31,7 @@ def strikes() -> Iterator[list[int]]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.promise("handover-fenced")
 def test_no_signal_ends_wait_uninterruptibly(strikes: list[int]) -> None:
     event, go_on, main = UninterruptibleEvent(200), threading.Lock(), threading.main_thread().ident
     assert main is not None

@@ -146,6 +146,7 @@ def test_closed_pool_threads_take_no_part_of_a_later_copy() -> None:
     eventually(lambda: helpers() is None, "the end of the threads, which hold it")
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_no_thread_writes_after_an_interrupted_copy() -> None:
     command = [sys.executable, "-m", "tests.transfer.memory.struck_copies", "400"]
     found = subprocess.run(command, stdout=subprocess.PIPE, timeout=100, check=True)

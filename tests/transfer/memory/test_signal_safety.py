@@ -24,6 +24,7 @@ def test_a_gate_that_is_shut_lets_nobody_in() -> None:
     assert done == [1]
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_gate_close_waits_for_all_inside() -> None:
     gate, inside, go_on = Gate(), threading.Barrier(3), threading.Event()
     left: list[int] = []
@@ -147,6 +148,7 @@ def strike(number: signal.Signals = signal.SIGUSR1) -> None:
     signal.raise_signal(number)
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_what_is_raised_comes_at_the_end_and_once(handler: Handler) -> None:
     steps = []
     with pytest.raises(ShieldStruck, match="1"), Shield() as shield:

@@ -70,6 +70,7 @@ def test_an_end_between_the_look_and_the_wait_is_seen() -> None:
     assert transfer.is_over
 
 
+@pytest.mark.promise("interrupts-safe")
 def test_memory_is_held_while_a_slice_does_not_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(transfers, "ABORT_TIMEOUT_S", 0.01)
     region = Region(memoryview(bytearray(4)))

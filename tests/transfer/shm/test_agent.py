@@ -123,6 +123,7 @@ def test_a_socket_path_of_another_file_is_unreachable(agent: SharedMemoryAgent, 
     assert told.decode() == socket_id(os.fsdecode(path + b" of another container"))
 
 
+@pytest.mark.promise("right-daemon")
 def test_another_process_at_the_socket_is_not_the_peer(agent: SharedMemoryAgent, impostor: "Impostor", ours: Region) -> None:
     remote = agent.load_remote(impostor.metadata)
     impostor.host_id = "another"

@@ -74,6 +74,7 @@ def raw(metadata: bytes) -> Iterator[RawAsker]:
         yield raw
 
 
+@pytest.mark.promise("authentication")
 def test_join_requires_the_secret(exports: Exports, region: Region) -> None:
     with a_target(exports, b"the secret", stall_timeout_s=PATIENCE_S) as (target, metadata):
         for shows in (b"", b"the secre", b"the secret!", b"x" * 1000):
@@ -92,6 +93,7 @@ def test_join_requires_the_secret(exports: Exports, region: Region) -> None:
             assert known.works()
 
 
+@pytest.mark.promise("memory-bounded")
 def test_what_is_refused_is_not_held_however_long_it_is(raw: RawAsker, region: Region) -> None:
     size = 64 << 20
     part = bytes(1 << 20)
@@ -297,6 +299,7 @@ THREADS = 2
 HELLO = HEADER.pack(MAGIC, VERSION, JoinEngine.TYPE, 1, 0, 100, 0)
 
 
+@pytest.mark.promise("authentication")
 def test_slow_handshakes_hold_no_thread(exports: Exports) -> None:
     """Each has sent all of a message but its last byte, with a deadline of its own choice: a day."""
     with a_target(exports, serve_threads=THREADS, stall_timeout_s=PATIENCE_S) as (target, metadata), ExitStack() as stack:
@@ -313,6 +316,7 @@ def test_slow_handshakes_hold_no_thread(exports: Exports) -> None:
             assert peer.works()
 
 
+@pytest.mark.promise("authentication")
 def test_a_handshake_timeout_closes_only_that_connection(exports: Exports) -> None:
     with a_target(exports, handshake_timeout_s=0.5) as (target, metadata), RawAsker(metadata) as peer:  # which has as long to join
         peer.join()
@@ -324,6 +328,7 @@ def test_a_handshake_timeout_closes_only_that_connection(exports: Exports) -> No
         assert peer.works()
 
 
+@pytest.mark.promise("authentication")
 def test_a_surplus_handshake_displaces_the_oldest(exports: Exports) -> None:
     with a_target(exports, max_connections=2, max_handshakes=2, handshake_timeout_s=PATIENCE_S) as (target, metadata):
         with RawAsker(metadata) as peer, ExitStack() as stack:

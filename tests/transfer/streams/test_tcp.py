@@ -240,6 +240,7 @@ def refused(metadata: bytes, listener: Any, kind: type[Exception] = Unreachable)
     return str(caught.value)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_only_the_node_that_was_described_is_connected_to() -> None:
     listener = transport(node("two")).listen(RAIL)
     text = listener.metadata()
@@ -279,6 +280,7 @@ def test_who_has_no_certificate_cannot_be_connected_to() -> None:
         transport(certificates(shared().client())).listen(RAIL)
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_a_revoked_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.security.tls.certificates.LOOK_INTERVAL_NS", 0)
     revoked = tmp_path / "revoked"
@@ -379,6 +381,7 @@ def test_an_engine_without_tls_reads_nothing_of_one_with_it(make: Callable[..., 
     region.close()
 
 
+@pytest.mark.promise("tls-everywhere")
 def test_unencrypted_transports_are_refused_with_tls() -> None:
     for names in ("ucx,tcp", "nixl", "module:Class"):
         with pytest.raises(ConfigError, match="which nothing encrypts, beside TLS: leave it out, or set allow_plaintext_rdma=true"):

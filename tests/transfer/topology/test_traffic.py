@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from kvstore.transfer.topology.model import ETHERNET, INFINIBAND, ROCE, Nic
 from kvstore.transfer.topology.traffic import Traffic, traffic
 
@@ -21,6 +23,7 @@ def port(root: Path, device: str, number: str, received: str, sent: str) -> None
     (folder / "port_xmit_data").write_text(sent + "\n")
 
 
+@pytest.mark.promise("observable")
 def test_traffic_counts_interface_and_port_bytes(tmp_path: Path) -> None:
     dev(tmp_path, eth0=(100, 200), eth1=(1000, 2000), ib0=(7, 7))
     port(tmp_path, "mlx5_1", "1", "10", "20")

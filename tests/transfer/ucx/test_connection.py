@@ -200,6 +200,7 @@ def test_strangers_do_not_keep_peers_out(listener: Listener, hello: bytes) -> No
         far.close()
 
 
+@pytest.mark.promise("authentication")
 def test_partial_handshakes_do_not_delay_others(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 3600.0)
     monkeypatch.setattr(listener._handshakes, "_max_pending", 4)  # type: ignore[attr-defined]
@@ -216,6 +217,7 @@ def test_partial_handshakes_do_not_delay_others(listener: Listener, monkeypatch:
         assert len(gone) >= 2, "of more than there may be"
 
 
+@pytest.mark.promise("authentication")
 def test_a_slow_handshake_is_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_S", 0.01)
     with socket.create_connection(("127.0.0.1", int(listener.metadata().rpartition(b":")[2])), PATIENCE_S) as stranger:

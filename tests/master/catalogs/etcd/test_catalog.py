@@ -99,6 +99,7 @@ def test_queued_commits_survive_an_etcd_restart_in_order(make: MakeEtcdCatalog, 
     assert elected(make(server.host_port)).records == dict(records)
 
 
+@pytest.mark.promise("failover")
 def test_late_transaction_changes_nothing_after_its_retry(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     is_elected, release, landed = threading.Event(), threading.Event(), threading.Event()
     thread_of_held: list[int] = []
@@ -141,6 +142,7 @@ def test_whatever_etcd_refuses_commits_wait_and_health_says_why(make: MakeEtcdCa
         assert outcomes.next() == (0, None)
 
 
+@pytest.mark.promise("failover")
 def test_isolated_owner_is_deposed_before_another_is_elected(make: MakeEtcdCatalog, etcd: EtcdServer) -> None:
     """Its keepalives do not get through, nor does what it writes; once they do, it follows."""
     outcomes = Outcomes()

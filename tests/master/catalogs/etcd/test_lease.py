@@ -84,6 +84,7 @@ def test_lease_is_renewed_until_closed_and_then_revoked(etcd: EtcdServer, make: 
     assert lost == []
 
 
+@pytest.mark.promise("failover")
 def test_lease_is_invalid_after_a_long_process_stop(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     clock = Clock()
     lease = make(etcd.host_port, 60.0, clock)
@@ -94,6 +95,7 @@ def test_lease_is_invalid_after_a_long_process_stop(etcd: EtcdServer, make: Make
     assert is_held(), "and before etcd ends it"
 
 
+@pytest.mark.promise("failover")
 def test_what_is_not_answered_is_lost_here_before_etcd_ends_it(etcd: EtcdServer, make: MakeLease, lost: list[StaleEpoch]) -> None:
     with FaultyEtcd(etcd) as faulty:
         lease = make(faulty.host_port, 0.5)

@@ -86,6 +86,7 @@ class InTwoGoes(Following):
             self.hold.clear()
 
 
+@pytest.mark.promise("records-durable")
 def test_long_listing_keeps_its_history_and_completes(
     make: MakeCatalog, etcd_server_factory: EtcdServerFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,7 @@ def test_long_listing_keeps_its_history_and_completes(
         owner.close()
 
 
+@pytest.mark.promise("records-durable")
 def test_listing_keeps_no_history_when_etcd_is_nearly_full(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory()
     catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=3600.0, quota_bytes=100_000))
@@ -182,6 +184,7 @@ def test_who_finds_no_thread_for_a_call_goes_on_looking(etcd: EtcdServer) -> Non
         quorum.close()
 
 
+@pytest.mark.promise("records-durable")
 def test_full_etcd_is_reported_and_commits_wait(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
     bounds = MaintenanceLimits(compact_interval_s=0.0, quota_bytes=SMALL_QUOTA_BYTES, warning_share=0.5)
@@ -218,6 +221,7 @@ def free(channel: grpc.Channel) -> None:
         maintenance.Alarm(deactivate)
 
 
+@pytest.mark.promise("records-durable")
 def test_churn_of_several_quotas_worth_does_not_fill_etcd(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
     catalog = make(etcd.host_port, MaintenanceLimits(compact_interval_s=0.1, quota_bytes=SMALL_QUOTA_BYTES))

@@ -38,6 +38,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
     cluster.remove()
 
 
+@pytest.mark.promise("etcd-outage")
 def test_members_that_die_and_come_back_are_counted(etcd: EtcdCluster) -> None:
     quorum = EtcdQuorum([member.host_port for member in etcd.members], EtcdAccess(user="nobody", password="none"))
     try:

@@ -79,6 +79,7 @@ def test_a_block_takes_few_bytes(parents: str, most_bytes: int) -> None:
     assert len(encode(typical(1000, parents=parents))) / 1000 <= most_bytes
 
 
+@pytest.mark.promise("records-durable")
 def test_damaged_segment_is_detected_and_named() -> None:
     value = encode({"red": {b"k": (b"k", 1, 2, 3, "ns", b"p", (1, 2)), b"gone": None}})
     for at in range(8 * len(value)):

@@ -102,6 +102,7 @@ def small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_RUNS", 6)
 
 
+@pytest.mark.promise("records-durable")
 @pytest.mark.usefixtures("small_logs")
 @pytest.mark.parametrize("seed", range(5))
 def test_commits_and_merges_come_to_the_blocks_that_there_are(seed: int) -> None:
@@ -128,6 +129,7 @@ def test_steps_of_a_merge_and_commits_take_turns() -> None:
                 break
 
 
+@pytest.mark.promise("records-durable")
 @pytest.mark.usefixtures("small_logs")
 @pytest.mark.parametrize("seed", range(3))
 def test_crash_during_a_merge_loses_nothing(seed: int) -> None:

@@ -161,6 +161,7 @@ def test_failed_comparison_confirms_nothing(slices: int) -> None:
     master.directory.check_integrity()
 
 
+@pytest.mark.promise("resync")
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.sampled_from([DRAM, NVME, DRAM | NVME])), unique_by=lambda one: one[0], max_size=60),
     st.sets(st.integers(1, 60)),

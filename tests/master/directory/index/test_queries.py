@@ -1,5 +1,7 @@
 """Tests of queries.py, asked of a directory with nodes."""
 
+import pytest
+
 from kvstore.master.directory.index.holders import ABSENT, CONFIRMED, HINTED
 from kvstore.master.directory.index.key_index import SMALL_BATCH
 from kvstore.master.directory.index.keys import NO_ROW
@@ -56,6 +58,7 @@ def test_avoided_nodes_only_copies_are_misses() -> None:
     assert (list(found.sizes), found.tiers) == ([0, 100, 100], bytes([DRAM, DRAM]))
 
 
+@pytest.mark.promise("tenant-isolation")
 def test_tenants_do_not_see_one_another() -> None:
     master, _ = one_node(b"a")
     assert master.exists(b"a", tenant="blue") == [0]

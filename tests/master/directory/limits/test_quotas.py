@@ -54,6 +54,7 @@ def test_too_many_tenants_with_limits_are_refused(monkeypatch: pytest.MonkeyPatc
     assert quotas.set("red", {"pins": 4})
 
 
+@pytest.mark.promise("partitions-hidden")
 @pytest.mark.parametrize(
     ("whole", "partitions", "now"), [(0, 4, 0), (8, 1, 8), (8, 64, 8), (4096, 4, 1024), (4097, 4, 1025), (5000, 64, 1024)]
 )
@@ -62,6 +63,7 @@ def test_share_is_an_even_part_of_the_limit_and_at_least_a_batch(whole: int, par
     assert share_of(Quota(pins=whole), RESERVATIONS, partitions) is None
 
 
+@pytest.mark.promise("partitions-hidden")
 def test_refusal_names_the_whole_limit_and_the_share() -> None:
     assert str(TenantShare(8, 8).exceeded("red", PINS, used=8, more=1)) == (
         "tenant 'red' has 8 blocks pinned; 1 more exceed its quota of 8 (pins): let some go, or have the operator raise it"

@@ -61,6 +61,7 @@ def test_nobody_is_drained_unless_it_is_said(cluster: Cluster) -> None:
         Master().directory.drains.cancel("one")
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_drain_survives_restarts_until_cancelled_or_forgotten(cluster: Cluster) -> None:
     cluster.drain()
     assert cluster.drains.begin("one", "peers") == [], "it is so already"
@@ -129,6 +130,7 @@ def test_sole_blocks_are_copied_once_until_the_drain_is_done(cluster: Cluster) -
     assert cluster.progress().is_done
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_copies_under_way_are_limited() -> None:
     for pace in (CopyLimits(blocks=1), CopyLimits(bytes=1), CopyLimits(rows=2)):
         cluster = Cluster(pace)
@@ -145,6 +147,7 @@ def test_copies_under_way_are_limited() -> None:
         assert cluster.progress().remaining_blocks == 0
 
 
+@pytest.mark.promise("drain-loses-nothing")
 def test_one_peer_gets_all_while_it_has_room_and_then_the_next(cluster: Cluster) -> None:
     full = int(1000 * FULL_SHARE)
     two = cluster.node("two", "two", tier=tier_of(capacity_bytes=1000, used_bytes=1000 - 200 - full))

@@ -85,6 +85,7 @@ def test_hot_copies_are_off_by_default() -> None:
     assert on.block_heat.blocks_to_report(1, 1, 0) > 0
 
 
+@pytest.mark.promise("last-replica-last")
 def test_copies_follow_reads_one_by_one_up_to_the_limit() -> None:
     cluster = Cluster(copies=2)
     for name in ("two", "three", "four", "five"):
@@ -111,6 +112,7 @@ def test_who_has_it_anyway_counts_for_a_copy(cluster: Cluster) -> None:
     assert two.drain
 
 
+@pytest.mark.promise("last-replica-last")
 def test_nodes_that_are_nearly_full_drained_or_dead_get_none(cluster: Cluster) -> None:
     cluster.node("full", "y", tier=FULL)
     cluster.node("drained", "z")
@@ -159,6 +161,7 @@ def test_chains_go_to_different_nodes() -> None:
     assert places == {2, 3, 4, 5}
 
 
+@pytest.mark.promise("last-replica-last")
 def test_copies_stay_while_hot_and_are_evicted_first_later(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.spread(a=HOT)

@@ -36,6 +36,7 @@ def kept(master: Master) -> list[str]:
     return ["".join(name for name in flags if not flags[name][at]) for at in range(len(KEYS))]
 
 
+@pytest.mark.promise("last-replica-last")
 def test_each_holder_keeps_some_blocks_and_each_block_has_one(master: Master) -> None:
     assert kept(master) == ["b", "c", "a"] * 2
     master.commit(master.directory.targets.ask(TENANT, KEYS[:2], 2).ops)

@@ -46,6 +46,7 @@ def test_a_value_larger_than_every_tier_can_never_be_kept() -> None:
         placed([101], node(1, tier_of(capacity_bytes=100), tier_of("nvme", capacity_bytes=1000, health="dead")))
 
 
+@pytest.mark.promise("last-replica-last")
 def test_emptier_nodes_get_more_and_full_ones_a_little() -> None:
     empty, full = node(2, tier_of(capacity_bytes=1000)), node(1, tier_of(capacity_bytes=1000, used_bytes=1000))
     assert 0.01 < share_of_first(full, empty) < 0.12
@@ -68,6 +69,7 @@ def test_a_batch_too_large_for_one_node_is_spread() -> None:
     assert set(placed([10] * 1000, *nodes)) == {1, 2}
 
 
+@pytest.mark.promise("last-replica-last")
 def test_placement_weighs_free_space_by_load() -> None:
     busy, idle = node(1, tier_of(capacity_bytes=1000)), node(2, tier_of(capacity_bytes=1000))
     busy.load.bytes_s = 1 << 30

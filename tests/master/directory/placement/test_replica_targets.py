@@ -70,6 +70,8 @@ def test_missing_copy_is_made_once_enough_nodes_exist(cluster: Cluster) -> None:
     assert cluster.step() == [(TENANT, KEYS, two.node_id, 1)]
 
 
+@pytest.mark.promise("last-replica-last")
+@pytest.mark.promise("replicas-survive")
 def test_replica_prefers_another_host(cluster: Cluster) -> None:
     same = cluster.node("same", "x", tier=tier_of(capacity_bytes=10_000_000))
     other = cluster.node("other", "y")
@@ -150,6 +152,7 @@ def test_what_finds_no_room_is_tried_again_after_a_pause(cluster: Cluster) -> No
     assert cluster.ask(2, b"a") == [REPLICAS_REACHED]
 
 
+@pytest.mark.promise("replicas-survive")
 def test_no_more_is_on_its_way_than_the_pace() -> None:
     for pace in (CopyLimits(blocks=1), CopyLimits(bytes=1), CopyLimits(rows=1)):
         cluster = Cluster(pace)
@@ -171,6 +174,7 @@ def test_a_replica_that_was_evicted_is_not_made_anew_for_that(cluster: Cluster) 
     assert cluster.step(10 * S) == []
 
 
+@pytest.mark.promise("replicas-survive")
 def test_a_target_ends_with_its_block_however_that_goes(cluster: Cluster) -> None:
     cluster.ask(2)
     cluster.master.remove(b"a")
@@ -187,6 +191,7 @@ def test_a_target_ends_with_its_block_however_that_goes(cluster: Cluster) -> Non
     assert cluster.step() == []
 
 
+@pytest.mark.promise("replicas-survive")
 def test_target_survives_a_refused_removal(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.ask(2, b"a")
@@ -212,6 +217,7 @@ def test_nothing_is_copied_of_what_only_the_catalog_tells_of(cluster: Cluster) -
     assert cluster.step() == []
 
 
+@pytest.mark.promise("last-replica-last")
 def test_less_busy_node_gets_the_copies(cluster: Cluster) -> None:
     nodes = [cluster.node(name, name) for name in ("two", "three")]
     assert cluster.ask(2) == [REPLICAS_PENDING] * 3

@@ -198,6 +198,7 @@ def test_arrived_copy_makes_the_node_a_holder(pair: Pair) -> None:
     assert later.blocks_at(2) == 2
 
 
+@pytest.mark.promise("replicas-survive")
 def test_the_copy_is_there_when_the_source_is_not(pair: Pair) -> None:
     pair.plan()
     pair.report()
@@ -215,6 +216,7 @@ def test_copy_without_order_or_of_another_version_is_refused(pair: Pair) -> None
     assert pair.copying.enter(pair.target.node_id, unknown).flags == b"\0"
 
 
+@pytest.mark.promise("copies-versioned")
 def test_a_block_removed_meanwhile_does_not_come_back(pair: Pair) -> None:
     pair.plan()
     directory = pair.master.directory
@@ -257,6 +259,7 @@ def test_a_pinned_block_is_pinned_at_its_new_holder(pair: Pair) -> None:
 # --- in any order ---
 
 
+@pytest.mark.promise("copies-versioned")
 class AgainstTwoStores(RuleBasedStateMachine):
     """Two nodes that write, evict, copy from one another and come back, while blocks are removed: the directory names exactly what they
     hold, and no copy outlives the removal of its block. Commands to drop are under way for a while, all else happens at once."""

@@ -46,6 +46,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
+@pytest.mark.promise("last-replica-last")
 def test_a_guests_node_keeps_it_and_its_source_may_let_it_go(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.offer()

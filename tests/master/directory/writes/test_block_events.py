@@ -54,6 +54,7 @@ def holders(master: Master, key: bytes) -> list[int]:
     return list(master.directory.queries.lookup(TENANT, [key]).nodes)
 
 
+@pytest.mark.promise("no-partial-blocks")
 def test_a_commit_is_seen_only_once_it_is_durable() -> None:
     master = Master()
     node = master.register("a")
@@ -110,6 +111,7 @@ def test_higher_generation_wins_and_the_loser_drops() -> None:
     assert holders(master, b"k") == [2]
 
 
+@pytest.mark.promise("failover")
 def test_the_lower_generation_is_told_to_drop_at_once() -> None:
     master = Master()
     one, two = master.register("a"), master.register("b")
@@ -166,6 +168,7 @@ def test_moved_while_the_commit_waits_counts() -> None:
     assert master.directory.queries.lookup(TENANT, [b"n"]).tiers == bytes([NVME])
 
 
+@pytest.mark.promise("failover")
 def test_stale_registration_voids_its_pending_commits() -> None:
     master = Master()
     node = master.register("a")
@@ -204,6 +207,7 @@ def test_after_a_full_inventory_what_was_not_named_is_gone() -> None:
     assert [record.keys for record in blocks(master)] == [[b"kept"], [b"new"], [b"streamed"]]
 
 
+@pytest.mark.promise("restart-keeps-nvme")
 def test_new_process_loses_dram_and_keeps_nvme_as_hints() -> None:
     master = Master()
     node = master.register("a", 1)
@@ -352,6 +356,7 @@ def test_put_reserved_before_a_horizon_is_stored_at_its_node() -> None:
     assert master.exists(b"new", b"late") == [1, 0]
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_node_owes_drops_until_acknowledged_or_registered() -> None:
     master = Master()
     node = master.register("a")

@@ -35,6 +35,7 @@ def test_what_is_put_has_a_record_as_the_setting_says(choice: str, tiers: int, i
     assert not recorded(master)
 
 
+@pytest.mark.promise("records-durable")
 def test_block_gains_and_loses_its_record_with_its_tier() -> None:
     master = Master(recorded=OUTLIVING)
     node = master.register("a")

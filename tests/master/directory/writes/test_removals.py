@@ -19,6 +19,7 @@ def cluster(*states: str) -> tuple[Tenants, RemovedKeys, list[NodeMember]]:
     return tenants, RemovedKeys(tenants, members, limit=2), nodes
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_removal_is_kept_until_all_inventories() -> None:
     tenants, removals, nodes = cluster(ALIVE, "dead", "syncing")
     red = tenants.of("red")
@@ -36,6 +37,7 @@ def test_removal_is_kept_until_all_inventories() -> None:
     removals.check_integrity()
 
 
+@pytest.mark.promise("remove-stays-removed")
 def test_beyond_the_limit_horizons_replace_tombstones() -> None:
     tenants, removals, nodes = cluster("dead", ALIVE)
     red, blue = tenants.of("red"), tenants.of("blue")
