@@ -1,8 +1,10 @@
 """A client under faults, as a process: it puts, reads, replaces and removes blocks that describe themselves, and keeps a journal of it.
 
-Its operations are generators that yield calls of a client, the same for the blocking client and for tasks of the other one.
-SIGUSR1 strikes what it does in the middle: the handler raises there, a task is cancelled. SIGUSR2 forks it: the child calls the client that
-is not its own, must be told so, and ends. SIGTERM ends it once its operation is over.
+Its operations are generators that yield calls of a client, the same for the blocking and the asynchronous client.
+
+- SIGUSR1 interrupts the current operation: the signal handler raises, or a task is cancelled.
+- SIGUSR2 forks the process: the child calls its parent's client, must get the error Forked, and ends.
+- SIGTERM ends it after the current operation.
 """
 
 import asyncio
@@ -31,10 +33,10 @@ from tests.system.history import value_of, version_of
 SIZES: Final = (200, 200, 4 << 10, 4 << 10, 40 << 10, 300 << 10)
 """Sent in one frame, written through shared memory, by the transfer engine."""
 KEPT: Final = 48
-"""Blocks that a writer has at a time: it removes the oldest then."""
+"""Blocks that a writer keeps at a time. At this number it removes the oldest."""
 BATCH: Final = 8
 TASKS: Final = 3
-"""At once, of an asynchronous client."""
+"""Concurrent tasks of an asynchronous client."""
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """A method of the client, by name, and its arguments."""
 Step = Generator[Call, Any, None]
@@ -42,7 +44,7 @@ Step = Generator[Call, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a client is told, as JSON."""
+    """Parameters of a client process, passed as JSON."""
 
     masters: str
     folder: str
@@ -53,11 +55,11 @@ class Plan:
     deadline_s: float
     is_async: bool = False
     is_far: bool = False
-    """It takes itself to be on another host than any node."""
+    """The client treats every node as remote."""
     tenant: str = ""
     token: str = ""
     pause_s: float = 0.0
-    """After each operation: load that leaves others of the processors something."""
+    """Pause after each operation, to limit the load on the processors."""
 
     def packed(self) -> str:
         """Its command line."""
@@ -73,7 +75,7 @@ class Struck(BaseException):
 
 
 class Actor:
-    """Chooses operations and judges what they bring. `is_over` when it is to end."""
+    """Chooses operations and records their results. `is_over` is set when the process shall end."""
 
     def __init__(self, plan: Plan) -> None:
         self.is_over = False
@@ -111,7 +113,7 @@ class Actor:
         return list({block.packed(): block for block in (self._block() for _ in range(count))}.values())
 
     def _block(self) -> BlockName:
-        """One of one's own, or a recent one of anybody's."""
+        """Return the name of a block of this client, or of a recent block of any writer."""
         plan = self.plan
         if self._kept and self._random.random() < 0.5:
             return BlockName(plan.writer, plan.life, self._random.choice(list(self._kept)))
@@ -138,7 +140,7 @@ class Actor:
         if value is not None:
             try:
                 version, outcome = version_of(block.key, value), Outcome.DONE
-            except Exception as error:  # of whatever kind: such bytes may be anything
+            except Exception as error:  # of any kind, since the bytes are arbitrary
                 outcome = Outcome.WRONG
                 _say(f"wrong bytes: {error}")
         self._journal.note(Act.GET, outcome, block.packed(), began_ns, ended_ns, version=version)
@@ -152,7 +154,7 @@ class Actor:
         yield from self._stored(block, 0, self._random.choice(("put", "put_batch")))
 
     def _replace(self, number: int) -> Step:
-        # Nobody else writes it meanwhile, nor afterwards if this is struck: then nobody knows which version is there.
+        # No other writer uses this key. If this operation is interrupted, the stored version is unknown and the key is not written again.
         block, version = BlockName(self.plan.writer, self.plan.life, number), self._kept.pop(number) + 1
         yield from self._stored(block, version, "replace")
 
@@ -164,7 +166,7 @@ class Actor:
         self._journal.note(Act.PUT, Outcome.BEGUN, block.packed(), time.monotonic_ns(), 0, version=version, ack=ack)
 
         def note(stored: bool | list[bool], began_ns: int) -> None:
-            # Of a new key "already there" is said where an answer was lost and the client asked again.
+            # For a new key, "already there" means that a reply was lost and the client sent the request again.
             outcome = Outcome.DONE if stored in (True, [True]) or how != "replace" else Outcome.ABSENT
             self._journal.note(Act.PUT, outcome, block.packed(), began_ns, time.monotonic_ns(), version=version, ack=ack)
 
@@ -173,12 +175,12 @@ class Actor:
         self._kept[block.number] = version
         if self._random.random() < 0.3:
             if not ack:
-                yield from self._other("flush", ())  # before that the master may not have heard of it
+                yield from self._other("flush", ())  # until then the block may be missing in the directory
             yield from self._locate(block)
 
     def _locate(self, block: BlockName) -> Step:
         def note(locations: list[list[Any]], began_ns: int) -> None:
-            # A master that has just taken over may not know the node's name yet.
+            # After a failover, the master may not have the node's name yet.
             mask = sum({1 << int(location.node[1:]) for location in locations[0] if location.node})
             self._journal.note(Act.LOCATE, Outcome.DONE, block.packed(), began_ns, time.monotonic_ns(), version=mask)
 
@@ -246,7 +248,7 @@ class Blocking:
                 step.close()
 
     def _done(self, step: Step, call: Call) -> Call:
-        """What it yields next; raises StopIteration."""
+        """Execute `call` and return the next one. Raises StopIteration at the end of the step."""
         try:
             try:
                 self._is_inside = True
@@ -270,7 +272,7 @@ class Blocking:
 
 
 class Tasks:
-    """Several operations at once, in a loop."""
+    """Several concurrent operations in an event loop."""
 
     def __init__(self, actor: Actor, client: AsyncClient) -> None:
         self._actor = actor
@@ -314,7 +316,7 @@ class Tasks:
 
 
 def fork(call: Callable[[], object]) -> None:
-    """A child whose call of its parent's client must raise Forked."""
+    """Fork a child whose call of its parent's client must raise Forked."""
     child = os.fork()
     if not child:
         status = 1

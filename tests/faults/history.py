@@ -1,8 +1,8 @@
-"""What callers were told, and what they may be told next: the checker of the tests that break things under load.
+"""History of the results that callers received: the checker of the tests that inject faults under load.
 
-A value says whose it is: tenant, key, version, writer, and a checksum over all of it. A version may be read from the start of its put
-until the end of the call that ended it: a removal that was acknowledged. A get may return any version that could have been current between
-its own start and end, or miss; where a block was acknowledged and nothing may have taken it away, a miss is a loss, too.
+A value contains its tenant, key, version and writer, and a checksum over all of it. A version may be read from the start of its put
+until the end of the removal that was acknowledged. A get may return any version that could have been current between its own start and
+end, or miss. If a block was acknowledged and nothing may have removed it, a miss is a loss.
 
 Times are any integers that rise with the order of events: virtual nanoseconds, or a counter. Not thread-safe.
 Source: CacheLib's ValueHistory (a hit must be a version that could have been current), extended to calls that overlap.
@@ -22,7 +22,7 @@ _CHECKSUM_BYTES: Final = 8
 
 
 class Violation(AssertionError):
-    """What callers were told cannot be. `kind` is a few fixed words."""
+    """A caller received an impossible result. `kind` is one of a few fixed phrases."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -31,7 +31,7 @@ class Violation(AssertionError):
 
 
 class Described(NamedTuple):
-    """What a value says of itself."""
+    """Header of a value."""
 
     tenant: str
     key: bytes
@@ -40,7 +40,7 @@ class Described(NamedTuple):
 
 
 def describing_value(tenant: str, key: bytes, version: int, writer: int, size_bytes: int) -> bytes:
-    """`size_bytes` bytes that no other tenant, key, version, writer or size shares."""
+    """Return `size_bytes` bytes that are unique to this tenant, key, version, writer and size."""
     name = tenant.encode()
     head = _HEADER.pack(MAGIC, size_bytes, version, writer, len(name), len(key)) + name + key
     filling = size_bytes - len(head) - _CHECKSUM_BYTES
@@ -51,7 +51,7 @@ def describing_value(tenant: str, key: bytes, version: int, writer: int, size_by
 
 
 def described(value: bytes) -> Described:
-    """Who wrote these bytes. Raises Violation for bytes that nobody wrote as they are."""
+    """Return the header of a value. Raises Violation for bytes that no writer put in this form."""
     if len(value) >= _HEADER.size + _CHECKSUM_BYTES and xxhash.xxh3_64_digest(value[:-_CHECKSUM_BYTES]) == value[-_CHECKSUM_BYTES:]:
         magic, size_bytes, version, writer, name_bytes, key_bytes = _HEADER.unpack_from(value)
         end = _HEADER.size + name_bytes
@@ -61,18 +61,18 @@ def described(value: bytes) -> Described:
 
 
 class Told(StrEnum):
-    """How a put ended."""
+    """Result of a put."""
 
     NOTHING = "nothing yet"
     STORED = "stored"
     PRESENT = "already there"
     FAILED = "failed"
-    """It may have been stored all the same, or be so later."""
+    """The value may be stored nevertheless, now or later."""
 
 
 @dataclass(slots=True, eq=False)
 class Version:
-    """One put. `known_at`: since when every removal reaches it, None while only its node may know of it."""
+    """One put. `known_at`: time from which every removal reaches it, or None while only its node may know the block."""
 
     tenant: str
     key: bytes
@@ -86,7 +86,7 @@ class Version:
     known_at: int | None = None
     is_told_lost: bool = False
     over_at: int | None = None
-    """It cannot be read any more from here on."""
+    """Time from which it can no longer be read."""
 
     @property
     def value(self) -> bytes:
@@ -103,14 +103,14 @@ class Removal:
     writer: int
     begun_at: int
     ended_at: int | None = None
-    """None: it was not answered, and may be carried out any time."""
+    """None: no reply was received, and the removal may be executed at any time."""
 
 
 @dataclass(slots=True)
 class _Key:
     versions: list[Version] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
-    """Begun, whatever became of them."""
+    """All removals that began, with any result."""
 
 
 class History:
@@ -120,7 +120,7 @@ class History:
         self._keys: dict[tuple[str, bytes], _Key] = {}
 
     def begin_put(self, tenant: str, key: bytes, *, writer: int, ack: str, size_bytes: int, at: int) -> Version:
-        """The version to put, with its value. From now on it may be read, whether or not the put is acknowledged."""
+        """Return the version to put, with its value. From now on it may be read, even if the put is not acknowledged."""
         known = self._keys.setdefault((tenant, key), _Key())
         version = Version(tenant, key, len(known.versions), writer, ack, size_bytes, at)
         known.versions.append(version)
@@ -132,20 +132,20 @@ class History:
             version.known_at = at
 
     def flushed(self, writer: int, *, begun_at: int, at: int) -> None:
-        """A flush is over: every block that this writer's puts were told to have stored before it began is known to all from now on."""
+        """Record the end of a flush: every block that this writer had stored before it began is in the directory from now on."""
         for version in self.versions():
             if self._is_before(version, writer, begun_at) and not version.is_told_lost:
                 version.known_at = version.known_at if version.known_at is not None else at
 
     def flush_told_loss(self, writer: int, *, begun_at: int) -> None:
-        """A flush said that a node is gone, and with it what was not known: no later one waits for any of that."""
+        """Record a flush that reported a dead node and its uncommitted blocks as lost. Later flushes do not wait for them."""
         for version in self.versions():
             if self._is_before(version, writer, begun_at) and version.known_at is None:
                 version.is_told_lost = True
 
     @staticmethod
     def _is_before(version: Version, writer: int, begun_at: int) -> bool:
-        """The writer was told before that it is stored."""
+        """Return whether the writer received the acknowledgement of this version before `begun_at`."""
         return version.writer == writer and version.told is Told.STORED and version.ended_at is not None and version.ended_at <= begun_at
 
     def begin_remove(self, tenant: str, key: bytes, *, writer: int, at: int) -> Removal:
@@ -154,8 +154,10 @@ class History:
         return removal
 
     def end_remove(self, removal: Removal, *, is_gone: bool, at: int, nodes_were_away: bool = False) -> None:
-        """It was answered: whether the block was there and is gone. What all knew of before it began is over then, and what its own caller
-        had put, unless `nodes_were_away`: one of them may have been the only one to know of that."""
+        """Record the reply: `is_gone` if the block existed and was removed.
+
+        The removal ends every version that was in the directory before it began. It also ends the versions that its own caller had put,
+        unless `nodes_were_away`: an unreachable node may have been the only one with such a block."""
         removal.ended_at = at
         if not is_gone:
             return
@@ -167,7 +169,7 @@ class History:
                 version.over_at = at
 
     def check_read(self, tenant: str, key: bytes, value: bytes, *, begun_at: int) -> Version:
-        """A get that began at `begun_at` and ends now returned `value`. Raises Violation if it could not."""
+        """Check `value`, the result of a get that began at `begun_at` and ends now. Raises Violation if it is impossible."""
         found = described(value)
         if (found.tenant, found.key) != (tenant, key):
             kind = "another tenant's bytes" if found.tenant != tenant else "another key's bytes"
@@ -185,17 +187,17 @@ class History:
             yield from known.versions
 
     def of(self, tenant: str, key: bytes) -> list[Version]:
-        """All versions of a key, in the order of their puts."""
+        """Return all versions of a key, in the order of their puts."""
         known = self._keys.get((tenant, key))
         return [] if known is None else known.versions
 
     def may_be_removed(self, version: Version) -> bool:
-        """Somebody has at least tried to, and it was not over before the version's put began: a miss is no loss."""
+        """Return whether a removal was attempted and had not ended before the version's put began. A miss is then no loss."""
         removals = self._keys[version.tenant, version.key].removals
         return any(removal.ended_at is None or removal.ended_at >= version.begun_at for removal in removals)
 
     def rivals(self, version: Version) -> list[Version]:
-        """Other versions of its key that may be there in its stead: all but those that were over before its put began."""
+        """Return other versions of its key that may be stored in its place: all but those that ended before its put began."""
         return [
             other
             for other in self.of(version.tenant, version.key)
@@ -205,7 +207,7 @@ class History:
         ]
 
     def places(self) -> list[tuple[str, bytes]]:
-        """Every tenant and key that anybody spoke of."""
+        """Return every tenant and key of any recorded call."""
         return list(self._keys)
 
 

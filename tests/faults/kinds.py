@@ -1,6 +1,6 @@
-"""What is done to a site: kinds of faults, of each of which one is drawn at random, with its victims.
+"""Kinds of faults that are injected into a site, drawn at random, each with its victims.
 
-A fault is over when what it did is undone: what was killed runs again, what was cut is mended. It says when it struck.
+A fault ends when its effect is undone: killed processes run again, partitions are healed. It records when it took effect.
 """
 
 import random
@@ -16,32 +16,32 @@ from tests.faults.points import POINTS
 from tests.faults.site import CLIENTS, SERVERS, TASKED, Site
 
 PAUSE_S: Final = 0.3
-"""Before what was killed is started again."""
+"""Pause before a killed process is started again."""
 CUT_S: Final = (0.5, 3.0)
-"""How long a partition or a vanished host lasts, in lease times."""
+"""Duration of a partition or of a vanished host, in lease times."""
 DEVICE_S: Final = 2.0
 SYNC_S: Final = (0.05, 0.5)
 STOPS: Final = (0.5, 0.9, 1.1, 3.0)
 """Lease times for which a process is stopped."""
 POINT_S: Final = 5.0
-"""How long a process has to come to a fail point."""
+"""Time within which a process must reach a fail point."""
 HELD_S: Final = (0.01, 0.3)
 SIGNALS: Final = 10
-"""Of one fault that interrupts a client."""
+"""Signals of one fault that interrupts a client."""
 NOT_BY_LOAD: Final = ("drain", "register", "takeover", "inventory", "OpenIndex", "MapSlabs", "ReleaseLeases", "Nodes")
-"""Points that the clients' load does not lead to."""
+"""Points that the clients' load does not reach."""
 
 
 @dataclass(slots=True)
 class Told:
-    """What became of a fault."""
+    """Result of a fault."""
 
     struck_ns: int = 0
-    """When it had its effect; 0: it had none, for its victim never came to the point at which it was to die."""
+    """Time at which it took effect; 0: no effect, since its victim never reached the fail point."""
     lost: list[int] = field(default_factory=list)
-    """Nodes that lost what only their memory held, or may have given up blocks of a device that failed."""
+    """Nodes that lost their memory, or may have dropped blocks of a device that failed."""
     stopped: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Clients, and when they could not run."""
+    """Clients, each with the interval during which it was stopped."""
 
     def strike(self) -> None:
         self.struck_ns = time.monotonic_ns()
@@ -49,7 +49,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`victims` are names of processes, "host0", "etcd" for anything that takes a member away: no two faults at once have one in common."""
+    """`victims` are names of processes, "host0", or "etcd" for a fault that makes an etcd member unreachable.
+
+    Concurrent faults have no victim in common."""
 
     kind: str
     text: str
@@ -71,7 +73,7 @@ def _victims(name: str) -> frozenset[str]:
 
 
 def killed(site: Site, choose: random.Random) -> Fault:
-    """SIGKILL, and started again."""
+    """SIGKILL, then a restart."""
     name = _any(choose)
 
     def run(told: Told) -> None:
@@ -84,10 +86,10 @@ def killed(site: Site, choose: random.Random) -> Fault:
 
 
 def at_a_point(site: Site, choose: random.Random) -> Fault:
-    """Killed by itself at a fail point."""
+    """SIGKILL that the process sends to itself at a fail point."""
     name = _any(choose, "mnc")
     if name[0] == "m":
-        name = site.owner() or name  # the others serve nobody
+        name = site.owner() or name  # the other masters serve no clients
     role = ROLES[name[0]]
     if name[0] == "c" and int(name[1:]) in TASKED:  # its connections are of another class
         return killed(site, choose)
@@ -114,7 +116,7 @@ def at_a_point(site: Site, choose: random.Random) -> Fault:
 
 
 def held_up(site: Site, choose: random.Random) -> Fault:
-    """Whoever comes to a fail point in a daemon waits there, each time, so that what is otherwise close together is far apart."""
+    """Delay every thread of a daemon that reaches a fail point, so that events that are usually close together are far apart."""
     name, delay_s = _any(choose, "mn"), choose.uniform(*HELD_S)
     if name[0] == "m":
         name = site.owner() or name
@@ -131,7 +133,7 @@ def held_up(site: Site, choose: random.Random) -> Fault:
 
 
 def stopped(site: Site, choose: random.Random) -> Fault:
-    """SIGSTOP, for around a lease time."""
+    """SIGSTOP, for about a lease time."""
     name, factor = _any(choose), choose.choice(STOPS)
 
     def run(told: Told) -> None:
@@ -163,7 +165,7 @@ def partition(site: Site, choose: random.Random) -> Fault:
 
 
 def vanished(site: Site, choose: random.Random) -> Fault:
-    """A host is gone without a word, and comes back with nothing running on it."""
+    """A host disappears without closing connections, and returns with no process running."""
     host = choose.randrange(SERVERS)
     names = [name for name in site.names if site.host(name) == host]
     lasts_s = choose.uniform(*CUT_S) * site.lease_s
@@ -182,7 +184,7 @@ def vanished(site: Site, choose: random.Random) -> Fault:
 
 
 def slow_disk(site: Site, choose: random.Random) -> Fault:
-    """Whatever a member of etcd or a node makes durable takes its time."""
+    """Every sync to disk of an etcd member or a node is delayed."""
     name, delay_s = _any(choose, "en"), choose.uniform(*SYNC_S)
     file = None if name[0] == "e" else _nvme(site, name, choose)
 
@@ -195,12 +197,12 @@ def slow_disk(site: Site, choose: random.Random) -> Fault:
 
 
 def full_disk(site: Site, choose: random.Random) -> Fault:
-    """A node's NVMe has no room, for a while."""
+    """A node's NVMe has no free space for DEVICE_S."""
     name = _any(choose, "n")
     file = _nvme(site, name, choose)
 
     def run(told: Told) -> None:
-        told.lost.append(int(name[1:]))  # what has no room further down may leave meanwhile
+        told.lost.append(int(name[1:]))  # blocks that cannot be demoted may be evicted meanwhile
         with devices.refusing_writes(site.pid(name), file, "ENOSPC", when=f"{choose.randrange(1, 4)}+"):
             told.strike()
             time.sleep(DEVICE_S)
@@ -210,7 +212,7 @@ def full_disk(site: Site, choose: random.Random) -> Fault:
 
 
 def broken_disk(site: Site, choose: random.Random) -> Fault:
-    """A node's NVMe fails at one write, or from one on; it may be given up for good then, and the node is replaced."""
+    """A node's NVMe fails at one write, or from one on. The tier may be disabled for good then, and the node is restarted."""
     name, number = _any(choose, "n"), choose.randrange(1, 4)
     when = choose.choice((f"{number}", f"{number}+"))
     file = _nvme(site, name, choose)
@@ -227,7 +229,7 @@ def broken_disk(site: Site, choose: random.Random) -> Fault:
 
 
 def interrupted(site: Site, choose: random.Random) -> Fault:
-    """A client's handler raises in the middle of what it does, or its task is cancelled, a few times."""
+    """A client's signal handler raises during an operation, or its task is cancelled, SIGNALS times."""
     name = _any(choose, "c")
 
     def run(told: Told) -> None:
@@ -240,7 +242,7 @@ def interrupted(site: Site, choose: random.Random) -> Fault:
 
 
 def forked(site: Site, choose: random.Random) -> Fault:
-    """A client forks in the middle of what it does, and its child asks."""
+    """A client forks during an operation, and its child sends a request."""
     name = _any(choose, "c")
 
     def run(told: Told) -> None:
@@ -266,27 +268,27 @@ MAKERS: Final[dict[str, tuple[int, Maker]]] = {
     "interrupted": (2, interrupted),
     "forked": (1, forked),
 }
-"""By name: how often it is drawn, and what makes it."""
+"""By name: its weight in the draw, and its maker."""
 _DEVICES: Final = ("slow", "full", "broken")
 
 
 def draw(site: Site, choose: random.Random, names: list[str]) -> Fault:
-    """Of these kinds."""
+    """Return a random fault of these kinds."""
     [name] = choose.choices(names, [MAKERS[name][0] for name in names])
     return MAKERS[name][1](site, choose)
 
 
 def possible() -> list[str]:
-    """The kinds that can be made here."""
+    """Return the kinds that this machine can inject."""
     return [name for name in MAKERS if name not in _DEVICES or not devices.why_not()]
 
 
 def _any(choose: random.Random, roles: str = "emnc") -> str:
-    """A process: each role as often as the others."""
+    """Return the name of a random process; each role is equally likely."""
     role = choose.choice(roles)
     return f"{role}{choose.randrange(COUNTS[role])}"
 
 
 def _nvme(site: Site, name: str, choose: random.Random) -> Path:
-    """Of values or of their headers."""
+    """Return the file of values or that of their records, at random."""
     return site.folder / name / "nvme" / choose.choice(("values", "data.mdb"))

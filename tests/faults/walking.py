@@ -1,7 +1,7 @@
 """A small cluster under load whose processes are killed at fail points, one after the other: the walk over all of them.
 
-One master on a catalog that outlives it, two nodes with little DRAM above NVMe, three clients; all of them are processes. What became of
-the clients' operations is judged by their journals after each strike.
+One master on a catalog that outlives it, two nodes with little DRAM above NVMe, three clients; all of them are processes. After
+each strike the results of the clients' operations are checked by their journals.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ from tests.system.running import DEADLINE_S, System
 
 NODES: Final = ("n0", "n1")
 CLIENTS: Final = 3
-"""One that blocks and one of tasks, on the nodes' host, and one that takes itself to be elsewhere."""
+"""A blocking and an asynchronous client on the nodes' host, and one that treats the nodes as remote."""
 ROLES: Final = {"master": ["master-0"], "node": [*NODES], "client": [f"client-{writer}" for writer in range(CLIENTS)]}
 CALL_S: Final = 10.0
-"""The deadline of a call; by it alone nothing is judged here: a busy machine may be as late as it likes."""
+"""Deadline of a call. An expired deadline alone is no failure, since the machine may be busy."""
 PAUSE_S: Final = 0.015
 NODE_FLAGS: Final = ("--dram", "8MiB", "--high-watermark", "0.4", "--low-watermark", "0.2")
 LARGE: Final = 200 << 10
 UNLINKED: Final = "node.publish.register.after"
-"""A node that dies there has no link yet whose end would tell the master, and its name is taken for as long as it may be silent."""
+"""A node that dies here has no link yet, so the master does not notice at once. Its name stays taken until its heartbeat times out."""
 ASKING: Final = ClientSettings(use_index=False)
 
 
@@ -71,10 +71,10 @@ class Walk:
     # --- strikes ---
 
     def strike(self, point: str, trigger: str) -> Verdict:
-        """Have whichever process of the point's role comes there first kill itself, start it again, and judge what went on since.
+        """Kill the first process of the point's role that reaches the point, restart it, and check all results since.
 
-        `trigger`: "load": the clients bring it there by themselves; "start": it comes there when it is started, so one is killed first;
-        otherwise something of TRIGGERS is done meanwhile.
+        `trigger`: "load": the clients' load reaches the point; "start": a start reaches it, so one process is killed first; otherwise the
+        action of that name in TRIGGERS runs meanwhile.
         """
         began_ns = time.monotonic_ns()
         names = ROLES[point.split(".")[0]]
