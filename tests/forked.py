@@ -1,9 +1,8 @@
-"""Daemons and commands as processes of their own that need not load their modules: forked from one that has, the template, of which each
-process of the tests has one, or one for each set of Python's options.
+"""Daemons and commands as processes that are forked from a template, which has loaded their modules already.
 
-To load them takes 0.6 s of processor time, five times as long as all else that a daemon does to begin. What follows is the same: its
-`main` with flags, environment, signals and exit status; only what was loaded is not taken apart at the end. Tests of the program itself and
-of whoever starts it start it by its name.
+Each test process has one template, or one for each set of Python options. Loading the modules takes 0.6 s of processor time, five times as
+long as the rest of a daemon's start. A forked process runs the same `main`, with flags, environment, signals and exit status. It only skips
+the teardown of modules at its end. Tests of the program itself and of its launchers start it by its name.
 """
 
 import array
@@ -31,19 +30,19 @@ from tests.entering import enter
 
 MODULES: Final = ("tests.tuned_daemon", "kvstore.master.daemon", "kvstore.store.daemon")
 DEFERRED: Final = ("kvstore.telemetry.http.aiohttp_server", "kvstore.telemetry.routes", "kvstore.console.web")
-"""What they load when somebody asks them over HTTP: here once for all of them."""
+"""Modules that daemons load at their first HTTP request. The template loads them once."""
 FORKABLE: Final = (*MODULES, "tests.faults.daemon", "tests.faults.client")
-"""What has a `main`. What they load beside these is loaded when the first of them is asked for, by the template too."""
+"""Modules with a `main`. The template loads their other imports at the first request for them."""
 COMMAND: Final = "kvstore.cli.main"
-"""It has a `main` too, and loads the module of a subcommand when that is asked for; so does the template."""
+"""Module with a `main` that loads the module of a subcommand on demand; so does the template."""
 FDS: Final = 4
-"""That come with a request: standard input, standard output, standard error, and where the status goes."""
+"""Descriptors of a request: standard input, standard output, standard error, and the pipe for the exit status."""
 _LENGTH_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to run. `folder` is "" for the checkout, `host` for that of the template."""
+    """A program to run. `folder` is "" for the checkout, `host` is "" for the template's host."""
 
     module: str
     arguments: list[str]
@@ -54,7 +53,7 @@ class Request:
 
 
 class Forked:
-    """One daemon, or command. What it can be asked is what `subprocess.Popen` has of the same name."""
+    """One daemon or command. Methods and attributes are those of `subprocess.Popen` of the same name."""
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class Forked:
         for descriptor in (given, out_end, error_end, status_end):
             os.close(descriptor)
         self.stdin: IO[str] | None = open(given_end, "w", encoding="utf-8") if has_input else None  # noqa: SIM115 - as below
-        self.stdout: IO[str] | None = open(out, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by whoever started it
+        self.stdout: IO[str] | None = open(out, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by the caller
         self.stderr: IO[str] | None = None if error < 0 else open(error, encoding="utf-8", errors="replace")  # noqa: SIM115
 
     def poll(self) -> int | None:
@@ -118,7 +117,7 @@ class Forked:
 
 
 def said(module: str, *arguments: str, host: str = "") -> str:
-    """What this program, which succeeds, prints."""
+    """Return the output of this program, which must succeed."""
     forked = Forked(module, arguments, environment=os.environ, host=host)
     assert forked.stdout is not None
     assert forked.stderr is not None
@@ -129,7 +128,7 @@ def said(module: str, *arguments: str, host: str = "") -> str:
 
 
 class Template:
-    """The process that forks them, and ends with this one. Thread-safe."""
+    """The process that forks daemons and commands. It ends with this process. Thread-safe."""
 
     def __init__(self, options: tuple[str, ...]) -> None:
         ours, theirs = socket.socketpair()
@@ -141,7 +140,7 @@ class Template:
         atexit.register(self.close)
 
     def fork(self, request: Request, descriptors: Sequence[int]) -> int:
-        """The new process's pid. Its status is written to the last of the descriptors, in decimal, and that is closed."""
+        """Return the new process's pid. Its exit status is written in decimal to the last descriptor, which is then closed."""
         text = json.dumps(asdict(request)).encode()
         with self._lock:
             socket.send_fds(self._sock, [len(text).to_bytes(_LENGTH_BYTES)], descriptors)
@@ -155,7 +154,7 @@ class Template:
 
 @cache
 def template(options: tuple[str, ...] = ()) -> Template:
-    """The one of this process for these."""
+    """Return this process's template for these Python options."""
     return Template(options)
 
 
@@ -170,7 +169,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def is_forked() -> bool:
-    """Is this process one that a template forked? To it, a template of its own is worth nothing: that would have to load all anew."""
+    """Return whether a template forked this process. Its own template would load all modules again, without a gain."""
     spec = sys.modules["__main__"].__spec__
     return spec is not None and spec.name == __spec__.name
 
@@ -179,7 +178,7 @@ def is_forked() -> bool:
 
 
 def _request(sock: socket.socket) -> tuple[Request, list[int]]:
-    """Raises EOFError when nobody asks any more."""
+    """Receive a request. Raises EOFError when the requester has closed its end."""
     length, descriptors, _flags, _place = socket.recv_fds(sock, _LENGTH_BYTES, FDS)
     if not length:
         raise EOFError
@@ -188,10 +187,10 @@ def _request(sock: socket.socket) -> tuple[Request, list[int]]:
 
 
 def serve(sock: socket.socket) -> Request | None:
-    """Fork as asked until nobody asks any more: None then. In each new process it returns the request."""
+    """Fork a process for each request. Return the request in each new process, and None in the template when requests end."""
     template_pid = os.getpid()
     statuses: dict[int, tuple[int, int]] = {}
-    """By pidfd: the process, and where its status goes."""
+    """By pidfd: the process, and the descriptor for its exit status."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     while True:
@@ -225,7 +224,7 @@ def serve(sock: socket.socket) -> Request | None:
 
 
 def _load(request: Request) -> None:
-    """Once for all that are forked from then on. What cannot be loaded is the business of the process that runs it."""
+    """Load the modules of a request once for all later forks. Import errors are left to the forked process."""
     wanted = [request.module]
     if request.module == COMMAND and request.arguments:
         room, _, _ = COMMAND.rpartition(".")
@@ -240,7 +239,7 @@ def _load(request: Request) -> None:
 
 
 def _become(request: Request, descriptors: Sequence[int]) -> None:
-    """Take on what `subprocess.Popen` would have given it, on its host."""
+    """Set up descriptors, environment, folder and host as `subprocess.Popen` would."""
     for ours, given in enumerate(descriptors[:3]):
         os.dup2(given, ours)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -266,8 +265,9 @@ def main() -> None:
 
 
 def _run(program: Callable[[], object]) -> None:
-    """Run it and end as Python does, but for taking apart what was loaded. That writes to, and so copies, every page that the fork came
-    with: 65 ms of processor time, most of what a process costs that does little."""
+    """Run the program and end as Python does, but without the teardown of modules.
+
+    The teardown would write to, and so copy, every page of the fork: 65 ms of processor time, most of the cost of a short process."""
     try:
         program()
         status = 0

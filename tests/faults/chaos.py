@@ -35,7 +35,7 @@ OUT: Final = Path("benchmarks/out/chaos.json")
 WARM_UP_S: Final = 3.0
 MAX_AT_ONCE: Final = 2
 QUIET_EVERY: Final = 8
-"""After so many faults the next one waits until the site has come to rest, and a while longer: what is lost shows then."""
+"""Faults between two quiet periods. In a quiet period the site recovers fully, and lost blocks become visible."""
 QUIET_S: Final = 2.0
 SETTLE_S: Final = 60.0
 LOOK_S: Final = 0.1
@@ -48,16 +48,16 @@ SWEEPER: Final = CLIENTS + 1
 
 @dataclass(slots=True)
 class Seen:
-    """What was done, and what the site said meanwhile. Threads append."""
+    """Faults that were injected, and the site's state meanwhile. Threads append."""
 
     faults: list[Done] = field(default_factory=list)
     lost: dict[int, list[int]] = field(default_factory=lambda: {node: [] for node in range(SERVERS)})
     stopped: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: {client: [] for client in range(CLIENTS)})
     disturbed: list[tuple[int, int]] = field(default_factory=list)
     unprovoked: int = 0
-    """How often the site was not at rest though there was no fault."""
+    """Number of times the site was not at rest without a fault."""
     trouble: list[str] = field(default_factory=list)
-    """What went wrong with the faults themselves, or did not come to rest."""
+    """Faults that failed themselves, and sites that did not recover."""
 
 
 class Chaos:
@@ -150,7 +150,7 @@ class Chaos:
         for node in status.nodes if status is not None else ():
             count = sum(tier.evictions for tier in node.tiers)
             if count not in (0, self._evictions.get(node.name, 0)):  # fewer: of the process that came after
-                late_ns = int(self._site.lease_s * 1e9)  # a heartbeat tells of what was before it
+                late_ns = int(self._site.lease_s * 1e9)  # a heartbeat reports evictions before it
                 self.seen.lost[int(node.name[1:])] += [self._watched_ns - late_ns, self._watched_ns, now_ns]
             self._evictions[node.name] = count
         self._watched_ns = now_ns
@@ -186,7 +186,7 @@ def read_journals(folder: Path) -> list[tuple[int, Any]]:
 
 
 def left_open(site: Site) -> list[str]:
-    """What the nodes hold for clients that are gone."""
+    """Return the resources that nodes still hold for clients that have ended."""
     end_s, found = time.monotonic() + SETTLE_S, ["nobody answers"]
     while found and time.monotonic() < end_s:
         time.sleep(LOOK_S)

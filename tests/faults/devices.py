@@ -40,7 +40,7 @@ def refusing_writes(pid: int, file: Path, error: str, *, when: str = "1+", calls
 
 @contextlib.contextmanager
 def slow_syncs(pid: int, file: Path | None, delay_s: float) -> Iterator[None]:
-    """Each time the process makes what it has written to the file durable takes so much longer; None: to whichever file."""
+    """Delay every sync of `file` by the process by `delay_s`; None: of every file."""
     with _traced(pid, file, f"inject={SYNCS}:delay_enter={int(delay_s * 1e6)}"):
         yield
 
@@ -50,8 +50,8 @@ def _traced(pid: int, file: Path | None, inject: str) -> Iterator[None]:
     """Every thread of it, those to come included. A process that ends meanwhile is left alone."""
     where = [] if file is None else ["-P", str(file.resolve())]
     command = ["strace", "-f", "-qq", "-o", os.devnull, *where, "-e", f"trace={WRITES},{SYNCS}", "-e", inject, "-p", str(pid)]
-    # What it says goes to a file: at the end of a pipe one waits for whoever has it, too, and a strace that is killed as it begins leaves
-    # a process that it tries tracing on, stopped for good. Hence a process group of its own as well.
+    # The output goes to a file. A strace that is killed during its start leaves a stopped test process, which would keep a pipe open for
+    # good. For the same reason strace has its own process group.
     with tempfile.TemporaryFile() as said, subprocess.Popen(command, stderr=said, process_group=0) as tracer:
         try:
             end_s = time.monotonic() + ATTACH_S
@@ -67,7 +67,7 @@ def _traced(pid: int, file: Path | None, inject: str) -> Iterator[None]:
 
 
 def _end(tracer: subprocess.Popen[bytes], pid: int) -> None:
-    """Have it let go of the process. Beside one that has ended it ends by itself, and is not interrupted as it begins."""
+    """Detach strace from the process. After the end of the process strace exits without a signal."""
     if not _has_ended(pid):
         tracer.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):

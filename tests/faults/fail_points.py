@@ -30,7 +30,7 @@ from typing import Any, Final
 
 ENVIRONMENT: Final = "FAIL_POINTS_FILE"
 POLL_S: Final = 0.02
-"""How often a process looks whether its file has changed."""
+"""Interval at which a process checks its file for changes."""
 _END_OF_NUMBER: Final = ":"
 SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
@@ -140,11 +140,11 @@ def _wrapped(function: Callable[..., Any], here: list[Armed]) -> Callable[..., A
     return stepped
 
 
-# --- a process that is told by a file ---
+# --- a process that a file controls ---
 
 
 def watch(points: Mapping[str, Point]) -> None:
-    """Arm what the file of this process's environment says, now and whenever it changes; without one nothing is done."""
+    """Arm the points in the file that this process's environment names, now and at every change. Without a file: a no-op."""
     path = os.environ.get(ENVIRONMENT)
     if path is None:
         return

@@ -1,7 +1,7 @@
-"""Several hosts on one machine: network namespaces around a router in one of its own, which loses what it is told to lose.
+"""Several hosts on one machine: network namespaces around a router namespace, which drops packets by its rules.
 
-Partitions are rules in one place: a packet from one host to another is dropped on its way through the router, so that neither end is told
-of anything. Needs what tests/namespaces.py needs. Nothing leaves the machine: the router leads to these hosts only.
+Partitions are rules in one place: the router drops packets from one host to another, and neither end is notified.
+The requirements are those of tests/namespaces.py. Nothing leaves the machine: the router leads to these hosts only.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class StarHosts:
         return f"{NET}.{host}.2"
 
     def prefix(self, host: int) -> tuple[str, ...]:
-        """What a command line begins with, to run on that host."""
+        """Return the prefix of a command line that runs it on that host."""
         return ("ip", "netns", "exec", self.names[host])
 
     def enter(self, host: int) -> None:
@@ -48,7 +48,8 @@ class StarHosts:
         enter_network(self.names[host])
 
     def cut(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Lose all packets from the one to the other host of each pair, from the return on. What is cut twice is to be mended twice."""
+        """Lose all packets from the one to the other host of each pair, from the return on. A pair that is cut twice
+        must be mended twice."""
         self._change(pairs, 1)
 
     def mend(self, pairs: Iterable[tuple[int, int]]) -> None:
@@ -61,7 +62,7 @@ class StarHosts:
         return [(host, other) for other in others] + [(other, host) for other in others]
 
     def close(self) -> None:
-        """Remove the hosts; whatever runs there is for others to end. A second close is a no-op."""
+        """Remove the hosts. The caller ends the processes that run there. A second close is a no-op."""
         remove((*self.names, self._router))
 
     def __enter__(self) -> Self:

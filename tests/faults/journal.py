@@ -1,4 +1,4 @@
-"""What clients did, each in a file of its own that outlives them however they end: the history that judging.py checks.
+"""Journals of the clients' operations, one file a client, which survive every kind of death. judging.py checks them.
 
 A record is 32 bytes, written by one system call as the operation ends; a put has one before it begins, too, for it may take effect though
 its writer dies. Times are those of the machine's monotonic clock, which all processes share.
@@ -52,11 +52,11 @@ class Outcome(IntEnum):
     UNEXPECTED = 4
     """With another error."""
     WRONG = 5
-    """Bytes that nobody put under this key."""
+    """Bytes that no writer put under this key."""
 
 
 class BlockName(NamedTuple):
-    """Which writer's, in which of its lives, and the how manyth: the key of a block that nobody else writes."""
+    """Key of a block: its writer, the life (process) of that writer, and a number. No other writer writes it."""
 
     writer: int
     life: int
@@ -95,7 +95,7 @@ def read(path: Path) -> "np.ndarray[Any, np.dtype[Any]]":
 
 
 class Board:
-    """How far each writer is, for others to read its newest blocks: a file that all of them map."""
+    """Progress of each writer, so that others can read its newest blocks: a file that all of them map."""
 
     def __init__(self, path: Path, writers: int) -> None:
         with path.open("a+b") as file:

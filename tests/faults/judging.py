@@ -1,4 +1,4 @@
-"""What the journals of clients (journal.py) may not say, whatever was done to the cluster meanwhile.
+"""Invariants of the clients' journals (journal.py) that hold under every fault of the cluster.
 
 - Bytes are those of a version of that very key: each reader has checked it, since values describe themselves.
 - A version is seen from the beginning of its put. It is seen no more by who asks after its end: its removal, or the put of a later
@@ -23,7 +23,7 @@ import numpy as np
 from tests.faults.journal import ACKS, Act, BlockName, Outcome
 
 MAX_EXAMPLES: Final = 5
-"""Of each kind of violation that are told."""
+"""Examples that are reported for each kind of violation."""
 Interval = tuple[int, int]
 
 
@@ -44,7 +44,7 @@ class Times:
         return zip(self._begins, self._ends, strict=True)
 
     def meet(self, begin: int, end: int) -> bool:
-        """One of them has a moment of [begin, end]."""
+        """Return whether one of the intervals intersects [begin, end]."""
         at = bisect.bisect_right(self._begins, end) - 1
         return at >= 0 and self._ends[at] >= begin
 
@@ -54,13 +54,13 @@ class Times:
         return moment if at < 0 or self._ends[at] < moment else self._ends[at] + 1
 
     def shared(self, begin: int, end: int) -> int:
-        """How much of [begin, end] lies in them."""
+        """Return how much of [begin, end] the intervals cover."""
         return sum(max(0, min(end, e) - max(begin, b)) for b, e in zip(self._begins, self._ends, strict=True))
 
 
 @dataclass(slots=True)
 class Circumstances:
-    """What was done to the cluster."""
+    """Faults and disturbances of the cluster."""
 
     disturbed: Times
     """From each fault until all that it touched was there again, and the master had heard of all; and whenever it was not at rest."""
@@ -208,7 +208,7 @@ class Judge:
         return not any(begin <= moment <= end for moment in self._told.lost.get(node, ()))
 
     def _story(self, life: _Life, moment: int) -> str:
-        """What is known of it, in seconds before that moment."""
+        """Describe the block's life, in seconds before that moment."""
 
         def ago(when: int | None) -> str:
             return "never" if when is None else f"-{(moment - when) / 1e9:.2f}"

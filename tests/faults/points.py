@@ -1,8 +1,8 @@
 """The fail points of each role: every step of put, get, publish, demote, promote, remove, replicate, take-over and drain at which a process
 may end, by name ROLE.OPERATION.STEP.
 
-A step that is a message is one before it is served and one after it was; others stand between what is done to bytes, to what is shown of
-them, and to what is told of them.
+A message has two points: before and after it is served. Other points stand between a change of bytes, its entry in the shared-memory index
+and its report to another process.
 """
 
 from collections.abc import Callable, Iterator

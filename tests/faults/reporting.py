@@ -1,4 +1,4 @@
-"""What a run of chaos came to: counts, stalls by kind of fault, and whether it is good."""
+"""Report of a chaos run: counts, stalls by kind of fault, and whether the run passed."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ MIN_STRUCK_SHARE: Final = 0.05
 FELT_TIMES: Final = 5
 """An operation felt a fault that it was in flight with if it failed, or took so many times as long as half of them."""
 MORE_DESCRIPTORS: Final = 32
-"""Than at the beginning, at the end: peers find one another anew."""
+"""Allowed growth of descriptors over the run, since peers reconnect."""
 MORE_MEMORY: Final = 64 << 20
 Used = Mapping[str, Mapping[str, int]]
 """By daemon: bytes of memory and descriptors."""
@@ -58,7 +58,7 @@ class Report:
     after: Used
     trouble: list[str]
     unprovoked: int = 0
-    """How often the site was not at rest though there was no fault, or none any more."""
+    """Number of times the site was not at rest with no fault under way."""
 
     @classmethod
     def made(
@@ -141,7 +141,7 @@ class Flights:
 
 
 def daemons_changed(before: Used, after: Used) -> list[str]:
-    """What daemons have more of at the end than there should be: memory, descriptors."""
+    """Return the daemons whose memory or descriptors grew beyond the limits."""
     found = []
     for name, used in after.items():
         for what, more in (("descriptors", MORE_DESCRIPTORS), ("memory_bytes", MORE_MEMORY)):

@@ -1,8 +1,8 @@
-"""When a site was at rest, as one saw it who looked again and again: all nodes alive, and one owner of each partition. Pure.
+"""Times at which a polled site was at rest: all nodes alive, and one owner of each partition. Pure functions.
 
-Faults are not all that disturbs it, and some do later than they seem to. etcd may elect its leader anew once a partition has healed, or
-where the machine has other things to do: an owner does not keep its lease then, and until nodes are with the next one what they hold is a
-miss, as after any take-over. Such times are no quiet ones; how often there was no fault is told.
+A site can be disturbed without a fault, or after its end. etcd may elect a new leader once a partition has healed, or on a busy machine. An
+owner then loses its lease. Until the nodes have registered with the next owner their blocks are misses, as after any failover. Such times
+do not count as quiet, and those without a fault are counted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,6 +27,6 @@ class Rest:
 
 
 def unprovoked(disturbed: Sequence[Interval], faults: Iterable[Interval]) -> int:
-    """How often it was disturbed while there was no fault."""
+    """Return the number of disturbances without a fault."""
     made = Times(faults)
     return sum(not made.meet(begin, end) for begin, end in Times(disturbed))

@@ -124,7 +124,7 @@ class Site:
         os.kill(self.pid(name), number)
 
     def await_end(self, name: str, deadline_s: float) -> bool:
-        """Return whether it has ended by itself by then; it is reaped."""
+        """Return whether the process has ended without a signal from here by the deadline, and reap it."""
         end_s = time.monotonic() + deadline_s
         while time.monotonic() < end_s:
             if not Path(f"/proc/{self.pid(name)}").exists():
@@ -189,7 +189,7 @@ class Site:
     # --- what it says of itself ---
 
     def status(self) -> pb.StatusReply | None:
-        """As the owner of the catalog has it; None while nobody can say."""
+        """Return the cluster's status from the owner of the catalog, or None while no master can report it."""
         with contextlib.suppress(KVStoreError), Control.find(self.settings) as control:
             return control.status()
         return None

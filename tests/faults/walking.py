@@ -99,7 +99,7 @@ class Walk:
             if one in NODES:
                 self._lost[NODES.index(one)].append(time.monotonic_ns())
             self._child(one).kill()
-            if point == UNLINKED:  # a master that begins takes nobody to be alive
+            if point == UNLINKED:  # a master that starts considers no node alive
                 self._child("master-0").kill()
                 self._restart("master-0")
             self._restart(one)
@@ -152,11 +152,11 @@ class Walk:
         child.facts("ready", deadline_s=DEADLINE_S)
 
 
-# --- what clients do not come to by themselves ---
+# --- actions that the clients' load does not include ---
 
 
 def _come(system: System) -> None:
-    """A client that has just come, and finds out where everything is."""
+    """Start a client, which locates every daemon."""
     with system.client() as client:
         client.put(b"large", bytes(LARGE))
         client.get(b"large")
@@ -184,7 +184,7 @@ def _drain(system: System) -> None:
 
 
 def _attempt(act: Callable[[System], None], system: System) -> None:
-    """Whatever it raises: it may be struck itself."""
+    """Call `act` and ignore errors of the store: the fault may hit this call, too."""
     with contextlib.suppress(KVStoreError):
         act(system)
 

@@ -1,5 +1,6 @@
-"""The faults of a schedule, carried out on a cluster. Each ends by itself: what is cut is healed, what is stopped goes on, what died is
-started anew.
+"""Faults of a schedule, applied to a cluster.
+
+Each ends after its span: partitions are healed, stopped processes resume, dead processes are restarted.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from tests.simulation.world import MS, Host, Process, S
 
 
 class Faults:
-    """See the module. `under_way` are those that have not ended."""
+    """Applies faults. `under_way` is the number of faults that have not ended."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -21,19 +22,19 @@ class Faults:
         self._network = cluster.machine.network
         self.under_way = 0
         self.last_ns = -1
-        """When a fault last began or ended; -1: never."""
+        """Time at which a fault last began or ended; -1: never."""
         self._broken_ns = -1
-        """The same of faults but those that end a master, which gives up what it owns."""
+        """The same without the orderly shutdown of masters, which hand over their partitions."""
         self._down: set[str] = set()
         """Daemons whose restart is under way."""
         self.deaths = 0
-        """Of nodes: how often memory was lost."""
+        """Number of node deaths, each of which lost memory."""
 
     def is_calm_since(self, at_ns: int) -> bool:
         return self.under_way == 0 and (self.last_ns < 0 or self.last_ns < at_ns)
 
     def is_orderly_since(self, at_ns: int) -> bool:
-        """Nothing has happened since but that masters were ended."""
+        """Return whether no fault but an orderly shutdown of masters has happened since."""
         return self._broken_ns < 0 or self._broken_ns < at_ns
 
     def apply(self, step: Step) -> None:
@@ -99,7 +100,7 @@ class Faults:
         self._world.after(span_ms * MS, over)
 
     def _kill(self, daemon: Daemon, span_ms: int) -> None:
-        """SIGKILL, and a new process after a while."""
+        """SIGKILL, and a new process after `span_ms`."""
         if daemon.name in self._down or daemon.process is None:
             return
         self._down.add(daemon.name)
@@ -113,7 +114,7 @@ class Faults:
         self._later(span_ms, begin)
 
     def _end(self, daemon: Daemon, span_ms: int) -> None:
-        """SIGTERM: what memory holds is written down, as far as that goes, and then the process is gone."""
+        """SIGTERM: the node writes its DRAM to NVMe as far as it fits, and the process ends."""
         node, process = daemon.node, daemon.process
         if daemon.name in self._down or node is None or process is None or process.is_stopped or node._storage.drainer.is_closed:
             return
@@ -126,7 +127,7 @@ class Faults:
         self._later(span_ms, gone)
 
     def _end_master(self, daemon: Daemon, span_ms: int) -> None:
-        """SIGTERM: what it owns it gives up, and then the process is gone; a new one after a while."""
+        """SIGTERM: the master gives up its partitions and the process ends. A new one starts after `span_ms`."""
         master, process = daemon.master, daemon.process
         if daemon.name in self._down or master is None or process is None or process.is_stopped:
             return
@@ -138,7 +139,7 @@ class Faults:
 
         def begin() -> None:
             self._down.discard(daemon.name)
-            self._cluster.kill(daemon)  # who was stopped before it could end
+            self._cluster.kill(daemon)  # still alive if it was stopped before it could end
             self._cluster.start_daemon(daemon)
 
         process.spawn(end, "end")
@@ -157,13 +158,13 @@ class Faults:
             self._later(span_ms, lambda: self._network.heal(source, target))
 
     def _reset(self, count: int) -> None:
-        """Connections between hosts break: what was on its way is lost."""
+        """Reset connections between hosts; data in flight is lost."""
         found = [sock for sock in self._network.connections if sock.is_open and sock.process.host is not sock.peer.process.host]
         for sock in self._world.rng.sample(found, min(count, len(found))):
             self._network.reset(sock)
 
     def _vanish(self, host: Host, span_ms: int) -> None:
-        """Power is lost: nobody says goodbye, and later all of it begins anew."""
+        """The host loses power: no connection is closed, and after `span_ms` its processes are restarted."""
         daemons = [daemon for daemon in self._cluster.daemons if daemon.host is host and daemon.process is not None]
         if any(daemon.name in self._down for daemon in daemons):
             return
@@ -181,14 +182,14 @@ class Faults:
                 self._later(span_ms + 10, partial(_start_again, client))
 
     def _silence(self, process: Process | None) -> None:
-        """Its ends of connections to other hosts stay as they are: nobody is told."""
+        """Drop its connections to other hosts without a notification of the peers."""
         for sock in self._network.connections:
             for end in (sock, sock.peer):
                 if end.process is process and end.process.host is not end.peer.process.host:
                     _drop(end)
 
     def _slow(self, span_ms: int) -> None:
-        """Messages take up to 80 ms, and one of ten is lost at first."""
+        """Delay messages by up to 80 ms, and lose one of ten at its first transmission."""
         network = self._network
         former = network.max_delay_ns, network.loss
         network.max_delay_ns, network.loss = 80 * MS, 0.1
@@ -200,7 +201,7 @@ class Faults:
             self._later(span_ms, over)
 
     def _fail_disk(self, daemon: Daemon, span_ms: int) -> None:
-        """Every write to its disk fails."""
+        """Fail every write to the disk."""
         daemon.disk.failure = TierFailed("nvme: Input/output error")
 
         def over() -> None:
@@ -210,7 +211,7 @@ class Faults:
 
 
 def _start_again(client: ClientProcess) -> None:
-    """Unless another fault has: of two processes nobody would look after the first."""
+    """Restart the client unless another fault has: a second process would leave the first without an owner."""
     if not client.process.is_alive:
         client.start()
 

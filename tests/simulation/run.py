@@ -1,7 +1,11 @@
-"""A schedule carried out: the cluster is started, operations and faults are let loose, all is healed, and what is left is checked.
+"""Execution of a schedule: start the cluster, run operations and faults, heal everything, and check the final state.
 
-What callers are told goes through the history (tests/faults/history.py) as it comes. At the end, with every fault healed and time to
-recover, every operation must succeed, what was acknowledged must be there for every client, and the parts of the cluster must agree.
+Every result of a caller is checked against the history (tests/faults/history.py) at once. At the end every fault is healed, and the cluster
+has time to recover. Then:
+
+- every operation must succeed;
+- every client must find each acknowledged block;
+- masters, nodes and catalogs must agree.
 """
 
 import gc
@@ -34,20 +38,20 @@ from tests.simulation.world import MS, Finding, S, World
 
 DEADLINE_S: Final = 3.0
 LATE_NS: Final = int(DEADLINE_S * S) // 16 + S // 2
-"""A call may end so long after its deadline: its socket's timeout is armed a sixteenth late, and what it reserved is given back (0.2 s)."""
+"""Allowed delay of a call beyond its deadline: its socket's timeout is armed a sixteenth late, and it releases reservations (0.2 s)."""
 RECOVERY_NS: Final = int(3 * NODE_TTL_S * S) + 5 * S
-"""Of docs/promises.md: 3 TTL and 5 s after healing operations succeed."""
+"""From docs/promises.md: operations succeed 3 TTL and 5 s after healing."""
 UNNOTICED_NS: Final = 3 * S // 2
-"""So long nothing is concluded after the last fault: a link that has just broken, and a heartbeat that is lost, are not noticed yet."""
+"""Time after the last fault before checks begin: broken links and lost heartbeats are not detected before."""
 LOOK_NS: Final = 20 * MS
 LEFTOVERS_NS: Final = int(max(PUT_TTL_S, RESERVE_TTL_S) * S) + S
 EXPECTED: Final = (Unavailable, DeadlineExceeded, Full, CatalogUnavailable, StaleEpoch, StaleHandle, LeaseExpired)
-"""What an operation may end with while something is broken: the same call may succeed later."""
+"""Errors with which an operation may end under a fault. The same call may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a schedule: `faults` by kind, of which `struck` began while an operation was under way."""
+    """Result of a schedule: `faults` by kind, of which `struck` began during an operation."""
 
     findings: tuple[Finding, ...]
     trace_hash: str
@@ -60,7 +64,7 @@ class Outcome:
 
 
 class _Errors(logging.Handler):
-    """What the product logs as an error is a fault of its own."""
+    """Makes every error that the product logs a finding."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -84,11 +88,11 @@ class Run:
         self._operations = self._struck = self._acknowledged = 0
         self._applied: Counter[str] = Counter()
         self._away: list[Removal] = []
-        """Acknowledged while a node was away."""
+        """Removals that were acknowledged while a node was unreachable."""
         self._holders: dict[Version, list[object]] = {}
-        """The processes that had a block when it was acknowledged."""
+        """Processes that held a block when it was acknowledged."""
         self._flushed_ns: dict[int, int] = {}
-        """By writer: when the last flush that came back began."""
+        """By writer: start of the last flush that returned."""
 
     def execute(self) -> Outcome:
         log = logging.getLogger("kvstore")
@@ -154,7 +158,7 @@ class Run:
                 world.finding(kind, detail)
 
     def _await_settled(self, until_ns: int) -> bool:
-        """False: it took longer. Looked at now and then, since it takes a while."""
+        """Wait until the cluster is settled; return False at `until_ns`. It is checked every LOOK_NS, since a check is slow."""
         world = self.world
         while not world.findings and (self._under_way or not is_settled(self.cluster)):
             if world.now_ns >= until_ns:
@@ -163,7 +167,7 @@ class Run:
         return True
 
     def _read_all(self) -> None:
-        """Every client reads all that was ever put."""
+        """Read every block that was ever put, with every client."""
         world = self.world
         for client in self.cluster.clients:
             for tenant, key in self.history.places():
@@ -182,7 +186,7 @@ class Run:
             self.world.finding("a lost block", f"{lost}: a miss at {client.process.name}")
 
     def _lost(self, tenant: str, key: bytes) -> Version | None:
-        """A version that must be there: acknowledged, its holder alive ever since, nothing that may have taken it away."""
+        """Return a version that must exist: acknowledged, its holder alive ever since, and neither removed nor evicted."""
         history = self.history
         for version in history.of(tenant, key) if self._is_roomy else ():
             is_held = any(getattr(holder, "is_alive", False) for holder in self._holders.get(version, ()))
@@ -193,7 +197,7 @@ class Run:
 
     @property
     def _is_roomy(self) -> bool:
-        """Everything that is put fits at every node, so that nothing leaves by itself."""
+        """Return whether all blocks fit in every node, so that none is evicted."""
         return self.schedule.shape.dram_bytes >= 200 << 10
 
     # --- steps ---
@@ -209,7 +213,7 @@ class Run:
             self._begin(client, lambda: self._operate(client, step))
 
     def _begin(self, client: ClientProcess, operate: Callable[[], None]) -> None:
-        """In a thread of the client's process; whatever becomes of that."""
+        """Run `operate` in a thread of the client's process, which may die meanwhile."""
         self._under_way += 1
         self._operations += 1
         process = client.process
@@ -274,16 +278,16 @@ class Run:
             world.finding("beyond its deadline", f"{step}: {late_ns / S:.3f} s late")
 
     def _felt_since(self, client: ClientProcess, step: Step, began_ns: int) -> int:
-        """Faults from then on may have it fail. A flush tells what was lost since the one before, however long ago that is."""
+        """Return the time since which a fault may make the step fail. A flush reports all losses since the previous flush."""
         since_ns = min(began_ns, self._flushed_ns.get(self._writer(client, step.args[1]), 0)) if step.kind == "flush" else began_ns
         return since_ns - RECOVERY_NS
 
     def _may_fail(self, step: Step) -> bool:
-        """Copies may take longer than the call: a node that was just being written to is asked again seconds later."""
+        """Return whether the step may fail without a fault. Replication may outlast the call: it retries a busy node only after seconds."""
         return step.kind == "put" and step.args[3] == "replicas"
 
     def _writer(self, client: ClientProcess, tenant: str) -> int:
-        """One for each client object: what it put early it knows of."""
+        """Return the writer number of a client object, which tracks its own uncommitted puts."""
         return client.process.pid * len(TENANTS) + TENANTS.index(tenant)
 
     def _put(self, client: ClientProcess, tenant: str, keys: Sequence[bytes], ack: str, size_bytes: int) -> list[Any]:
@@ -307,7 +311,7 @@ class Run:
         return stored
 
     def _check_acknowledged(self, version: Version, began_ns: int) -> None:
-        """What was said to be stored is somewhere now, unless something may have taken it away meanwhile."""
+        """Check that an acknowledged block is stored, unless it may have been removed or evicted meanwhile."""
         self._acknowledged += 1
         place = version.tenant, version.key
         checksum = xxhash.xxh3_64_intdigest(version.value)
@@ -345,7 +349,7 @@ class Run:
         return sum(value is not None for value in values)
 
     def _check_missed(self, tenant: str, key: bytes, began_ns: int) -> None:
-        """A miss of what all knew of before it was asked for, while nothing happened but that masters gave up what they owned."""
+        """Check that a miss had a cause: a fault, other than an orderly handover of partitions, or a block not yet in the directory."""
         version = self._lost(tenant, key) if self.faults.is_orderly_since(began_ns - RECOVERY_NS) else None
         if version is not None and version.known_at is not None and version.known_at <= began_ns:
             self.world.finding("a miss without a fault", str(version))
@@ -354,7 +358,7 @@ class Run:
         removal = self.history.begin_remove(tenant, key, writer=self._writer(client, tenant), at=self.world.now_ns)
         count = client.client(tenant).remove([key], deadline_s=DEADLINE_S)
         if count and not has_all_nodes(self.cluster):
-            self._away.append(removal)  # a node without a link hears of it when it is back, and serves who asks until then
+            self._away.append(removal)  # an unlinked node learns of it at its next registration, and serves reads until then
         else:
             self.history.end_remove(removal, is_gone=count == 1, at=self.world.now_ns)
         return count
@@ -367,7 +371,7 @@ def run_schedule(schedule: Schedule, *, keeps_trace: bool = False) -> Outcome:
 
 @contextmanager
 def collecting_only_now() -> Iterator[None]:
-    """Python looks for garbage at the end, and when the world says so: its own moments depend on what ran before in the process."""
+    """Collect garbage only at the end and when the world requests it: automatic collections depend on earlier runs in the process."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,12 +1,12 @@
-"""A cluster of a thousand nodes in the simulated world: what each role sends and computes, and which of them is full first.
+"""A cluster of a thousand nodes in the simulated world: messages and processor time of each role, and which role saturates first.
 
 python -m tests.simulation.scale                    # 1,000 nodes, 10,000 clients, a sample of their blocks and requests
 python -m tests.simulation.scale --nodes 100        # and so on: see --help
-python -m tests.simulation.scale --directory-blocks 100000000   # an owner that knows of so many, with 9 GB of memory
+python -m tests.simulation.scale --directory-blocks 100000000   # an owner with so many blocks, 9 GB of memory
 
-Masters, nodes and clients are the real ones with the settings of a real cluster. Figures are the processor's time of the product's code in
-the one thread that everything runs in, and what it sends: what stands for the operating system and for etcd is taken off. So they leave out
-the kernel and the ways of values; what a heartbeat costs a master with the kernel's part is measured on a real one. Rows go to
+Masters, nodes and clients are the real ones with the settings of a real cluster. Figures are the messages and the processor time of the
+product's code, in the one thread that runs everything. The time of the models of the operating system and of etcd is subtracted. So figures
+exclude the kernel and the transfer of values. The cost of a heartbeat with the kernel's part is measured on a real master. Rows go to
 benchmarks/out/scale.json.
 """
 
@@ -52,7 +52,7 @@ from tests.simulation.world import MS, Process, S, Thread, World
 OUT: Final = Path(__file__).resolve().parents[2] / "benchmarks" / "out" / "scale.json"
 TENANT: Final = "default"
 VALUE: Final = bytes(64)
-"""Small: what is measured is about blocks, not bytes."""
+"""Small, since the measurements are about blocks, not bytes."""
 PUT_BLOCKS: Final = 250
 PROMPT_BLOCKS, HIT_BLOCKS = 24, 12
 """Of a request: as many tokens as a request of the conversation trace has, 12,000 at 512 a block, and the half of it found."""
@@ -71,7 +71,7 @@ UNTIL_NS: Final = 120 * S
 
 @dataclass
 class Used:
-    """What processes have computed and sent."""
+    """Processor time and messages of processes."""
 
     cpu_ns: int = 0
     messages: int = 0
@@ -82,7 +82,7 @@ class Used:
 
 
 class Meter:
-    """What each process has used since it was last read, and what of an event's time was the world's."""
+    """Usage of each process since its last reading, and the world's part of an event's time."""
 
     def __init__(self) -> None:
         self.used: dict[str, Used] = {}
@@ -127,7 +127,7 @@ def _is_of_etcd(call: Any) -> bool:
 
 
 class MeasuredNetwork(Network):
-    """Counts what is sent, and takes its own time off."""
+    """Counts messages and subtracts its own time."""
 
     world: MeasuredWorld
 
@@ -204,12 +204,12 @@ class Many(Cluster):
         return sum(partition.role_manager.leader().directory.counts().blocks for partition in self.owners())
 
     def nodes_known(self) -> int:
-        """That live: to the master that takes most of them for alive."""
+        """Return the number of live nodes, as the master with the most of them sees it."""
         return max(len(partition.role_manager.leader().directory.members.live()) for partition in self.owners())
 
 
 class Trouble(Exception):
-    """The cluster did not do what it should."""
+    """The cluster failed a phase."""
 
 
 class Scale:
@@ -244,7 +244,7 @@ class Scale:
     # --- phases ---
 
     def _filled(self) -> Iterator[BenchRow]:
-        """Every node's host has a client that puts its share."""
+        """Put blocks: a client on every node's host puts its share."""
         cluster, share = self.cluster, self._blocks // len(self.cluster.nodes)
         cluster.start_clients(self._clients)
         self._all(cluster.clients, lambda client: client.client(TENANT).exists(b"?"))
@@ -261,9 +261,10 @@ class Scale:
         client.client(TENANT).flush()
 
     def _stocked(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
-        """Owners are given the rows of many more blocks, of which each node is said to have as many: their directories are what grows with
-        blocks, and nobody asks for these, so that neither nodes nor catalogs have to have them. `idle`
-        becomes what they compute then while nobody asks."""
+        """Enter rows of many more blocks into the owners' directories, equally many for each node.
+
+        Directories are the part that grows with blocks. No client requests these blocks, so nodes and catalogs do not need them. `idle`
+        receives the usage of the idle cluster with them."""
         directories = [partition.role_manager.leader().directory for partition in self.cluster.owners()]
         node_ids = [node.node_id for node in directories[0].members.live()]
         messages = -(-self._directory_blocks // PUBLISHED)
@@ -280,7 +281,7 @@ class Scale:
         yield from _told(f"nobody asks, {known} blocks known: a second of an owner", idle["owner"], SECONDS)
 
     def _loaded(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
-        """Requests of engines: what is there of a prompt? What is, half of it from other hosts, is read, and the rest put."""
+        """Run requests of engines: look up a prompt, read the blocks found (half of them from other hosts), and put the rest."""
         share = self._blocks // len(self.cluster.nodes)
         asking = self._rng.sample(self.cluster.clients, min(self._requests, len(self.cluster.clients)))
 
@@ -309,7 +310,7 @@ class Scale:
         library.put_batch(new, [VALUE] * len(new))
 
     def _taken_over(self) -> Iterator[BenchRow]:
-        """The owner is killed; how long until another one owns the catalog, and has heard all that nodes have."""
+        """Kill the owner; measure the time until another master owns the catalog and has every node's inventory."""
         cluster, former = self.cluster, self.cluster.owning()[0]
         self.world.meter.read()
         cluster.kill(former)
@@ -320,7 +321,7 @@ class Scale:
             yield from _told(f"a block of a cluster whose owner died: {NAMES[role]}", used, self._blocks)
 
     def _lost(self) -> Iterator[BenchRow]:
-        """Nodes are killed at once; how long until nobody is sent to them, and what it costs."""
+        """Kill nodes at once; measure the time until no client is sent to them, and the cost."""
         cluster, nodes, share = self.cluster, len(self.cluster.nodes), self._blocks // len(self.cluster.nodes)
         before = cluster.blocks_known()
         lost, cluster.nodes[:] = cluster.nodes[:LOST_NODES], cluster.nodes[LOST_NODES:]
@@ -335,7 +336,7 @@ class Scale:
         )
 
     def _swept(self, idle: dict[str, Used]) -> Iterator[BenchRow]:
-        """The dead nodes are forgotten, and their blocks' rows with them, a slice at a time: what that costs an owner while it lasts."""
+        """Forget the dead nodes and their blocks' rows, a slice at a time; measure the owner's cost meanwhile."""
         directories = [partition.role_manager.leader().directory for partition in self.cluster.owners()]
 
         def in_use() -> int:
@@ -365,7 +366,7 @@ class Scale:
         client.process.spawn(run, "request")
 
     def _until(self, is_so: Callable[[], bool]) -> float:
-        """In seconds. Raises Trouble: it takes too long, or something broke."""
+        """Wait until `is_so()` and return the seconds. Raises Trouble on a timeout or a finding."""
         began_ns = self.world.now_ns
         while not is_so():
             if self.world.findings:
@@ -386,8 +387,8 @@ class Scale:
             yield from _told(f"{what}: {NAMES[role]}", used, times)
 
     def _by_role(self, used: dict[str, Used]) -> dict[str, Used]:
-        """One owner's, and those of all nodes and clients together. Masters that follow hear of what is written from etcd only, whose model
-        costs other than it does."""
+        """Return the usage of one owner, and of all nodes and clients together. Followers are left out: they receive writes from etcd only,
+        and the cost of its model differs from that of etcd."""
         owning = {daemon.process.name for daemon in self.cluster.owning() if daemon.process is not None}
         found: dict[str, Used] = {}
         for name, one in used.items():
@@ -419,12 +420,12 @@ def _stock(directory: Directory, node_id: int, number: int, count: int) -> float
 
 
 def _rows_in_use(directory: Directory) -> int:
-    """Those of blocks that nobody has any more, but are still to be swept, too."""
+    """Return the number of rows, including those of blocks without a holder that are not swept yet."""
     return sum(len(tenant.rows) for tenant in directory.columns()[1])
 
 
 def _told(what: str, used: Used, times: int) -> Iterator[BenchRow]:
-    """What it computes, and what it sends where it sends anything."""
+    """Yield the rows of a process's processor time, and of its messages if it sent any."""
     yield BenchRow(what, used.cpu_ns / 1e3 / times, "us")
     if used.messages > 0:
         yield BenchRow(f"{what}, sent", used.messages / times, "messages")
@@ -432,7 +433,7 @@ def _told(what: str, used: Used, times: int) -> Iterator[BenchRow]:
 
 
 def heartbeat_rows() -> Iterator[BenchRow]:
-    """What a heartbeat costs a real master, the kernel's part included."""
+    """Measure the cost of a heartbeat to a real master, including the kernel's part."""
     with tempfile.TemporaryDirectory() as folder:
         master = MasterProcess(Path(folder))
         places = master.start()
