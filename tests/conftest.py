@@ -15,7 +15,7 @@ pytest.register_assert_rewrite("tests.master.catalogs.conformance")
 # Of torch, here and in programs that tests start: its threads spin for one another, ten times as slow where others use the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Where a shell exports it, tables would be cut to it, also those of programs that tests start.
+# If a shell exports it, tables would be cut to it, also those of programs that tests start.
 os.environ.pop("COLUMNS", None)
 
 # The same examples each time, and none of Hypothesis' time limits: a test fails for what the code does, not for what else the machine does.
@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What is imported and collected stays: to look through it for garbage takes a twentieth of the time that collecting tests does.
+# Imported and collected objects stay. Garbage collection over them takes a twentieth of the time of collecting tests.
 gc.disable()
 
 

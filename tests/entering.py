@@ -20,8 +20,9 @@ def enter_network(name: str) -> None:
 
 
 def enter(name: str, hidden: Sequence[str] = ()) -> None:
-    """Have this process, of one thread, be on that host: /sys tells of its interfaces, and the folders `hidden` are empty ones of its own,
-    for hosts share no files. Raises OSError."""
+    """Move this process, of one thread, to that host. Raises OSError.
+
+    /sys then shows the host's interfaces. The folders `hidden` are empty and its own, since hosts share no files."""
     enter_network(name)
     libc = ctypes.CDLL(None, use_errno=True)
     _done(libc.unshare(_CLONE_NEWNS), "unshare")

@@ -17,7 +17,7 @@ from tests.ports import free_ports
 PACKAGES = {"etcd": "etcd-server", "etcdctl": "etcd-client", "openssl": "openssl"}
 """Program -> the Debian package that brings it."""
 READY = b"ready to serve client requests"
-"""What etcd 3.4, 3.5 and 3.6 log once a client is answered."""
+"""Log line of etcd 3.4, 3.5 and 3.6 when they serve clients."""
 START_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 10.0
 
@@ -156,7 +156,7 @@ def no_fsync() -> list[str]:
 
 
 def found(program: str) -> str:
-    """Where the program is. Raises RuntimeError, which says what installs it."""
+    """Return the path of the program. Raises RuntimeError with the package that installs it."""
     path = shutil.which(program)
     if path is None:
         raise RuntimeError(f"{program} is not on PATH: `make test` installs it (Debian: apt-get install {PACKAGES[program]})")

@@ -13,8 +13,10 @@ from tests.forked import Forked, is_forked
 
 
 class LineChild:
-    """`python -m MODULE ARGUMENTS`, from construction to the end of the context: forked from what has loaded the module, of which `main`
-    is run, or where that is itself so begun as a program. What goes wrong is said on this process's standard error."""
+    """`python -m MODULE ARGUMENTS`, from construction to the end of the context.
+
+    It is forked from the template, and runs the module's `main`. In a process that was itself forked it is started as a program. Errors go
+    to this process's standard error."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._process: subprocess.Popen[str] | Forked
@@ -31,7 +33,7 @@ class LineChild:
         return json.loads(line)
 
     def tell(self, line: str) -> Any:
-        """What it answers."""
+        """Send a line and return the reply."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
         return self.answer()

@@ -1,4 +1,4 @@
-"""Control groups with a memory limit, for tests with real processes: of version 1 or 2, whichever this machine lets the tests make."""
+"""Control groups with a memory limit, for tests with real processes: of version 1 or 2, as this machine permits."""
 
 import os
 import re

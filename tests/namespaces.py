@@ -1,7 +1,8 @@
 """Two hosts on one machine: network namespaces joined by rails, that is veth pairs, each a subnet of its own and shaped if wanted.
 
 For tests and benchmarks of several NICs: rails are cut and restored, processes run on either host. Needs root, `ip` and `tc` (Debian:
-iproute2) and `nft` (nftables). There is no delay and no random loss: Linux does those with netem, which not every kernel has.
+iproute2) and `nft` (nftables). Delay and random loss are not supported: they need netem, which some
+kernels lack.
 """
 
 import itertools
@@ -31,10 +32,10 @@ _count = itertools.count()
 
 
 class Cut(Enum):
-    """How a rail fails."""
+    """Kind of failure of a rail."""
 
     SILENT = "silent"
-    """Links stay up and packets vanish in both directions, as behind a switch that lost its way: nobody is told."""
+    """Links stay up and packets vanish in both directions, as behind a misconfigured switch, without a notification."""
     LINK_DOWN = "link down"
     """Host 1 takes its end down, so host 0 loses its carrier; connections stay open and new ones are refused by the kernel."""
 
@@ -69,7 +70,7 @@ class TwoHosts:
             raise
 
     def prefix(self, host: int) -> list[str]:
-        """What a command line begins with, to run on that host."""
+        """Return the prefix of a command line that runs it on that host."""
         return ["ip", "netns", "exec", self.names[host]]
 
     def start(self, host: int, command: Sequence[str], **popen: Any) -> "subprocess.Popen[Any]":
@@ -189,7 +190,7 @@ def shaper(rate_gbit_s: float) -> list[str]:
 
 
 def run(command: Sequence[str], *, timeout_s: float = COMMAND_DEADLINE_S) -> str:
-    """What the command printed. Raises RuntimeError with what it complained of, subprocess.TimeoutExpired when it hangs."""
+    """Return the command's output. Raises RuntimeError with its error output, subprocess.TimeoutExpired at the timeout."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or f'exit status {done.returncode}'}")

@@ -26,7 +26,7 @@ SUITES: Final = (
     "tests/transfer/memory/test_signal_safety.py",
     "tests/transfer/test_signals.py",
 )
-"""What depends most on the interpreter: threads, forks, ctypes, buffers, and where a signal's handler may run."""
+"""Tests that depend most on the interpreter: threads, forks, ctypes, buffers, and where a signal's handler may run."""
 _PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 _MARK: Final = "Programming Language :: Python :: 3."
 

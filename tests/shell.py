@@ -1,6 +1,6 @@
-"""`kvstore` for scripts of a shell: each command is a process forked from the template (forked.py), which has loaded what it needs.
+"""`kvstore` for scripts of a shell: each command is a process forked from the template (forked.py), which has loaded its modules.
 
-What it does is the same: the folder, environment and standard streams are those of the shell that calls it, and so is its exit status.
+The folder, environment and standard streams are those of the calling shell, and the exit status is passed on.
 """
 
 import contextlib

@@ -5,8 +5,8 @@ import signal
 from collections.abc import Callable
 
 MAX_OF_ONE = 50
-"""Signals that strike one operation: without an end to them nothing else would run on a machine that takes longer for the handler than from
-one to the next, and handlers would be struck in handlers until the stack is full."""
+"""Limit of signals in one operation. On a machine whose handler takes longer than the interval between signals, nothing else would run.
+Handlers would be interrupted by handlers until the stack is full."""
 
 
 class Struck(BaseException):

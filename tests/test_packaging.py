@@ -1,4 +1,4 @@
-"""What is installed is what there is: every folder of code is among the packages, and its requirements are those of the generated code."""
+"""The package is complete: it contains every folder of code, and its requirements are those of the generated code."""
 
 import importlib.util
 import re

@@ -17,7 +17,7 @@ from typing import Final
 IS_ROOT: Final = os.geteuid() == 0
 NOBODY: Final = pwd.getpwnam("nobody")
 GROUP: Final = next(one for one in grp.getgrall() if one.gr_gid not in (0, NOBODY.pw_gid)) if IS_ROOT else grp.getgrgid(os.getegid())
-"""A group that this user can assign to files, and of which `nobody` is not a member."""
+"""A group that this user can assign to files, without the user of NOBODY as a member."""
 
 
 def become_another(*, is_member: bool) -> None:

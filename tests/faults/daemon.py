@@ -1,4 +1,4 @@
-"""A daemon with fail points: the real one, told by FAIL_POINTS_FILE when to die."""
+"""The real daemon with fail points, which the file in FAIL_POINTS_FILE arms."""
 
 from tests import tuned_daemon
 from tests.faults.fail_points import watch

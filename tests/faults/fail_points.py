@@ -1,18 +1,17 @@
-"""Fail points: named steps of the product's code at which a process kills itself, stops or is held up.
+"""Fail points: named steps of the product's code at which a process kills itself, stops or is delayed.
 
-The product has no branches for them and imports none of this: a step is a function of a class, and it is wrapped in the process in which
-a point is armed and while it is. Elsewhere, and otherwise, every function is what it was, so that what is off costs nothing at all. A
-point whose function is gone or has another name cannot be armed, which test_fail_points.py tries for each.
+The product has no branches for them and does not import this module. A step is a function of a class. It is wrapped only in the process in
+which its point is armed, and only while it is armed, so a disarmed point costs nothing. A point whose function was removed or renamed
+cannot be armed; test_fail_points.py arms each.
 
-What a process is to do stands in the file that FAIL_POINTS_FILE names, behind a number, and may change while it runs: POINT=ACTION, comma
-separated.
+The file that FAIL_POINTS_FILE names has a number and the actions of a process, and may change while it runs: POINT=ACTION, comma separated.
 
-    kill:3      SIGKILL to itself, at the third passage from now on; kill is the first
-    stop        SIGSTOP to itself
-    delay:0.5   at each passage, for so many seconds, in whichever thread it is
+    kill:3      SIGKILL to itself, at the third passage from now on; `kill` alone: at the first.
+    stop        SIGSTOP to itself.
+    delay:0.5   Delay each passage by so many seconds, in any thread.
 
-The environment names the file and not the points, since it cannot be changed from outside. FILE.armed then has the text that is armed,
-FILE.struck a line for each point that struck. Devices fail otherwise: the kernel says so (devices.py).
+The environment names the file and not the points, since it cannot be changed from outside. FILE.armed contains the armed text, FILE.struck
+a line for each point that struck. Devices fail in the kernel instead (devices.py).
 """
 
 import functools

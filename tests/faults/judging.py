@@ -1,15 +1,16 @@
 """Invariants of the clients' journals (journal.py) that hold under every fault of the cluster.
 
-- Bytes are those of a version of that very key: each reader has checked it, since values describe themselves.
-- A version is seen from the beginning of its put. It is seen no more by who asks after its end: its removal, or the put of a later
-  version, once acknowledged. While the cluster is disturbed, or a node away, a removal takes hold of those that can be reached, so it
-  counts from the first quiet moment on; a version that was *replaced* then may come back (docs/promises.md).
-- A block that was acknowledged is found while the cluster is quiet, as long as a node that was seen to hold it has neither been killed nor
-  evicted anything since; with ack="node" by its own writer.
-- No call takes longer than its deadline and a grace, but for the time in which the caller itself was stopped.
-- No error but those that the world is to blame for.
+- Bytes are those of a version of the requested key. Each reader checks it, since a value contains its key and version.
+- A version is readable from the beginning of its put. A read that begins after its end does not return it. The end is its acknowledged
+  removal, or the acknowledged put of a later version.
+- While the cluster is disturbed, or a node is unreachable, a removal reaches only the reachable nodes. It counts from the first quiet
+  moment on. A version that was *replaced* at that time may return (docs/promises.md).
+- An acknowledged block is found while the cluster is quiet, provided that a node known to hold it was neither killed nor evicted any block
+  since. With ack="node", its own writer finds it.
+- No call exceeds its deadline and a grace, not counting the time in which the caller itself was stopped.
+- The only errors are those with an external cause.
 
-A lost answer, a miss and a failure are all allowed; so the share that succeeded is told, too.
+Lost replies, misses and failures are all allowed, so the share that succeeded is reported, too.
 """
 
 import bisect

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 PATIENT = ("--lease-s", "5", "--deadline-s", "60")
 """No call is late, and no daemon silent, for want of a processor."""
 SPARING = ("--pause-s", "0.1")
-"""What clients do beside the faults is some hundred calls a second together: more of the same proves no more."""
+"""Limits the clients' load to some hundred calls a second together; a higher load finds no more."""
 RUN_S = 280.0
 
 

@@ -46,7 +46,7 @@ class Disk:
         return new
 
     def found(self, keys: Sequence[bytes] | None = None) -> int:
-        """How many are read; each as it was put."""
+        """Return the number of keys that are found; check that each value is the one that was put."""
         count = 0
         for key in self._keys if keys is None else keys:
             value = self._client.get(key)

@@ -37,7 +37,7 @@ def limited(pid: int, what: int, limit: int) -> Iterator[None]:
 
 @pytest.mark.promise("resources-exhausted")
 def test_64_writers_fill_the_pool_without_open_puts(tmp_path: Path) -> None:
-    """What they put is thirty times as much as there is room for; each value is right, whoever's place it took."""
+    """They put thirty times the capacity. Each value is right, also in a slot of an evicted block."""
     with running_system(tmp_path, f"--dram {POOL}B") as system:
         stored: list[bytes] = []
         wrong: list[object] = []

@@ -27,7 +27,7 @@ MANY: Final = 40
 """Keys of a batch that is read as columns."""
 ALL: Final = ClientSettings(verify_all=True)
 DAMAGED: Final = 100
-"""Where in a value a bit changes."""
+"""Offset in a value at which a bit changes."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another process's memory is written by root")
 
@@ -124,7 +124,7 @@ def test_flipped_index_entry_never_leads_to_other_bytes(running: System, size: i
     with running.client(settings=ALL, deadline_s=5.0) as client:
         client.put_batch(list(values), list(values.values()))
         memory = Memory(running.nodes["n0"].pid, "kvstore-index")
-        # Whoever reads first takes a desk and with it has the index made; a node that is late to answer is asked again by a later read.
+        # The first reader requests reader slots, which creates the index. If the node responds late, a later read requests them again.
         eventually(lambda: client.get(key) == values[key] and bool(memory.find(key)), "the block is shown")
         [entry] = [address - 8 * KEY for address in memory.find(key)]
         for word in range(KEY + key_words_for(len(key))):

@@ -17,7 +17,8 @@ from tests.system.test_standby import LEASE, MASTERS, Load, await_owner, finds_a
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterator[tuple[System, list[Controlled]]]:
-    """Three masters on one etcd, one of which owns the catalog, and two nodes. Whoever dies in a test is there again at its end."""
+    """Three masters on one etcd, one of which owns the catalog, and two nodes. A process that dies in a test is
+    restarted at its end."""
     folder = tmp_path_factory.mktemp("standing")
     with System(folder, f"{etcd_url}/{uuid.uuid4()}", masters=MASTERS) as system:
         points = [Controlled(folder / f"points-{index}") for index in range(MASTERS)]
@@ -29,7 +30,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory, etcd_url: str) -> Iterato
         yield system, points
 
 
-# Each takes the time of two leases. What is before a step is after the one before it, but for the first.
+# Each takes the time of two leases. The point before a step is the point after the previous step, except for the first.
 POINTS: Final = ["master.takeover.listed.before", *(point for point in of("master", "takeover", "register") if point.endswith(".after"))]
 
 

@@ -42,11 +42,11 @@ def test_every_point_names_a_function_of_the_product() -> None:
 
 
 def is_slow(point: str) -> bool:
-    """Who only asks for what is there changes nothing but its reader slot."""
+    """A client that only reads changes nothing but its reader slot."""
     return ".get." in point and not point.startswith(("client.get.look", "client.get.copy"))
 
 
-# After a step something has happened that nobody was told of; before it a process is where the one before left it.
+# After a step, a change has not been reported yet. Before it, the process is in the state that the previous step left.
 AFTER: Final = [point for point in POINTS if point.endswith(".after")]
 
 

@@ -1,8 +1,10 @@
-"""Seeds of the simulation, run one after another; a finding is cut down and printed as a schedule that runs again.
+"""Runs seeds of the simulation; a finding is shrunk and printed as a schedule that can be run again.
 
-python -m tests.simulation --seeds 0:10000          # each seed once; --operations N makes each run longer, --processes N spreads them
-python -m tests.simulation --seed 4711 --trace      # one of them, with every message
-python -m tests.simulation --schedule FILE --trace  # a schedule that was printed
+python -m tests.simulation --seeds 0:10000          # each seed once.
+python -m tests.simulation --seed 4711 --trace      # one seed, with every message.
+python -m tests.simulation --schedule FILE --trace  # a schedule that was printed.
+
+`--operations N` makes each run longer, `--processes N` spreads the seeds.
 """
 
 import argparse
@@ -49,7 +51,7 @@ def run_one(schedule: Schedule, *, is_traced: bool, shrinks: bool) -> Totals:
 
 
 def run_many(seeds: range, *, operations: int, processes: int, shrinks: bool, partitions: int = 0, density: int = 1) -> Totals:
-    """What finds something is run once more, here."""
+    """Run seeds; a seed with a finding is run again in this process."""
     totals, told_s = Totals(), time.monotonic()
     for tally in sweep(seeds, operations=operations, processes=processes, partitions=partitions, density=density):
         totals.add(tally)

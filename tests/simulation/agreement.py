@@ -1,4 +1,4 @@
-"""What must be so of a cluster that has been left alone for a while: its parts agree, and nothing is left of what is over."""
+"""Invariants of a cluster without load: masters, nodes and catalogs agree, and no finished operation has left a resource."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ from tests.store.integrity import check
 
 
 def owned_by(master: Master) -> list[str]:
-    """Whom it takes for the owner of each partition."""
+    """Return the owner of each partition, as this master knows it."""
     return [role_in(partition).owner for partition in master.partitions]
 
 
@@ -24,8 +24,8 @@ def directories(cluster: Cluster) -> list[Directory]:
 
 
 def is_settled(cluster: Cluster) -> bool:
-    """One master owns each partition of the catalog and the others follow it; every node has told it its inventory, and nothing is
-    undecided."""
+    """One master owns each partition of the catalog and the others follow it; it has every node's inventory, and no block is
+    uncommitted."""
     owners = [owner.address for partition in cluster.owners() if (owner := partition.owner()) is not None]
     if len(owners) < cluster.shape.partitions:
         return False
@@ -47,8 +47,9 @@ def is_settled(cluster: Cluster) -> bool:
 
 
 def copies_nothing(cluster: Cluster) -> bool:
-    """No copy is on its way, the owners have heard of all that left for one, and the catalog has it: the directory is told of a copy at
-    once, the catalog in its own time."""
+    """Return whether no copy is in flight, and the owners and the catalog have all finished copies.
+
+    The directory receives a copy at once, the catalog later."""
     if not is_settled(cluster) or any(len(directory.replication) for directory in directories(cluster)):
         return False
     for partition in cluster.owners():
@@ -116,7 +117,7 @@ def _places(cluster: Cluster, partition: int, directory: Directory) -> Iterator[
 
 
 def _shown(directory: Directory) -> set[tuple[str, bytes]]:
-    """What the directory takes nodes to hold."""
+    """Return the tenant and key of each block that the directory assigns to a node."""
     return {(tenant, key) for tenant in TENANTS for part in directory.queries.list_keys(tenant) for key, _size, _namespace in part}
 
 

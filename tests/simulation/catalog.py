@@ -17,7 +17,7 @@ from tests.simulation.world import MS, S, Thread
 TIMEOUT_NS: Final = S // 2
 POLL_NS: Final = S // 4
 LOOK_NS: Final = S // 2
-"""How often a master tells that it lives, and looks who does."""
+"""Interval at which a master reports that it is alive and reads the list of live masters."""
 LATE_SHARE: Final = 0.5
 """Of the writes that are sent while etcd is cut off or the network slow: they come late, any time until LATEST_NS. The others are lost, or
 come in time."""
@@ -43,7 +43,7 @@ class ModelCatalog(Catalog):
         self._process = self._world.here
         self._queue: list[tuple[Sequence[Change], Done, int]] = []
         self._is_writing = False
-        """What has left the queue is on its way to etcd."""
+        """Writes that left the queue are in flight to etcd."""
         self._idle: dict[str, tuple[Thread, int]] = {}
         """Threads that wait for something to do."""
         self._epoch = 0
@@ -141,7 +141,7 @@ class ModelCatalog(Catalog):
         return self._network._is_cut(here, HOST) or self._network._is_cut(HOST, here)
 
     def _ask(self, question: Callable[[], T], *, may_be_late: bool = False) -> T:
-        """Its answer. Raises CatalogUnavailable: nobody knows whether it was carried out, and one that may be late can be so still."""
+        """Return the reply. Raises CatalogUnavailable: the result is unknown, and a request that may be late can still be executed."""
         here, world = self._process.host.name, self._world
         answers: list[tuple[bool, Any]] = []
         waiting: list[tuple[Thread, int]] = []
@@ -176,7 +176,7 @@ class ModelCatalog(Catalog):
         return value  # type: ignore[no-any-return]
 
     def _send(self, serve: Callable[[], None], left_ns: int) -> None:
-        """What is cut off is sent again for so long: it may come when others have written and its asker has given up."""
+        """Retry a request over a cut link for `left_ns`. It may arrive after other writes, when its sender has given up."""
         here, world = self._process.host.name, self._world
         if not self._network._is_cut(here, HOST):
             world.after(self._network._delay_ns(here, HOST), serve)
@@ -252,7 +252,7 @@ class ModelCatalog(Catalog):
                 continue
 
     def _leave(self) -> None:
-        """Have others elected at once, where this master gave its ownership up; else its lease ends, as where etcd does not hear of it."""
+        """Let others be elected at once if this master resigned. Otherwise, or if etcd is not reached, its lease expires."""
         epoch, self._given_up = self._given_up, 0
         if epoch:
             with suppress(CatalogUnavailable):

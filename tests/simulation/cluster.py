@@ -33,7 +33,7 @@ HOT_READS_PER_S: Final = 0.1
 """Few operations are in a run: some reads by another host make a block hot."""
 RUN_DIR: Final = "/run/kvstore"
 START_AGAIN_NS: Final = 1_000_000_000
-"""What systemd or Kubernetes lets pass before a daemon that ended is started anew."""
+"""Delay of systemd or Kubernetes before it restarts a daemon that ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Cluster:
         master.start()
 
     def _start_again(self, daemon: Daemon, process: Process) -> None:
-        """What looks after a master that has ended by itself, with its process's status: one does that finds no catalog at its start."""
+        """Supervise a master: restart it after an exit of its own. A master exits if it finds no catalog at its start."""
         if daemon.process is process:
             self.kill(daemon)
             self.start_daemon(daemon)
@@ -214,11 +214,11 @@ class Cluster:
         return [one for one in found if one is not None]
 
     def record(self, tenant: str, key: bytes) -> tuple[Any, ...] | None:
-        """What etcd has of a block."""
+        """Return the record of a block in etcd."""
         return self.etcds[partition_of(key, self.shape.partitions)].blocks.get((tenant, key))
 
     def blocks_at(self, daemon: Daemon) -> dict[tuple[str, bytes], Block]:
-        """What a living node can give, decided or not."""
+        """Return the blocks that a live node can serve, committed or not."""
         if daemon.process is None or daemon.node is None:
             return {}
         return {(block.tenant, block.key): block for block in daemon.node._storage.table.blocks()}
@@ -228,7 +228,7 @@ class Cluster:
 
 
 class ClientProcess:
-    """A process with a client for each tenant. What it does runs in threads of it."""
+    """A process with a client for each tenant. Operations run in its threads."""
 
     def __init__(self, cluster: Cluster, index: int, host: Host) -> None:
         self.cluster, self.index, self.host = cluster, index, host

@@ -19,7 +19,7 @@ RESEND_NS: Final = 200_000_000
 
 
 class CallFailed(grpc.RpcError):
-    """What a gRPC call raises."""
+    """Error of a gRPC call."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -98,7 +98,7 @@ class Call:
         process.spawn(run, name)
 
     def _carry(self, source: str, target: str, process: Process, arrived: Callable[[], None]) -> None:
-        """What is cut off is sent again, until the call is over."""
+        """Deliver a message; over a cut link, retry until the call is over."""
         if not self._plane.network._is_cut(source, target):
             process.at(self._world.now_ns + self._plane.network._delay_ns(source, target), arrived)
         elif self._world.now_ns < self._deadline_ns:

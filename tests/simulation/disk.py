@@ -14,13 +14,13 @@ from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 
 @dataclass
 class Disk:
-    """What outlives processes: values by id, with checksum and tag."""
+    """Storage that outlives processes: values by id, with checksum and tag."""
 
     values: dict[int, tuple[bytes, int, bytes]] = field(default_factory=dict)
     next_id: int = 0
     openings: int = 0
     failure: TierFailed | None = None
-    """What every write raises now."""
+    """Error that every write raises at present."""
 
 
 class DiskTier(Tier):
@@ -88,7 +88,7 @@ class DiskTier(Tier):
         self.flush()
 
     def flush(self) -> None:
-        """What was freed before this is gone for good."""
+        """Make earlier deletions durable."""
         if self._disk.failure is not None:
             raise self._disk.failure
         for index in self._freed:

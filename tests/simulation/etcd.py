@@ -17,7 +17,7 @@ LEASE_NS: Final = 2 * S
 
 @dataclass
 class Shared:
-    """What the catalogs of all partitions have in common."""
+    """State that the catalogs of all partitions share."""
 
     revision: int = 1
     masters: dict[str, int] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Etcd:
         self.carry_out(epoch, changes)
 
     def carry_out(self, epoch: int, changes: Sequence[Change]) -> None:
-        """Whoever sent it."""
+        """Apply changes, of any sender."""
         self.revision += 1
         for change in changes:
             self._apply(change)
@@ -93,7 +93,7 @@ class Etcd:
         self._tell()
 
     def move_fence(self, epoch: int) -> int:
-        """What was sent before and has not arrived will not match."""
+        """Advance the fence: writes in flight with an older epoch will not match."""
         if self.owner is None or self.owner.epoch != epoch:
             raise StaleEpoch(f"epoch {epoch} is over")
         self.revision += 1

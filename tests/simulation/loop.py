@@ -22,7 +22,7 @@ def _ignored() -> None:
 
 
 class SimReactor(Reactor):
-    """Of the process that makes it. A finding for whatever a callback lets out."""
+    """Reactor of the process that creates it. Every exception of a callback becomes a finding."""
 
     def __init__(self, network: Network, *, busy_poll: BusyPoll | None = None) -> None:
         self._network = network
@@ -69,7 +69,7 @@ class SimReactor(Reactor):
         return self.call_at(self.now_ns() + int(delay_s * S), callback)
 
     def every(self, interval_s: float, callback: Callable[[], None]) -> None:
-        """One timer that is armed anew each time: ticks are most of a quiet world."""
+        """Call back at each interval with one timer that is re-armed, since ticks are most events of an idle world."""
         interval_ns, process, world = int(interval_s * S), self.process, self._world
 
         def again() -> None:

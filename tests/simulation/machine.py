@@ -1,7 +1,7 @@
-"""What the product's modules find in place of the operating system while a world runs: clocks, threads, sockets, gRPC, randomness.
+"""Replacements of the operating system while a world runs: clocks, threads, sockets, gRPC, randomness.
 
-The modules are the real ones, and so is all that they import from one another. Only names of what is outside the process are exchanged, in
-the table at the end, for as long as `installed` lasts.
+The product's modules and their imports of each other are real. Only names of things outside the process are replaced, by the table at the
+end, for as long as `installed` lasts.
 """
 
 import gc
@@ -166,7 +166,7 @@ class SimFuture:
 
 
 class Executor:
-    """kvstore.rpc.thread_pools.started, a pool of one thread, whatever it is asked for: each piece of work takes a while to begin."""
+    """kvstore.rpc.thread_pools.started, a pool of one thread for any requested size. Each task starts after a delay."""
 
     def __init__(self, world: World) -> None:
         self._world = world

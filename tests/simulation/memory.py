@@ -1,4 +1,4 @@
-"""Shared memory of simulated processes, without the kernel: descriptors are numbers, and a mapping is the same bytes for whoever has one.
+"""Shared memory of simulated processes, without the kernel: descriptors are numbers, and all mappings share the same bytes.
 
 As memfds, as far as the product uses them: memory lives as long as a descriptor or a mapping of it, a new descriptor is another number for
 the same memory. Real ones took a tenth of a run, and what a run that is over had left open stayed open until it was collected.
@@ -29,8 +29,9 @@ class _File:
 
 
 class Descriptors:
-    """What modules find as `os` and `fcntl`, as far as they make and pass on shared memory. Raises OSError for a descriptor that is closed:
-    whoever closes one twice would close another's."""
+    """Replacement of `os` and `fcntl` for the creation and passing of shared memory.
+
+    Raises OSError for a closed descriptor, since a second close would close another owner's descriptor."""
 
     F_ADD_SEALS: Final = 0
     F_SEAL_SHRINK: Final = 0
@@ -103,7 +104,7 @@ class Descriptors:
 
 
 def free_pages(memory: memoryview) -> None:
-    """kvstore.transfer.memory.mapping.free_pages: zeros for whoever maps them."""
+    """kvstore.transfer.memory.mapping.free_pages: every mapping of the pages reads zeros."""
     np.frombuffer(memory, np.uint8)[:] = 0
 
 

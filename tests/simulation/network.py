@@ -1,8 +1,9 @@
-"""The simulated network: streams between processes, as TCP and Unix sockets give them to a program.
+"""The simulated network: streams between processes, as TCP and Unix sockets provide them.
 
-What is sent on one connection arrives in order, in pieces of any size, after any delay; connections overtake one another. A packet that is
-lost is a delay. Between two hosts each direction can be cut: what is sent then waits, and the connection breaks at an end that has not
-heard from the other for its timeout. A process that dies hangs up on everybody; a host that vanishes does not.
+- Data of one connection arrives in order, in pieces of any size, after any delay. Connections overtake one another.
+- A lost packet is a delay.
+- Each direction between two hosts can be cut: data then waits, and an end breaks the connection when its timeout passes without data.
+- The death of a process closes its connections; a host that vanishes leaves them open.
 """
 
 import itertools
@@ -30,7 +31,7 @@ NEVER_NS: Final = 3600 * S
 
 
 def _words(item: "tuple[bytes, tuple[int, ...]] | None") -> str:
-    """What is sent, for a trace."""
+    """Format a sent item for a trace."""
     if item is None:
         return "hangs up"
     try:
@@ -45,7 +46,7 @@ def _words(item: "tuple[bytes, tuple[int, ...]] | None") -> str:
 
 
 class File(Protocol):
-    """What a reactor watches."""
+    """File object that a reactor watches."""
 
     watcher: Callable[[int], None] | None
 
@@ -113,7 +114,7 @@ class SimSocket:
         self._is_blocking = True
         self.last_arrival_ns = 0
         self.stalled: deque[tuple[bytes, tuple[int, ...]] | None] = deque()
-        """What this end has sent and the network has not carried, None for its end."""
+        """Items that this end has sent and the network has not carried; None is the end of the stream."""
         process.on_death.append(self.close)
 
     # --- as the product uses it ---
@@ -237,7 +238,7 @@ class SimSocket:
         return WRITABLE | (READABLE if self._inbox or self._is_eof or self.error is not None else 0)
 
     def arrived(self, item: tuple[bytes, tuple[int, ...]] | None) -> None:
-        """A piece, or None: the other end has hung up."""
+        """Receive a piece, or None if the other end has closed the connection."""
         if not self.is_open:
             if item is not None:
                 for fd in item[1]:

@@ -1,8 +1,8 @@
 """A cluster of a thousand nodes in the simulated world: messages and processor time of each role, and which role saturates first.
 
-python -m tests.simulation.scale                    # 1,000 nodes, 10,000 clients, a sample of their blocks and requests
-python -m tests.simulation.scale --nodes 100        # and so on: see --help
-python -m tests.simulation.scale --directory-blocks 100000000   # an owner with so many blocks, 9 GB of memory
+python -m tests.simulation.scale                    # 1,000 nodes, 10,000 clients, a sample of their blocks and requests.
+python -m tests.simulation.scale --nodes 100        # see --help for more.
+python -m tests.simulation.scale --directory-blocks 100000000   # an owner with so many blocks, 9 GB of memory.
 
 Masters, nodes and clients are the real ones with the settings of a real cluster. Figures are the messages and the processor time of the
 product's code, in the one thread that runs everything. The time of the models of the operating system and of etcd is subtracted. So figures

@@ -1,6 +1,6 @@
-"""What happens in one simulated run, made from a seed: a cluster's shape, and steps, each an operation or a fault at its time.
+"""Schedule of one simulated run, made from a seed: a cluster's shape, and timed steps, each an operation or a fault.
 
-A schedule is plain values, so that one which found something can be cut down, written to a file and run again.
+A schedule is plain values, so a schedule with a finding can be shrunk, written to a file and run again.
 """
 
 import json
@@ -50,7 +50,7 @@ PUT_AGAIN_SHARE: Final = 0.4
 AFTER_MS: Final = (0.05, 0.2, 0.5, 1, 2, 3, 5, 20, 150)
 """Faults strike so long after an operation began, and what is removed is put again."""
 SPANS_MS: Final = (50, 300, 1000, 1800, 2200, 3500, 6000)
-"""How long a fault lasts: parts and multiples of the leases (2 s of the catalog's owner, 3 s of a node)."""
+"""Durations of faults: parts and multiples of the leases (2 s of the catalog's owner, 3 s of a node)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0, densi
         uses_index=rng.random() < 0.5,
         max_kept_removals=rng.choice((1, 100, 100)),
         policy=rng.choice(("lru", "lru", "lru", "prefix")),
-        hot_copies=random.Random(f"hot copies {seed}").choice((0, 0, 1, 2)),  # by itself: the rest of a seed stays what it is
+        hot_copies=random.Random(f"hot copies {seed}").choice((0, 0, 1, 2)),  # own generator, so that the rest of a seed does not change
         partitions=partitions or random.Random(f"partitions {seed}").choice(PARTITIONS),
     )
     length_ms: int = operations * rng.choice((40, 150, 400)) // density
@@ -120,7 +120,7 @@ def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0, densi
     kinds = rng.sample(list(FAULTS), rng.choice((1, 2, 3, 5, len(FAULTS))))
     fault_times = (rng.choice(times) + rng.choice(AFTER_MS) for _ in range(rng.randrange(operations // (4 * density) + 1)))
     steps += [_fault(rng, shape, kinds, at_ms) for at_ms in fault_times]
-    steps = _with_ends(random.Random(f"ends {seed}"), shape, keys, steps)  # by itself, as hot copies
+    steps = _with_ends(random.Random(f"ends {seed}"), shape, keys, steps)  # own generator, as for hot copies
     return Schedule(seed, shape, tuple(sorted(steps, key=lambda step: step.at_ms)))
 
 

@@ -38,7 +38,7 @@ def acknowledged_before_published() -> Iterator[None]:
 
 @contextmanager
 def told_to_the_first_master() -> Iterator[None]:
-    """What becomes of blocks a node tells the owner of partition 0, whichever they are of."""
+    """Seed a bug: nodes report blocks of every partition to the owner of partition 0."""
 
     def emit(self: EventReplicators, kind: int, block: Block) -> None:
         self[0].emit(kind, block)

@@ -9,7 +9,7 @@ Finds = Callable[[Schedule], str]
 
 
 def shrink(schedule: Schedule, finds: Finds, *, max_runs: int = 400) -> Schedule:
-    """The least that was found in so many runs: halves of the steps are tried first, then less and less, at last each step by itself."""
+    """Return the smallest schedule found in `max_runs` runs: remove halves of the steps first, then smaller parts, then single steps."""
     kind, runs = finds(schedule), 1
     if not kind:
         return schedule

@@ -1,4 +1,4 @@
-"""Many seeds, one after another or over several processes, and what came of them all. A seed is one history, whichever process runs it."""
+"""Many seeds, one after another or over several processes, and their results. A seed is one history in every process."""
 
 import functools
 import multiprocessing
@@ -17,7 +17,7 @@ SEEDS_AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What came of a seed, without its trace: small enough to be sent between processes."""
+    """Result of a seed, without its trace: small enough to be sent between processes."""
 
     seed: int
     operations: int
@@ -77,7 +77,7 @@ def tally(seed: int, *, operations: int, partitions: int = 0, density: int = 1) 
 
 
 def sweep(seeds: range, *, operations: int, processes: int, partitions: int = 0, density: int = 1) -> Iterator[Tally]:
-    """Each seed once; in the order of seeds, whichever process is first."""
+    """Run each seed once; yield results in the order of seeds."""
     one = functools.partial(tally, operations=operations, partitions=partitions, density=density)
     if processes == 1:
         yield from map(one, seeds)

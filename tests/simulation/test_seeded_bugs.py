@@ -23,9 +23,9 @@ FIRST: Final = {"removal_forgotten": 40}
 """The first of these seeds, where those before find nothing."""
 OPERATIONS: Final = {"epoch_not_compared": 60, "removal_forgotten": 100, "eviction_not_told": 60}
 DENSITY: Final = {"epoch_not_compared": 2, "removal_forgotten": 4}
-"""Where the default of so many in a run is not enough, and their usual pace too slow."""
+"""Density of operations for bugs that the default number and pace do not find."""
 PARTITIONS: Final = {"told_to_the_first_master": 2, "epoch_not_compared": 2}
-"""Where it is not as the seeds have it: what there is only with several, or found sooner so."""
+"""Partitions for bugs that exist only with several, or are found sooner with them."""
 
 
 @pytest.mark.promise("heals")

@@ -22,11 +22,11 @@ START_NS: Final = 1_000 * S
 """Monotonic clocks begin well after zero, as they do on machines: zero stands for "never" in places."""
 WALL_NS: Final = 1_800_000_000 * S
 EVENTS_A_COLLECTION: Final = 20_000
-"""What Python finds to be garbage and when is part of a history, for some of it tells the product so: so it looks at fixed moments."""
+"""Events between two garbage collections. Finalizers notify the product, so collections are part of a history and run at fixed times."""
 
 
 class Stopped(greenlet.GreenletExit):
-    """The world has ended, and with it whoever waits in it."""
+    """The world has ended, and with it all waiting threads."""
 
 
 class Host:
@@ -96,11 +96,11 @@ class Process:
         self.stopped_until_ns = -1
         """When it last went on after it had been stopped."""
         self.parked: list[Callable[[], object]] = []
-        """What would have run while it was stopped."""
+        """Callbacks that became due while the process was stopped."""
         self.threads: list[Thread] = []
         self._pruned_at = 64
         self.on_death: list[Callable[[], None]] = []
-        """What the kernel does: connections, listeners and memory end."""
+        """Actions of the kernel at a death: end connections, listeners and memory."""
 
     def monotonic_ns(self) -> int:
         return self.ahead_ns + self.world.now_ns
@@ -148,7 +148,7 @@ class Process:
 
 
 class Finding(Exception):
-    """What the product did and must not. `kind` is a few fixed words, by which a shrunk schedule is told to find the same."""
+    """A violation by the product. `kind` is one of a few fixed phrases; a shrunk schedule must find the same kind."""
 
     def __init__(self, kind: str, detail: str, at_ns: int) -> None:
         super().__init__(f"{kind}: {detail} (at {at_ns / 1e9:.6f} s)")
@@ -220,7 +220,7 @@ class World:
 
     @contextmanager
     def within(self, process: Process | None) -> Iterator[None]:
-        """What is called from outside, a check, is as if this process did it."""
+        """Run code from outside, such as a check, as part of this process."""
         self.process = process
         try:
             yield
@@ -259,7 +259,7 @@ class World:
         """Any of [0, most): a delay, mostly. Random.randrange takes three times as long."""
         return int(self.random() * most)
 
-    # --- what is told of it ---
+    # --- trace and findings ---
 
     def trace(self, *words: object) -> None:
         """Part of the history's hash, and of the trace that is printed."""
