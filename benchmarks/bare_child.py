@@ -1,5 +1,7 @@
-"""The other end of a bare message: a Python process that waits in epoll, reads what comes and says a few bytes back. Nothing else: what it
-takes is what a put has to take on this machine, whatever a store does."""
+"""The other end of a bare message: a Python process that waits in epoll, reads a message and replies with a few bytes.
+
+Its time is the minimum of a put on this machine, for any store.
+"""
 
 import select
 import socket

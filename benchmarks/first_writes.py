@@ -1,4 +1,4 @@
-"""First writes of a client: it maps the node's slabs as it comes to them. Part of `make bench` and of `make bench-start`."""
+"""First writes of a client: it maps each of the node's slabs at its first use. Part of `make bench` and of `make bench-start`."""
 
 import os
 import statistics

@@ -1,8 +1,8 @@
-"""What sending layer by layer gains: a prefill and a decode rank on two hosts, joined by one shaped rail. Part of `make bench-kvcache`.
+"""Gain of sending layer by layer: a prefill and a decode rank on two hosts, joined by one shaped rail. Part of `make bench-kvcache`.
 
-The parent's side is `overlap_rows`; the ranks are processes: `python -m benchmarks.handover prefill|decode ADDRESS`. They tell the parent
-everything in lines of JSON. Computing is waiting: so long a layer, whatever the machine; only bytes really move. The monotonic clock is
-that of the whole machine, so that times of both hosts compare.
+The parent's side is `overlap_rows`; the ranks are processes: `python -m benchmarks.handover prefill|decode ADDRESS`. They report
+to the parent in lines of JSON. Computation is a wait of fixed length for each layer; only the transfer is real. Both hosts share the
+machine's monotonic clock, so their times compare.
 """
 
 import base64
@@ -116,7 +116,7 @@ class _Ranks:
 
 
 def content(number: int) -> NDArray[np.uint8]:
-    """What the pool holds in that round."""
+    """Return the pool's content in that round."""
     return np.random.default_rng(number).integers(0, 256, LAYOUT.region_bytes(0, 0), np.uint8)
 
 

@@ -140,7 +140,7 @@ def layout(tp: int, order: str, *, pool_blocks: int) -> CacheLayout:
 
 
 def run_rows() -> Iterator[BenchRow]:
-    """What many runs cost in Python before agents have them: checked and cut into slices, in processor time of this thread."""
+    """Processor time of this thread to check many runs and cut them into slices, before agents receive them."""
     peer = Peer(EngineInfo("peer", "host"), TransferSettings(), random.Random(0), lambda place: ())
     ours = Region(np.empty(RUNS * RUN_BYTES, np.uint8).data)  # no page of it is ever touched
     theirs = PeerRegion(peer, RemoteRegion(1, ours.size_bytes, 7, {"tcp": b""}))
@@ -165,7 +165,7 @@ def timed_cpu(call: Callable[[], Any]) -> float:
 
 
 def staging_rows() -> Iterator[BenchRow]:
-    """What is done in place of a plan where runs are as short as here, 256 bytes: rank 0's bytes through one buffer, one thread."""
+    """Alternative to a plan for short runs (256 bytes): copy rank 0's bytes through one buffer, in one thread."""
     blocks = np.random.default_rng(0).permutation(STAGED_TOKENS // 16)
     ends = [layout(tp, "NHD", pool_blocks=len(blocks)) for tp in (8, 4)]
     remapping = remap(*ends)
@@ -182,7 +182,7 @@ def staging_rows() -> Iterator[BenchRow]:
 
 
 def build(source: CacheLayout, destination: CacheLayout, blocks: Any) -> int:
-    """How many runs of bytes all pairs of ranks have."""
+    """Return the number of runs of bytes of all pairs of ranks."""
     remapping = remap(source, destination)
     return sum(len(remapping.copies(pair.source_rank, pair.destination_rank, blocks, blocks).length) for pair in remapping.pairs)
 

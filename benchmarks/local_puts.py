@@ -40,8 +40,9 @@ AIM: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a child is to do: so many puts of a size. `computes`: a thread computes beside them. `repeats`: they are of one value, which is
-    in the processor's cache then."""
+    """Work of a child: a number of puts of one size.
+
+    `computes`: a thread computes meanwhile. `repeats`: all puts have the same value, which is then in the processor's cache."""
 
     size_bytes: int
     calls: int

@@ -31,7 +31,7 @@ DRAM: Final = "1GiB"
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What the writers of one turn did: puts of each thread of each process."""
+    """Results of the writers of one turn: puts of each thread of each process."""
 
     puts: list[int]
     errors: int

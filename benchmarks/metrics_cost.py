@@ -1,10 +1,10 @@
-"""What metrics cost puts of 4 KiB, in processor time: `python -m benchmarks.metrics_cost`.
+"""Cost of metrics to puts of 4 KiB, in processor time: `python -m benchmarks.metrics_cost`.
 
-By the clocks of all threads of client, node and master together, which other programs' load moves less than it does the time of day. Fresh
-clusters of each way run side by side and take turns; what a way adds is the mean over the rounds with its standard error. Nobody looks
-for answers before he sleeps (`busy_poll_us`), for how long that takes is a matter of what else runs. What daemons do
-by themselves (the console's looks, heartbeats) is told apart: the processor time of a second in which nobody asks for anything, beside
-that of a second of puts. Scrapes are timed by themselves, the first of a daemon too, for which it loads its HTTP server.
+Times are the sum over all threads of client, node and master; other load on the machine changes it less than wall time. Fresh clusters of
+each variant run side by side and take turns. The cost of a variant is the mean over the rounds with its standard error. Busy polling
+(`busy_poll_us`) is off, since its time depends on other load. The background work of daemons (console, heartbeats) has its own rows: the
+processor time of an idle second, beside that of a second of puts. Scrapes are timed separately. So is a daemon's first scrape, for which it
+loads its HTTP server.
 Rows go to benchmarks/out/metrics_cost.json.
 """
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 SEGMENT_BYTES: Final = 2 << 30
-"""What was read stays until it is evicted: what is leased cannot be removed."""
+"""Space for objects that were read: they are leased, cannot be removed, and stay until they are evicted."""
 LOCAL_BYTES: Final = 256 << 20
 SMALL_BYTES: Final = 4096
 

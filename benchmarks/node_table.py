@@ -1,4 +1,4 @@
-"""What a node's block table takes by itself: memory a block, and processor time a block that comes, and one that comes as another leaves.
+"""Cost of a node's block table alone: memory for each block, and processor time to add a block, with and without an eviction.
 
 The table over a DRAM tier, in a process of its own for each series, without a client, an index or a master: batches are opened, committed
 and decided as a node does for one message. Blocks come in prompts of 16 or without parents; all of one size, one tenant.

@@ -49,7 +49,7 @@ TARGET_SEED, INITIATOR_SEED = 1, 2
 
 
 def target(start: Callable[[Bytes], Any]) -> None:
-    """Make the arena, tell the parent what `start` says that the initiator must know, and stay until the parent hangs up."""
+    """Make the arena, send the parent the result of `start` for the initiator, and run until the parent closes the pipe."""
     memory = arena(TARGET_SEED)
     print(json.dumps(start(memory)), flush=True)
     sys.stdin.read()

@@ -1,7 +1,7 @@
 """Two processes of one peer library, a target and an initiator, that stay up and are asked for one figure at a time. See peer_child.py.
 
-So rounds of several peers can take turns, and nobody's start is measured. Between questions both are frozen: the threads of NIXL and
-UCX would otherwise take whole processors from whoever is measured then.
+So rounds of several peers can take turns, and no start is measured. Between requests both processes are stopped: the threads of NIXL and
+UCX would otherwise take whole processors from the measured peer.
 """
 
 import json

@@ -92,7 +92,7 @@ def ratio_rows(name: str, requests: Sequence[TraceRequest], console: Console) ->
 
 
 def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[BenchRow]) -> Iterator[BenchRow]:
-    """What is published of the trace."""
+    """Rows of published figures of the trace."""
     by_name = {row.name: row.value for row in rows}
     yield near("LRU at 10,000, as published", by_name[ratio_name("conversation", "lru", 10_000)], "prefix hit ratio", 0.2112, 0.0005)
     accesses = flatten(trace)
@@ -177,7 +177,7 @@ def costs(name: str, requests: Sequence[TraceRequest]) -> tuple[Cost, Cost, Cost
 
 
 def live_rows(requests: Sequence[TraceRequest]) -> Iterator[BenchRow]:
-    """What a real node hits, and how far that is from the lab."""
+    """Hit rate of a real node, and its distance from the simulated one."""
     for policy in sorted(POLICIES):
         live, as_sent = live_ratio(policy, requests)
         lab = CacheReplay(policy, LIVE_BLOCKS).run(spread(as_sent)).prefix_hit_ratio

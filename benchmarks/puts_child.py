@@ -1,8 +1,8 @@
 """One client that puts single values: `python -m benchmarks.puts_child kvstore|mooncake ADDRESS`.
 
-Each line that it reads is a Task as JSON. It answers with a line of the seconds that each call took. Beside it a thread of the same process
-may compute in Python, as an engine's does. What was put is removed after each task. Mooncake's client has no memory of its own for values:
-they go to another process of this host, as kvstore's go to its node.
+Each line that it reads is a Task as JSON. It responds with a line of the seconds of each call. A thread of the same process may
+compute in Python meanwhile, as an engine's does. Each task removes its values at its end. Mooncake's client has no memory of its own for
+values: they go to another process of this host, as kvstore's go to its node.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any, Final
 SOURCE_BYTES: Final = 64 << 20
 """Values are cut out of so much, one after the other, so that they are in no processor's cache, unless one is put again and again."""
 BUFFER_BYTES: Final = 256 << 20
-"""What Mooncake registers for values on their way."""
+"""Memory that Mooncake registers for values in flight."""
 
 Put = Callable[[str, bytes], Any]
 Remove = Callable[[list[str]], Any]

@@ -1,7 +1,7 @@
-"""What reads of other hosts' nodes cost: against a bare frame, against iperf3, and of two nodes against one. Part of `make bench-transfer`.
+"""Cost of reads from other hosts' nodes: against a bare frame and iperf3, and of two nodes against one. Part of `make bench-transfer`.
 
-Nodes and clients are processes on two hosts (tests/namespaces.py), joined by rails that are shaped where wires are to be compared: two
-processors that stand in for twelve hosts would otherwise be what is measured. Every value that arrives is checked by its client.
+Nodes and clients are processes on two hosts (tests/namespaces.py), joined by rails. For comparisons of links the rails are
+shaped: otherwise the two processors, which stand in for twelve hosts, would be the limit. The client checks every value.
 """
 
 import json

@@ -57,7 +57,7 @@ ADMISSIONS: Final = {
     "predicted": ("early, by prediction with ends at any age", ""),
     "slo": ("by Algorithm 1, by what decode instances are promised", ""),
 }
-"""What decides, and what it rejects in the paper. Source: Qin et al., Mooncake, arXiv:2407.00079v3, section 7."""
+"""Policies of admission control, and their rejections in the paper. Source: Qin et al., Mooncake, arXiv:2407.00079v3, section 7."""
 FEWER: Final = ("predicted_uniform", "slo")
 """Those that foresee the load: they are to reject fewer than the baseline."""
 MODES: Final = replace(CLUSTER, plan=replace(CLUSTER.plan, prefill=10, decode=6, rate=2.0), admission="all")
@@ -103,7 +103,7 @@ def dispatcher_rows(requests: Sequence[TraceRequest]) -> Iterator[BenchRow]:
 
 
 def rejection_rows(requests: Sequence[TraceRequest]) -> Iterator[BenchRow]:
-    """Who is rejected at twice the load that the cluster serves, by when and by what it is decided."""
+    """Rows of rejected requests at twice the load that the cluster serves, by the time and the policy of the decision."""
     base = replace(OVERLOADED, plan=replace(OVERLOADED.plan, rate=OVERLOAD / 2), admission="late").run(requests)
     yield BenchRow("rejected by the baseline at the base load", sum(base.rejected.values()), "requests")
     rejected: dict[str, int] = {}

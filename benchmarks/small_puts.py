@@ -1,10 +1,15 @@
-"""`make bench-small-puts`: what puts of 4 KiB cost each process, in CPU time a block, which says something on a loaded machine, too.
+"""`make bench-small-puts`: cost of puts of 4 KiB to each process, in CPU time a block, which is meaningful on a loaded machine, too.
 
-One client, one node, one master. `batches`: arrays of 4,096 blocks, into a node with room for them; `full`: into one that was filled
-before, where as many leave; `single`: one block a call, answered by the node and by the cluster. A series ends with a flush, so that
-what the node and the master do later is in it. `table`: a node's block table by itself (node_table.py). `memory`: what
-the processes take a value of 64 bytes (value_memory.py). `processes`, `threads`: many
-writers at once, beside Redis (many_writers.py), for 5 s each, or as many as `--seconds` says. Rows go to benchmarks/out/small_puts.json.
+One client, one node, one master. A series ends with a flush, so that it includes the later work of node and master.
+
+- `batches`: arrays of 4,096 blocks, into a node with space for them.
+- `full`: the same into a full node, which evicts as many.
+- `single`: one block a call, acknowledged by the node or by the cluster.
+- `table`: a node's block table alone (node_table.py).
+- `memory`: memory of the processes for each value of 64 bytes (value_memory.py).
+- `processes`, `threads`: many concurrent writers, beside Redis (many_writers.py), for 5 s each or `--seconds`.
+
+Rows go to benchmarks/out/small_puts.json.
 """
 
 import os
@@ -120,7 +125,7 @@ def single_rows() -> Iterator[BenchRow]:
 
 
 class _Cpu:
-    """A context manager: the CPU time that client, node and master take inside, each time anew."""
+    """A reusable context manager: the CPU time of client, node and master inside it."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._pids = {"client": os.getpid(), "node": cluster.nodes[0].pid, "master": cluster.master_pid}

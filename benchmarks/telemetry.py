@@ -1,10 +1,12 @@
-"""`make bench-telemetry`: what metrics and traces cost puts and gets of 4 KiB on one host.
+"""`make bench-telemetry`: cost of metrics and traces to puts and gets of 4 KiB on one host.
 
-Metrics are told in two ways. The code that a call runs for them, in the client and in the daemon that answers, is timed by itself, in
-loops, and set beside the call in the same run: two clusters of the same making differ by more than that. And pairs of fresh clusters, one
-that measures and is scraped as Prometheus does, one whose daemons have no HTTP port and do not measure, take turns of some hundred calls
-each: the mean of the pairs' ratios, with its standard error. Traces: clusters side by side, whole turns of each. Rows go to
-benchmarks/out/telemetry.json.
+- Metrics, in loops: the code that a call runs for metrics, in client and daemon, is timed alone and compared with the call in the same run.
+  Two identical clusters differ by more than this cost.
+- Metrics, in pairs of fresh clusters: one measures and is scraped as by Prometheus. The other has no HTTP port and does not measure.
+  They take turns of some hundred calls. The row is the mean of the pairs' ratios, with its standard error.
+- Traces: clusters side by side, in whole turns.
+
+Rows go to benchmarks/out/telemetry.json.
 """
 
 import contextlib
@@ -87,7 +89,7 @@ def _pair(ways: dict[str, str]) -> dict[tuple[str, str], list[float]]:
 
 
 def _request_ns() -> float:
-    """What a request costs the loop that answers it, folding of the log included."""
+    """Return the cost of a request to the loop that serves it, including folding of the log."""
     requests = RequestMetrics()
     stopwatch = Stopwatch(requests)
     names = {"stopwatch": stopwatch, "kind": Put.TYPE}
@@ -95,7 +97,7 @@ def _request_ns() -> float:
 
 
 def _call_ns() -> float:
-    """What a timed method costs more than one that is not."""
+    """Return the additional cost of a timed method."""
     timed_ns = _loop_ns("client.timed(b'key', b'value')", {"client": Quick()})
     return timed_ns - _loop_ns("client.untimed(b'key', b'value')", {"client": Quick()})
 
@@ -121,7 +123,7 @@ def tracing_rows() -> Iterator[BenchRow]:
 
 
 def countdown_rows() -> Iterator[BenchRow]:
-    """What each quick call of a client pays for being timed now and then, and what traces cost who is not traced."""
+    """Cost of sampled timing to each fast call of a client, and cost of traces to a call that is not traced."""
     yield BenchRow("countdown of a quick call", _countdown_ns(), "ns")
     yield BenchRow("each request: is its call traced?", _loop_ns("CALL.get()", {"CALL": CALL}), "ns")
     client = Quick()

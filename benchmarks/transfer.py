@@ -26,7 +26,7 @@ COPY_AIM: Final = 0.8
 """Of memcpy, and of UCX's and NIXL's own tools."""
 MOONCAKE_AIM: Final = 2.0
 UCX_WAYS: Final[Mapping[str, Mapping[str, str]]] = {"TCP": {}, "shared memory": {"UCX_TLS": "shm,cma,self"}}
-"""What WAYS has to be changed to for us: where UCX may go over TCP, we have it watch for errors, which its shared memory does not."""
+"""Changes of WAYS for this engine: over TCP it makes UCX detect errors, which UCX's shared memory does not support."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What the transfer engine is compared with, each by its own tool: memcpy, iperf3, Mooncake's engine, UCX, ucxx and NIXL.
+"""Peers that the transfer engine is compared with, each measured by its own tool: memcpy, iperf3, Mooncake's engine, UCX, ucxx and NIXL.
 
 `python -m benchmarks.transfer_peers` prints them all. Every peer that moves bytes between processes does so here between two real
 ones on this machine. A peer that is not installed is a row that says what to install; nothing is raised.
@@ -53,7 +53,7 @@ MIB: Final = float(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one peer showed in one round, or in `trouble` why it did not: what to install, or what it said."""
+    """Figures of one peer in one round. `trouble` has the reason for a failure: the package to install, or the output."""
 
     rows: tuple[BenchRow, ...] = ()
     trouble: str = ""
@@ -94,10 +94,10 @@ def peers() -> Iterator[list[Peer]]:
 
 
 def take_turns(measured: Sequence[Peer], rounds: int) -> tuple[list[BenchRow], dict[str, str]]:
-    """The best of each figure over rounds in which all take their turn, and what those who showed nothing said.
+    """Return the best of each figure over rounds in which all peers take turns, and the errors of peers without a figure.
 
-    Best, not median: what disturbs a round comes from outside, only ever slows it, and hits whoever happens to be at work. Each round
-    begins with another peer, so that nobody always follows the same one.
+    Best, not median: a disturbance comes from outside, only slows a round, and hits a random peer. Each round begins with another peer, so
+    that no peer always follows the same one.
     """
     best: dict[str, BenchRow] = {}
     troubles: dict[str, str] = {}
@@ -121,7 +121,7 @@ def take_turns(measured: Sequence[Peer], rounds: int) -> tuple[list[BenchRow], d
 
 
 def wait_for_quiet() -> None:
-    """Return when nobody else uses the processors, but after QUIET_DEADLINE_S in any case.
+    """Return when no other process uses the processors, or after QUIET_DEADLINE_S.
 
     Peers that poll, on as many processors as they have processes, lose nine tenths of their speed to one more process at work.
     """
@@ -235,7 +235,7 @@ def perftest(way: str, test: str, size_bytes: int, count: int, *options: str) ->
 def ucxx_send_recv() -> tuple[BenchRow, ...]:
     """ucxx's own round trips of one numpy array over TCP, polling: faster than its blocking and thread modes.
 
-    Not over shared memory: it connects by IP address, and UCX then uses TCP, whatever else it may use (UCX_LOG_LEVEL=info says so).
+    Not over shared memory: it connects by IP address, and UCX then uses TCP in any case (UCX_LOG_LEVEL=info shows it).
     """
     if importlib.util.find_spec("ucxx") is None:
         raise Trouble("ucxx is not installed: pip install '.[ucx]'")
@@ -283,7 +283,7 @@ def found_program(name: str, install: str) -> str:
 
 
 def tool(command: Sequence[str], environment: dict[str, str], *, deadline_s: float = TOOL_DEADLINE_S) -> str:
-    """What a command printed. Raises Trouble with the end of what it said when it fails, subprocess.TimeoutExpired."""
+    """Return a command's output. Raises Trouble with the end of the output at a failure, subprocess.TimeoutExpired."""
     ours = os.environ | environment
     done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False, env=ours)
     if done.returncode:

@@ -83,7 +83,7 @@ def _anonymous(pid: int) -> int:
 
 
 def _shared(pid: int) -> dict[str, int]:
-    """What the node's memfds take, mapped or not, each once."""
+    """Return the memory of the node's memfds, mapped or not, each counted once, by kind."""
     found: dict[tuple[int, int], tuple[str, int]] = {}
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         named = _MEMFD.match(os.readlink(fd))

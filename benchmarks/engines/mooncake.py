@@ -51,7 +51,7 @@ def stress_rows() -> Iterator[BenchRow]:
     with kvstore_master() as ours:
         for _ in range(TURNS):
             note(rates["kvstore"], stress(sys.executable, ours, {"PYTHONPATH": f"{PACKAGE}:{ROOT}"}))
-            # One of its own each time: for seconds Mooncake's master goes on to place objects in the memory of a process that has ended.
+            # A new master each time: for seconds Mooncake's master still places objects in the memory of a process that has ended.
             with mooncake_master() as theirs:
                 note(rates["Mooncake"], stress(python, theirs, {"PYTHONPATH": str(ROOT)}))
     for name, found in rates.items():
@@ -128,7 +128,7 @@ def first_token_s(engine: Engine, asked: list[int], *, is_cached: bool) -> float
 
 
 def configured(folder: Path, master: str, package: Path) -> dict[str, str]:
-    """What has an engine use the `mooncake` in `package`, and whatever came with it, at this master."""
+    """Return the environment in which an engine uses the `mooncake` in `package`, with its libraries, at this master."""
     folder.mkdir()
     for beside in [package, *package.parent.glob("mooncake*.libs")]:
         (folder / beside.name).symlink_to(beside)

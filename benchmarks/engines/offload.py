@@ -1,7 +1,7 @@
-"""What it costs an engine to save all that it computes: rows of `make bench-engines`.
+"""Cost to an engine of saving its whole KV cache: rows of `make bench-engines`.
 
-Two vLLM servers of one model, one without a connector and one with kvstore's, take turns: the same new prompts, all at once, and so many
-tokens made of each. Nothing is found in the store, everything goes there. The ratio is the median of the turns' ratios.
+Two vLLM servers of one model, one without a connector and one with kvstore's, take turns. Both get the same new prompts at once, and
+generate equally many tokens for each. No block is found in the store; all are saved. The ratio is the median of the turns' ratios.
 """
 
 import statistics

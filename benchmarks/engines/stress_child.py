@@ -1,4 +1,4 @@
-"""Mooncake's own stress test as a program: `python -m benchmarks.engines.stress_child MASTER`, with whichever `mooncake` its path has.
+"""Mooncake's own stress test as a program: `python -m benchmarks.engines.stress_child MASTER`, with the `mooncake` on its path.
 
 Threads put objects, wait for one another, and get them: the shape of test_concurrent_stress_with_barrier of Mooncake's tests. Prints the
 seconds that all puts and all gets took, of each round.

@@ -72,8 +72,7 @@ class Request:
 
 
 def step_rows() -> Iterator[BenchRow]:
-    """What vLLM's scheduler waits for in a step in which a request of STEP_BLOCKS blocks is looked up and planned; and one in which as many
-    are saved."""
+    """Time that vLLM's scheduler waits in a step with a lookup and plan of STEP_BLOCKS blocks, and in one that saves as many."""
     hashes = [hashlib.sha256(index.to_bytes(4)).digest() for index in range(STEP_BLOCKS)]
     shard = Shard(Namespace(model="step", dtype="float32", block_tokens=BLOCK_TOKENS))
     table_of_request = list(range(STEP_BLOCKS + 1))
@@ -110,8 +109,9 @@ def step_rows() -> Iterator[BenchRow]:
 
 
 def copy_rows() -> Iterator[BenchRow]:
-    """The shortest time of several in which a rank copies what a prompt of PROMPT_TOKENS tokens has, by itself: blocks out of its pool; and
-    from a store on this host into the pool."""
+    """Shortest of several times in which a single rank copies the blocks of a prompt of PROMPT_TOKENS tokens.
+
+    One row is the copy out of its pool, the other from a store on this host into the pool."""
     shard = Shard(Namespace(model="copies", dtype="float32", block_tokens=128))
     blocks = list(range(COPY_BLOCKS))
     transfer = BlockTransfer("request", blocks, [hashlib.sha256(block.to_bytes(4)).digest() for block in blocks])

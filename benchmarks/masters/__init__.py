@@ -1,1 +1,1 @@
-"""What masters take and how long they pause: a part a file."""
+"""Benchmarks of masters: memory, processor time and pauses, one subject a file."""

@@ -1,7 +1,7 @@
-"""How long clients wait when the owner of three masters on three members of etcd is killed, is stopped, or ends: gets by a client of
-another host, and puts that are acknowledged for all.
+"""Pause of clients when the owner of three masters on three etcd members is killed, is stopped, or shuts down.
 
-A pause is the longest time between two answers: of gets, of which each is to find all that it asks for, and of puts. The clients, two
+The clients are gets by a client of another host, and puts with ack="cluster". A pause is the longest time between two replies of gets, each
+of which must find all its keys, or of puts. The clients, two
 nodes, the masters and etcd share one machine, so that what each of them computes counts.
 """
 

@@ -1,6 +1,7 @@
-"""What a link costs that breaks and is made anew: the node's whole inventory, once more, or digests of it and what differs. A directory in
-a process of its own is told what a node tells it; bytes of the messages, and the processor's time of the master that takes them in:
-unpacked, planned, applied. Of digests the node's time, too, and the longest turn of either's loop.
+"""Cost of a reconnect between node and master: a full resync of the inventory, or an incremental one by digests.
+
+A directory in its own process receives a node's messages. Rows are the bytes of the messages, and the master's processor time to unpack,
+plan and apply them. For digests, rows also have the node's time and the longest slice of either event loop.
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
-"""How many keys a second the owner looks up, for processes that ask it as clients do: over its Unix socket, a batch a message.
+"""Rate of lookups at the owner, in keys per second, by processes that send batches over its Unix socket as clients do.
 
-Keys are drawn from all blocks, so that they are in no cache. The askers and the master share the machine: with as many askers as there are
-processors left, it is they who are full first.
+Keys are drawn from all blocks, so they are in no cache. Requesters and master share the machine. With a requester on each remaining
+processor, the requesters saturate first.
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
-"""What a directory's rows take, how long their growth stops the loop, how fast keys are found in them, and what many sets of holders cost.
+"""Memory of a directory's rows, pauses of the loop by their growth, the rate of lookups, and the cost of many sets of holders.
 
-The rows alone, in a process of their own: what a whole master takes a block is in `make bench`. Times are of the processor, so that what
-else runs on the machine counts little.
+The rows are alone in a process of their own; `make bench` has the memory of a whole master for each block. Times are processor time, so
+other load on the machine has little effect.
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
-"""How many keys a second two owners look up beside one: as many askers, the same blocks, one etcd. Each asker asks the owner of its keys'
-partition, a batch a message.
+"""Rate of lookups of two owners against one, with equally many requesters, the same blocks and one etcd.
 
-Two askers and two owners want four processors. Where there are fewer it is they that are full, and the ratio says so.
+Each requester sends batches to the owner of its keys' partition. Two requesters and two owners need four processors; with fewer, the
+processors limit the ratio.
 """
 
 import multiprocessing
@@ -67,7 +67,7 @@ def keys_a_second(data: bytes, owners: int) -> float:
 
 
 def places(system: System, partitions: int) -> list[str]:
-    """Where the owner of each partition listens; none while one has no owner."""
+    """Return the address of each partition's owner, or an empty list while a partition has no owner."""
     found = []
     for partition in range(partitions):
         address = parse_address(system.address.split(",", maxsplit=1)[0])._replace(partition=partition)

@@ -1,7 +1,7 @@
-"""What a standby keeps of a catalog's records and how fast it takes them in, and how long it takes to stand on them when it is elected.
+"""A standby's memory of a catalog's records, the rate at which it receives them, and the time to become owner when it is elected.
 
-In a process of its own, without a catalog: records come as a catalog's followers are given them, by shard, so that a block's parent comes
-before it or after it as it happens.
+It runs in its own process, without a catalog. Records arrive by shard, as at a catalog's followers, so a block's parent may arrive before
+or after it.
 """
 
 import multiprocessing

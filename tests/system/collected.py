@@ -1,4 +1,4 @@
-"""A daemon that tells what only the collector could free, which rarely comes by in one (rpc/daemon.py). The rest is the real daemon."""
+"""The real daemon that also reports objects that only the garbage collector could free; it rarely runs there (rpc/daemon.py)."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ FOLDER: Final = "GARBAGE_FOLDER"
 
 
 def tells() -> None:
-    """From now on this process collects nothing by itself, and when it is asked tells what it would, and frees it."""
+    """Disable automatic garbage collection in this process. On request, report the garbage and free it."""
     folder = Path(os.environ[FOLDER])
 
     def tell(_number: int, _frame: FrameType | None) -> None:
@@ -33,7 +33,7 @@ def tells() -> None:
 
 
 def garbage(pid: int, folder: Path) -> Counter[str]:
-    """How many objects of each kind that daemon had since it was asked last that nothing but themselves refers to."""
+    """Return the number of objects of each kind in reference cycles of that daemon since the last call."""
     told = _told(pid, folder)
     os.kill(pid, ASK)
     until(told.exists, f"an answer of {pid}")

@@ -1,8 +1,7 @@
-"""A client in a process of its own, for tests that have it on another host: it does what each line of its standard input says, and
-answers with a line. Lines are JSON.
+"""A client in a process of its own, for tests on another host. It executes each line of its standard input and responds with a
+line. Lines are JSON.
 
-Unless it is told otherwise it maps no memory of its host, which network namespaces share, so its values come by the transfer engine or in
-messages.
+By default it maps no memory of its host, which network namespaces share, so values arrive by the transfer engine or in messages.
 """
 
 import json

@@ -1,5 +1,7 @@
-"""Asks a master's scheduler from a host of its own: where a prompt goes whose blocks are at node `a`, whose instance is busy, when that at
-node `b` is idle. What it answered is a line of JSON."""
+"""Requests a decision of a master's scheduler from another host, and prints the reply as a line of JSON.
+
+The prompt's blocks are at node `a`, whose instance is busy. The instance at node `b` is idle.
+"""
 
 import json
 import sys

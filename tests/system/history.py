@@ -1,4 +1,4 @@
-"""Which versions of a key a get may return: the checker of the tests that kill processes under load.
+"""History of the versions that a get of a key may return: the checker of the tests that kill processes under load.
 
 A version is current from the start of its put until the end of the call that ended it: its removal, or the put of a later version that
 was stored. A get may return any version that was current between its own start and end, or miss. Values are made of key *and* version,
@@ -23,7 +23,7 @@ def value_of(key: bytes, version: int, size: int) -> bytes:
 
 
 def version_of(key: bytes, value: bytes) -> int:
-    """Which version this is. Raises AssertionError for bytes that were never one of this key's."""
+    """Return the version of a value. Raises AssertionError for bytes that were never a value of this key."""
     version = int.from_bytes(value[:VERSION_BYTES], "big")
     assert value == value_of(key, version, len(value)), f"{key!r}: bytes that nobody put ({len(value)}, version {version}?)"
     return version
@@ -31,15 +31,16 @@ def version_of(key: bytes, value: bytes) -> int:
 
 @dataclass(slots=True)
 class _Life:
-    """Whether a version can be read: from the start of its put until `over` (None: it still can). A put that failed may take effect
-    later, however late (`is_open_ended`)."""
+    """Interval in which a version can be read: from the start of its put until `over` (None: it still can).
+
+    A failed put may take effect at any later time (`is_open_ended`)."""
 
     over: int | None = None
     is_open_ended: bool = False
 
 
 class History:
-    """What the writers of some keys did, one operation at a time a key, in the order of the calls. Not thread-safe."""
+    """Operations of the writers of some keys in the order of the calls, one at a time for each key. Not thread-safe."""
 
     def __init__(self) -> None:
         self._now = 0

@@ -1,6 +1,6 @@
-"""kvstore-node for which a read counts for some seconds and not for a minute, so that what nobody reads any more cools while a test waits.
+"""kvstore-node that counts a read for some seconds instead of a minute, so that unread blocks become cold while a test waits.
 
-The rest is the real node.
+Otherwise it is the real node.
 """
 
 from kvstore.store.block_table import access_counts as hot

@@ -32,9 +32,9 @@ PATIENT_S: Final = 60.0
 """The deadline of a call that has no other."""
 POLL_S: Final = 0.01
 STATUS_POLL_S: Final = 0.03
-"""Where each look is a connection to the master and a call of its control plane."""
+"""Poll interval when each poll is a connection to the master and a control-plane call."""
 PROCESS_POLL_S: Final = 0.1
-"""Where each look is a process."""
+"""Poll interval when each poll starts a process."""
 MIB: Final = 1 << 20
 _MAKING: Final = threading.RLock()
 """Held while a client is made: where it is it learns of a module, in which two threads would put back what the other has exchanged."""
@@ -63,7 +63,7 @@ class System:
         self.nodes: dict[str, Child] = {}
         self.logs: list[str] = []
         self.node_module = "tests.tuned_daemon"
-        """What is run as a node; a test of broken devices takes a node that has one."""
+        """Module that runs as a node; tests of broken devices use a node with one."""
         self.master_module = "tests.tuned_daemon"
         self.environments: dict[str, dict[str, str]] = {}
         """By the name of a daemon (n0, master-0), what its environment has beside that of the tests."""
@@ -88,8 +88,9 @@ class System:
         return ",".join(f"127.0.0.1:{listen}" for listen, _ in self._master_ports)
 
     def client(self, *, ack: str = "cluster", settings: ClientSettings | None = None, **options: Any) -> Client:
-        """What it has put is there for all when `put` returns, and calls have as long as a busy machine needs, unless it is told otherwise.
-        The caller closes it."""
+        """Return a client; the caller closes it.
+
+        By default its puts are in the directory when they return, and its deadlines suit a busy machine."""
         with _MAKING:
             own = {name: options.pop(name) for name in ("tenant", "token") if name in options}
             deadline_s = options.pop("deadline_s", PATIENT_S)
@@ -134,8 +135,9 @@ class System:
         return self.nodes[name]
 
     def kill_node(self, name: str = "n0") -> None:
-        """Kill it, and come back when clients read no more of what it showed: they look whether it has hung up once its last sign of life
-        is so old."""
+        """Kill the node, and return when clients no longer read its shared-memory index.
+
+        They check its connection once its heartbeat in the index is older than that."""
         self.nodes[name].kill()
         time.sleep(PROBE_NS / 1e9)
 
@@ -162,20 +164,21 @@ class System:
         self.await_alive(*names)
 
     def status_of(self, index: int, partition: int = 0, *, partitions: int = 1) -> pb.StatusReply | None:
-        """What that one master says of that partition; None while it does not answer."""
+        """Return that master's status of the partition, or None while it does not respond."""
         place = f"127.0.0.1:{self._master_ports[index][1]}"
         with contextlib.suppress(KVStoreError), Control(place, self.settings, *[place] * (partitions - 1)) as control:
             return control.status_of(partition)
         return None
 
     def owned(self, index: int, partitions: int = 1) -> set[int]:
-        """Which partitions that master says to own; none while it does not answer."""
+        """Return the partitions that the master reports to own; the empty set while it does not respond."""
         told = {each: self.status_of(index, each, partitions=partitions) for each in range(partitions)}
         return {each for each, one in told.items() if one is not None and one.role == "owner"}
 
     def is_shared_out(self, partitions: int) -> bool:
-        """Whether each partition is owned by the master whose share it is, so that none moves any more: how many each owns may be even
-        before."""
+        """Return whether each partition is owned by its assigned master, so that none moves any more.
+
+        The numbers of partitions may be equal before that."""
         wanted = shares(frozenset(f"127.0.0.1:{listen}" for listen, _ in self._master_ports), partitions)
         return all(
             self.owned(index, partitions) == {each for each in range(partitions) if wanted[each] == f"127.0.0.1:{listen}"}
@@ -299,7 +302,7 @@ def heard(connection: Connection) -> Any:
 
 
 def descriptors(pid: int) -> int:
-    """How many the process has open, those of DRAM's slabs left out: which slabs there are depends on the sizes of blocks."""
+    """Return the number of open descriptors of the process, without those of DRAM slabs, which depend on block sizes."""
     count = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed since

@@ -11,7 +11,7 @@ from tests.system.running import System, until
 KEYS = [b"key-%d" % number for number in range(40)]
 VALUE = bytes(range(256)) * 16
 FLAGS = ("--dram", "1MiB", "--high-watermark", "0.02", "--low-watermark", "0.01")
-"""What is put goes to NVMe at once, and outlives the process."""
+"""Watermarks with which each block goes to NVMe at once, and outlives the process."""
 
 
 def start(system: System, *names: str) -> None:

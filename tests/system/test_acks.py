@@ -1,5 +1,7 @@
-"""What a put promises by its `ack`, with SIGKILL to node, master and client between the put and the master's decision: of a client on the
-node's host, and of one on a host without a node."""
+"""Promises of a put by its `ack`, with SIGKILL to node, master and client between the put and its commit to the directory.
+
+The client is on the node's host, or on a host without a node.
+"""
 
 import contextlib
 import multiprocessing
@@ -24,7 +26,7 @@ SIZES = (100, 4096, 200_000)
 KEYS = [b"block-%d" % number for number in range(12)]
 VALUES = [value_of(key, 0, SIZES[number % len(SIZES)]) for number, key in enumerate(KEYS)]
 SMALL = [value_of(key, 0, 4096) for key in KEYS]
-"""What a client of another host puts in one message."""
+"""Values that a client on another host puts in one message."""
 STORED = [True] * len(KEYS)
 DEADLINE_S = 60.0
 FAR_PUTS = 400
@@ -38,7 +40,7 @@ def running(tmp_path: Path) -> Iterator[System]:
 
 @dataclass
 class Side:
-    """Where the clients of a test are, and what they put."""
+    """Host of a test's clients, and the values that they put."""
 
     make: Callable[..., Client]
     values: list[bytes]
@@ -62,7 +64,7 @@ def back(system: System) -> None:
 
 
 def put_first(client: Client) -> None:
-    """Learn the node, with nothing undecided left."""
+    """Locate the node with a put, and leave no uncommitted block."""
     client.put(os.urandom(16), os.urandom(4096))
     client.flush(deadline_s=DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""Changes and refused logins leave a trace: at whichever of three masters, by the command line, the console and the API."""
+"""Changes and refused logins leave an audit record: at each of three masters, by the command line, the console and the API."""
 
 import json
 import urllib.parse
@@ -27,7 +27,7 @@ def run(system: System, *arguments: str, token: str = OPERATOR) -> Result:
 
 
 def trail(system: System, *arguments: str) -> list[dict[str, Any]]:
-    """What `kvstore audit` prints; nothing while no master answers."""
+    """Return the entries that `kvstore audit` prints; none while no master responds."""
     found = run(system, "audit", "--json", "-n", "1000", *arguments)
     return [json.loads(line) for line in found.stdout.splitlines()] if found.exit_code == 0 else []
 

@@ -1,4 +1,4 @@
-"""What a client is given wrongly, or meets: each a typed error, before anything is sent where it can be told before."""
+"""Wrong arguments and unusable servers: each raises a typed error, before anything is sent where the client can detect it."""
 
 import mmap
 import os

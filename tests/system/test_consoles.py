@@ -1,4 +1,4 @@
-"""Every master serves the console of the whole cluster, whichever partitions it owns, and whatever becomes of the others."""
+"""Every master serves the console of the whole cluster, regardless of the partitions that it owns and the state of the others."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 """Two containers on one machine: they share its kernel and boot id, and each has a network and a file system of its own, in which the
-run folder has the same path. Whoever connects to a path of the other's finds its own daemon there."""
+run folder has the same path. A connection to a path of the other container reaches the own daemon."""
 
 import subprocess
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ class Cluster(System):
         self.places.replicate(TENANT, keys, node_id=2, source_node_id=1)
 
     def counters(self, name: str = "b") -> dict[str, int]:
-        """As the node's newest heartbeat tells them; waits for its first."""
+        """Return the counters of the node's newest heartbeat; wait for its first."""
         until(lambda: bool(self.node_status(name).counters), f"a heartbeat of {name}")
         return dict(self.node_status(name).counters)
 
@@ -65,7 +65,7 @@ class Cluster(System):
         until(are_there, f"{count} copies at b")
 
     def read_from(self, name: str) -> list[bytes | None]:
-        """What that node has of KEYS."""
+        """Read KEYS from that node."""
         address = Address(unix=self.nodes[name].facts("ready", deadline_s=DEADLINE_S)["unix"])
         reader = Reader(Channel.open(address, hello_to_node(self.address, TENANT, self.token, node=name), Deadline(DEADLINE_S)))
         try:
@@ -109,7 +109,7 @@ def test_a_removal_reaches_every_copy(cluster: Cluster) -> None:
 
 @pytest.mark.promise("copies-versioned")
 def test_a_block_removed_while_it_is_copied_does_not_come_back(cluster: Cluster) -> None:
-    """Whatever the removal meets: blocks that wait, that are on their way, that the master has just entered."""
+    """The removal meets blocks in each state: queued, in flight, or just entered by the master."""
     with cluster.fill() as client:
         cluster.replicate()
         for part in (KEYS[90:], KEYS[::10]):

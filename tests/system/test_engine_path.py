@@ -1,5 +1,7 @@
-"""Values between a node and clients of other hosts by the transfer engine, with real processes: what is read is what was put, whatever
-dies, restarts, stalls or cannot be reached meanwhile."""
+"""Values between a node and clients of other hosts by the transfer engine, with real processes.
+
+Each read returns the value that was put, while processes die, restart, stall or are unreachable.
+"""
 
 import asyncio
 import dataclasses
@@ -67,7 +69,7 @@ def node_tcp(system: System) -> str:
 
 
 def engine_of(system: System, tenant: str = "", token: str = "") -> bytes:
-    """How the node's engine is reached, as every client is told."""
+    """Return the address of the node's engine, as clients receive it."""
     channel = Channel.open(parse_address(system.address), Hello(ROLE_CLIENT, tenant, token), Deadline(DEADLINE_S))
     with closing(channel):
         return channel.call(Nodes(), NodeTable, Deadline(DEADLINE_S)).transfers[0]
@@ -292,7 +294,7 @@ def test_batches_in_parts_are_the_bytes_that_were_put(system: System, monkeypatc
 @pytest.mark.promise("dead-node")
 @pytest.mark.usefixtures("parts")
 def test_node_killed_between_parts_leaks_no_slot(system: System) -> None:
-    """What a call returned as stored is read right, or is a miss where the killed node had it."""
+    """A block that a call reported as stored reads right, or is a miss if the killed node held it."""
     system.start_node("n1", "--dram", "64MiB")
     stored: dict[bytes, bytes] = {}
     with far_client(system, ack="cluster") as far:

@@ -47,5 +47,5 @@ def test_masters_work_with_the_documented_etcd_role(tmp_path: Path, etcd_server_
 
 
 def owners(system: System) -> int:
-    """How many masters own something, as far as they know of one another."""
+    """Return the number of masters that own a partition, as the masters know each other."""
     return len({owner.name for owner in system.status().owners})

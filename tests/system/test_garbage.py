@@ -1,4 +1,4 @@
-"""Garbage on every port of every daemon: it answers or hangs up, lives, serves others, and keeps no descriptor."""
+"""Garbage on every port of every daemon: it responds or closes the connection, survives, serves others, and leaks no descriptor."""
 
 import random
 import re
@@ -87,7 +87,7 @@ def test_a_daemon_lives_serves_others_and_keeps_no_descriptor(system: System, po
         for garbage in GARBAGE.values():
             for ending in ("silence", "half close", "reset"):
                 sock = connect(address(system, port), timeout_s=TIMEOUT_S)
-                with suppress(OSError):  # it may hang up before all is sent, and then there is nothing to half close (ENOTCONN)
+                with suppress(OSError):  # the daemon may close the connection before all is sent (ENOTCONN)
                     sock.sendall(garbage)
                     if ending == "half close":
                         sock.shutdown(socket.SHUT_WR)

@@ -63,7 +63,7 @@ def make_client(small: System, request: pytest.FixtureRequest) -> Callable[[], C
 
 
 HERE = pytest.mark.parametrize("make_client", ["here"], indirect=True)
-"""What is the node's alone, however it was asked."""
+"""Cases that concern the node only, independent of the client's transport."""
 
 
 class Writer:
@@ -111,7 +111,7 @@ def await_counter(system: System, name: str, is_so: Callable[[int], bool]) -> No
 
 
 def load_elsewhere(system: System, keys: list[bytes]) -> list[bytes | None]:
-    """What another process reads."""
+    """Load the keys in another process."""
     told = pickle.dumps((system.address, keys, BLOCK_BYTES)).hex()
     found: list[bytes | None] = pickle.loads(subprocess.run([sys.executable, "-c", LOADER, told], check=True, capture_output=True).stdout)
     return found

@@ -1,7 +1,7 @@
 """Masters and nodes killed again and again under load, in an order drawn from a seed, while every answer is checked against a history.
 
-What ends a version while a node is away, or not yet known to a new master, ends it on the others only: nobody remembers removals for a
-node that comes back with an older version. So the history takes note of an end only if all were there from start to end of the call.
+A removal does not reach a node that is unreachable, or not yet registered with a new master. No process keeps removals for a node that
+returns with an older version. So the history records an end only if all nodes were registered from start to end of the call.
 """
 
 import itertools

@@ -75,7 +75,7 @@ def test_stopping_node_is_read_and_puts_go_elsewhere(system: System, tmp_path: P
 
 
 def drain(system: System, *arguments: str) -> str:
-    """What the command says, which must succeed."""
+    """Return the output of the command, which must succeed."""
     result = CliRunner().invoke(kvstore, ["drain", *arguments, "--master", system.address], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output

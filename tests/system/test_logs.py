@@ -1,4 +1,4 @@
-"""Promises of the logs: daemons tell of their events by name, as JSON where that is wanted, and of nothing secret at any level."""
+"""Promises of the logs: daemons log events by name, as JSON if configured, and no secrets at any level."""
 
 import json
 import signal

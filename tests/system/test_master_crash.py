@@ -1,4 +1,4 @@
-"""A master killed with SIGKILL: after its restart every acknowledged block is found and can be read, whatever happened to the node."""
+"""A master killed with SIGKILL: after its restart every acknowledged block is found and can be read, in each state of the node."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a node's engine measures between two hosts reaches the scheduler, and its choice is another then."""
+"""Rates that a node's engine measures between two hosts reach the scheduler and change its choice."""
 
 import json
 import re

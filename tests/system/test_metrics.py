@@ -1,4 +1,4 @@
-"""Promises of metrics: a real cluster tells what the list of metrics has, no more and no less, and the figures are right."""
+"""Promises of metrics: a real cluster exports exactly the metrics of the list, and the figures are right."""
 
 import re
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ def found_in(client: Client) -> dict[bytes, bytes | None]:
 
 
 def what_may_be(scheme: str, key: bytes) -> tuple[bytes, ...]:
-    """What was put, and what the scheme makes of it."""
+    """Return the possible values of a key: the one that was put, and its encoding by the scheme."""
     return (VALUES[key], after(scheme, VALUES[key])) if key in TENSORS else (VALUES[key],)
 
 

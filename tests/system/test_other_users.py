@@ -71,7 +71,7 @@ def test_who_is_not_in_the_group_reads_and_writes_over_tcp(shared: System) -> No
     with shut_out(shared.folder / "n0"), process(reads_and_writes, shared.address, False) as (_, stranger):
         told = heard(stranger)
         assert (told["put"], told["got"], told["viewed"]) == (True, [SMALL, LARGE, LARGE[::-1]], LARGE)
-        # Where the tests are not run by root the folder is shut to its owner instead.
+        # If the tests do not run as root, the folder is closed to its owner instead.
         todo = (
             f"put this user in group {GROUP.gr_name}" if IS_ROOT else "it is only for its owner; set the daemon's socket_group to a group"
         )

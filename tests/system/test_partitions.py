@@ -1,5 +1,7 @@
-"""A key space in several partitions: a client notices nothing of them, masters share them out, and whatever becomes of one master only its
-partitions wait, until others have them. Nothing that was acknowledged is lost."""
+"""A key space in several partitions: clients do not notice them, and masters divide them among themselves.
+
+If one master fails, only its partitions wait until others own them. No acknowledged block is lost.
+"""
 
 import os
 import signal
@@ -48,7 +50,7 @@ def shared(tmp_path: Path, etcd_url: str) -> Iterator[System]:
 
 
 def owners(system: System, *indexes: int) -> dict[int, int]:
-    """Which of these masters owns each partition, of those that one of them says to own."""
+    """Return the owner of each partition that one of these masters reports to own."""
     return {partition: index for index in indexes for partition in system.owned(index, PARTITIONS)}
 
 
@@ -181,7 +183,7 @@ def test_small_limit_can_be_had_in_each_partition(shared: System) -> None:
         assert all(red.put_batch(KEYS, VALUES))
 
         def pins(keys: list[bytes]) -> int:
-            """How many of them can be pinned, one after another."""
+            """Return how many of the keys can be pinned, one after another."""
             count = 0
             with suppress(QuotaExceeded):
                 for key in keys:

@@ -1,4 +1,4 @@
-"""What an owner gives up, because it stops or another master's share it is, costs its readers a moment and no miss."""
+"""Planned handover of a partition, at a shutdown or a rebalance: readers wait briefly and have no miss."""
 
 import threading
 import uuid
@@ -27,7 +27,7 @@ class Reader(threading.Thread):
         self._over = threading.Event()
         self.looks = 0
         self.missed: list[int] = []
-        """How many blocks, at each look that missed any."""
+        """Number of missed blocks of each lookup that missed any."""
         self.start()
 
     def run(self) -> None:

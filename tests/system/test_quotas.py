@@ -31,7 +31,7 @@ def values(count: int, name: bytes = b"r") -> tuple[list[bytes], list[bytes]]:
 
 
 class Quotas:
-    """The quotas file of a system, and what its node tells of tenants."""
+    """The quotas file of a system, and its node's metrics of tenants."""
 
     def __init__(self, system: System, file: Path) -> None:
         self.system = system
@@ -183,7 +183,7 @@ def test_connections_beyond_quota_are_refused_by_daemons(tmp_path: Path) -> None
 
 
 def holds(system: System, client: Client, keys: list[bytes], count: int) -> None:
-    """Of these keys, put anew until it is so: more than that do not stay, and so many do."""
+    """Put the keys repeatedly until exactly `count` of them stay."""
     contents = [value_of(key, 0, VALUE_BYTES) for key in keys]
 
     def is_so() -> bool:

@@ -1,4 +1,4 @@
-"""Which blocks have a record in the catalog, by the setting `records`: what a restart of the master, and of everything, finds with each."""
+"""The setting `records`: blocks that are found after a restart of the master, and of all daemons, with each value."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

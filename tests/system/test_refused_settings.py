@@ -30,7 +30,7 @@ def taken() -> Iterator[str]:
 
 @pytest.fixture
 def nowhere() -> str:
-    """An address where nobody listens."""
+    """Return an address without a listener."""
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
@@ -53,7 +53,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, taken: str, module: str, flags: 
 
 @pytest.fixture(params=["a file", "in a file", "in /sys"])
 def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What not even root can make a folder of, or write in."""
+    """Return a path at which even root can neither create a folder nor write."""
     place = tmp_path / "place"
     place.write_text("in the way")
     return {"a file": place, "in a file": place / "nvme", "in /sys": Path("/sys/kvstore")}[request.param]

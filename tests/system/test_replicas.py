@@ -1,4 +1,4 @@
-"""Replicas that puts ask for, with real processes: they are there when the put says so, and are made anew when a node dies."""
+"""Replicas that puts ask for, with real processes: they exist when the put returns so, and are replaced when a node dies."""
 
 import asyncio
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ COMMON: Final = ("--model", MODEL, "--block-tokens", str(BLOCK_TOKENS))
 
 @dataclass
 class Answer:
-    """What came of one request."""
+    """Result of one request."""
 
     status: int
     headers: dict[str, str]
@@ -135,7 +135,7 @@ def completion(prompt: str, max_tokens: int = 8) -> dict[str, Any]:
 
 
 def expected(prompt: str, max_tokens: int = 8) -> str:
-    """The answer of stand-in engines, whichever they are."""
+    """Return the response of every fake engine."""
     return text_of(list(islice(continuation(list(prompt.encode())), max_tokens)))
 
 

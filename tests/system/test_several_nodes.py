@@ -33,7 +33,7 @@ WAYS = {"message": ClientSettings(engine_min_bytes=Size(1 << 40)), "engine": Cli
 
 
 class Struck(BaseException):
-    """What the signal handler raises."""
+    """Raised by the signal handler."""
 
 
 class Scene:

@@ -1,4 +1,4 @@
-"""Several masters on one etcd: whatever becomes of the owner, another one goes on, and nothing that was acknowledged is lost."""
+"""Several masters on one etcd: after every failure of the owner another master takes over, and no acknowledged block is lost."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ LEASE = ("--lease-ttl-s", "5")
 """So long that no lease ends for want of a processor."""
 SIZE = 2000
 PUTS = 20
-"""That are to succeed under each of the circumstances."""
+"""Puts that must succeed in each case."""
 PAUSE_S = 0.005
 """After each put: all the while that a lease ends, three masters and etcd would be kept busy."""
 
@@ -77,7 +77,7 @@ class Load(threading.Thread):
 
 
 def owner_of(system: System, *indexes: int) -> int | None:
-    """Which of these masters owns the catalog."""
+    """Return the index of the master that owns the catalog, or None."""
     return next((index for index in indexes if system.owned(index)), None)
 
 

@@ -1,4 +1,4 @@
-"""Processes stopped with SIGSTOP, as in a frozen container: nobody waits for them for ever, and they harm nobody when they go on."""
+"""Processes stopped with SIGSTOP, as in a frozen container: no process waits for them for ever, and they do no harm afterwards."""
 
 import mmap
 import os
@@ -67,7 +67,7 @@ def hold_put(connection: Connection, unix: str, key: bytes) -> None:
 
 
 def write_behind(connection: Connection, unix: str, key: bytes, is_ahead: bool) -> None:
-    """Get a slot, by Open or opened ahead, and be hung up on for nonsense; when told to go on scribble over the slot all the same."""
+    """Get a slot, by Open or opened ahead, and send garbage so that the node closes the connection. On request, write to the slot."""
     deadline = Deadline(DEADLINE_S)
     channel = Channel.open(Address(unix=unix), Hello(ROLE_CLIENT), deadline)
     if is_ahead:

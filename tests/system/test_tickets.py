@@ -54,7 +54,7 @@ def as_tenant(system: System, tenant: str = "red") -> Client:
 
 @pytest.mark.promise("authentication")
 def test_client_survives_node_restart_with_another_key(tmp_path: Path) -> None:
-    """Open connections, the desk in shared memory, and the tickets that it had are all of no use any more."""
+    """Its open connections, its reader slots in shared memory and its tickets are all invalid after the restart."""
     with running(tmp_path, "--nvme", f"{tmp_path / 'nvme'}:64MiB") as system:
         with as_tenant(system) as near, system.remote_client(tenant="red", token=TOKENS["red"]) as far:
             near.put_batch(KEYS, VALUES)
@@ -113,7 +113,7 @@ def test_revoked_token_ends_its_node_sessions_only(tmp_path: Path) -> None:
                 Channel.open(address, hellos["red"], Deadline(DEADLINE_S))
 
             def is_out() -> bool:
-                """Also where nothing has to be asked: its desk is gone."""
+                """Return whether reads fail, also local ones, which send no request: the reader slots are gone."""
                 try:
                     return client.get(b"k") is None
                 except Unauthorized:

@@ -1,4 +1,4 @@
-"""A cluster in which every connection is mutual TLS: it does what it does without, and lets nobody in who has no certificate of its own."""
+"""A cluster in which every connection is mutual TLS: it works as without TLS, and rejects peers without a certificate of the cluster."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ def test_an_asynchronous_client_over_tls(encrypted: Encrypted) -> None:
 
 
 def refused(system: System, settings: ClientSettings, kind: type[KVStoreError] = Untrusted) -> str:
-    """What a client is told of the master: over frames, and of a node, whose address it knows."""
+    """Return the error message of a lookup by a client with these settings."""
     with system.client(settings=settings) as client, pytest.raises(kind) as caught:
         client.exists(b"key", deadline_s=PATIENT_S)
     return str(caught.value)

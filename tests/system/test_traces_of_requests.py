@@ -91,7 +91,7 @@ def cluster(config: Path) -> Iterator[LocalCluster]:
 
 @contextmanager
 def daemon(module: str, config: Path, *flags: str) -> Iterator[dict[str, Any]]:
-    """What it says when it is ready."""
+    """Start a daemon and yield its ready message."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     flags = ("--config", str(config), *flags)
     child = Child("traced", module, flags, environment=environment, on_log=lambda *_: None, on_end=lambda *_: None)

@@ -47,7 +47,7 @@ def to(collector: Collector, *, sample_ratio: float = 0.0) -> TracingSettings:
 
 
 def engine(sampler: Sampler) -> trace.Tracer:
-    """Of a program that traces by itself."""
+    """Return the tracer of a program with its own tracing."""
     return TracerProvider(sampler=sampler, shutdown_on_exit=False).get_tracer("engine")
 
 
@@ -104,7 +104,7 @@ def test_trace_sampling_is_all_or_nothing(cluster: LocalCluster, collector: Coll
     served = collector.named("kvstore.master.remove", 10)
     assert {span.parent_id for span in served} == calls
     assert len(calls) == 10
-    # What was asked before has been answered by the same loop, and would be here by now.
+    # The same loop has served the earlier requests, so their spans would be here by now.
     assert not {"kvstore.match_prefix", "kvstore.master.match_prefix"} & {span.name for span in collector.all()}
 
 

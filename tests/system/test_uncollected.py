@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Watched:
-    """A system whose daemons tell what they leave to the collector."""
+    """A system whose daemons report the objects that they leave to the garbage collector."""
 
     def __init__(self, system: System, folder: Path) -> None:
         self.system = system

@@ -1,5 +1,7 @@
-"""A host that is gone without a word (its rail is cut and carries nothing): what was held for it is free again, and whoever was connected
-to it goes on elsewhere."""
+"""A host that vanishes (its rail is cut and carries nothing).
+
+Resources that were held for it are freed, and its peers continue with other hosts.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence

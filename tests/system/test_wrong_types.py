@@ -31,7 +31,7 @@ UNORDERED: dict[str, Callable[[], Any]] = {
     "generator": lambda: (key for key in KEYS),
     "map": lambda: map(bytes, KEYS),
 }
-"""What has no order, or no length: it would pair keys with other keys' values."""
+"""Arguments without an order or a length, which would pair keys with other keys' values."""
 
 WRONG: dict[str, Callable[[], Any]] = UNORDERED | {
     "None": lambda: None,
@@ -104,7 +104,7 @@ def calls(owner: Any) -> Iterator[tuple[str, Callable[..., Any], str, dict[str, 
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call ends with; the exception if it raises."""
+    """Return the result of a call, or its exception."""
     try:
         result = call()
         return result.__enter__() if hasattr(result, "__enter__") else result

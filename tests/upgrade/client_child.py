@@ -1,4 +1,4 @@
-"""`client_child.py MASTER NAME`: a client of whichever release is imported puts values, and gets all that was put by clients before it."""
+"""`client_child.py MASTER NAME`: a client of the imported release puts values, and gets all values that earlier clients put."""
 
 import hashlib
 import sys
