@@ -1,14 +1,14 @@
 """Time to the first token with and without a prefix cache, and from each tier of it: a small real Llama behind the store.
 
-    python examples/prefix_cache.py [--quick] [--plots FOLDER]
+Command: python examples/prefix_cache.py [--quick] [--plots FOLDER].
 
-Documents of several lengths are prefilled once and their KV cache is put into a store of this machine (a master and a node with all three
-tiers, started here). Every document is asked a question: without the cache, and with its blocks read from NVMe, from DRAM
-and from HBM, when only the question is computed. The HBM tier is a torch arena, here on the CPU: it shows the way that blocks take, not
-the speed of a GPU's memory.
+Documents of several lengths are prefilled once, and their KV cache is put into a store on this machine. The program starts the store, a
+master and a node with all three tiers. A question about each document is then computed without the cache, and with the document's blocks
+read from NVMe, from DRAM and from HBM. With the cache, only the question is computed. The HBM tier is a torch arena, here on the CPU: it
+shows the path of blocks, not the speed of a GPU's memory.
 
-The model computes in float32 with random weights. Another shape of a matrix may make a kernel add up in another order, so that logits may
-differ in their last bits. Checked: by no more than TOLERANCE of the largest, and the same token comes out.
+The model computes in float32 with random weights. A kernel may add in another order for another shape of a matrix, so logits may differ in
+their last bits. The program checks that they differ by at most TOLERANCE of the largest, and that the next token is the same.
 """
 
 import argparse
@@ -168,7 +168,7 @@ def measure(engine: Engine, client: Client, documents: list[Document], tier_byte
 
 
 def push_out(client: Client, tier_bytes: int, value_bytes: int) -> None:
-    """What the blocks of others do to a cache: as many as DRAM holds, so that all older ones leave it. They are deleted again."""
+    """Evict all older blocks from DRAM by as many other blocks as it holds, and delete these again."""
     keys = [b"others %d" % number for number in range(tier_bytes // value_bytes)]
     client.put_batch(keys, [bytes(value_bytes)] * len(keys), deadline_s=60.0)
     client.remove(keys)

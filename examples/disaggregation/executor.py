@@ -55,7 +55,7 @@ class Executor:
         return tokens
 
     def cache_bytes(self, tokens: int) -> int:
-        """What so many tokens take in all ranks; with more ranks than KV heads some hold the same."""
+        """Return the cache size of so many tokens over all ranks; with more ranks than KV heads, some ranks hold the same heads."""
         spec, ranks = self.layout.spec, self.layout.parallel.shards
         return int(spec.bytes_per_token * tokens) * max(1, ranks // spec.kv_heads)
 
@@ -68,7 +68,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What it took to have a prompt's cache in the other executor. Bytes are sums over all receiving ranks."""
+    """Cost of the hand-over of a prompt's cache to the other executor. Bytes are sums over all receiving ranks."""
 
     logits: Logits
     """Of the tokens that were computed."""
@@ -78,7 +78,7 @@ class HandedOver:
     overlap_bytes: int
     """Of them, before their sender had computed its last layer."""
     store_tokens: int
-    """That the receiving executor took from the store."""
+    """Tokens that the receiving executor loaded from the store."""
     store_bytes: int
     """From the store, by the ranks of both."""
 
@@ -108,7 +108,7 @@ def hand_over(
 
 
 def is_equal(request: bytes, source: Executor, destination: Executor) -> bool:
-    """Whether every rank of `destination` has, to the bit, what the ranks of `source` have of its layers and heads."""
+    """Return whether every rank of `destination` has the same bits as the ranks of `source`, for its layers and heads."""
     spec, parts = source.layout.spec, source.ranks.call("contents", request)
     whole = np.zeros((spec.layers, spec.kv_factor, spec.kv_heads, *parts[0].shape[3:]), parts[0].dtype)
     for rank, part in enumerate(parts):

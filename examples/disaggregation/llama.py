@@ -26,16 +26,17 @@ Sum = Callable[[Tensor], Tensor]
 
 
 class Cache(Protocol):
-    """What the attention of a layer asks for; `transformers` has the same method."""
+    """KV cache as the attention of a layer uses it; `transformers` has the same method."""
 
     def update(self, keys: Tensor, values: Tensor, layer: int, **_of_the_pass: Any) -> tuple[Tensor, Tensor]:
-        """Append [1, heads, tokens, head_dim] of a layer; returns all of that layer so far, the new ones included. What else a layer tells
-        of the forward pass is not needed."""
+        """Append [1, heads, tokens, head_dim] of a layer; return all keys and values of that layer, including the new ones.
+
+        Other arguments of the forward pass are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Which part: layers [start, stop), and tensor-parallel rank `tp_rank` of `tp`."""
+    """Part of the model: layers [start, stop), and tensor-parallel rank `tp_rank` of `tp`."""
 
     layers: range
     tp: int = 1
@@ -156,7 +157,7 @@ def kv_heads(config: LlamaConfig, part: Part) -> range:
 
 
 def _read_part(folder: Path, config: LlamaConfig, part: Part, module: LlamaPart) -> dict[str, Tensor]:
-    """The part's weights by the names of `module`, each slice read from the file by itself."""
+    """The part's weights by the names of `module`, each slice read from the file separately."""
     heads = config.num_attention_heads // part.tp * config.head_dim
     kv = kv_heads(config, part)
     wide = config.intermediate_size // part.tp

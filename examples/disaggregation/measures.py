@@ -1,4 +1,4 @@
-"""How far logits are from those of one process that holds the whole model, in numbers. Only numpy: the program has no torch in it."""
+"""Distance of logits from those of one process that holds the whole model. Only numpy: the program has no torch in it."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 Logits = NDArray[Any]
 """[tokens, vocabulary]."""
 ROUNDING_FACTOR: Final = 4.0
-"""How many times further than one process of float32 an executor of float32 may be from the logits in float64. Sums are added up in
-another order, no less exactly: figures seen are 1.0 to 1.4."""
+"""Allowed distance of a float32 executor from the float64 logits, as a multiple of that of one float32 process.
+
+Sums are added in another order, with the same precision: measured ratios are 1.0 to 1.4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def distance(found: Logits, single: Logits, exact: Logits) -> Distance:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What approximated keys and values do to the predictions of a text."""
+    """Effect of approximated keys and values on the predictions of a text."""
 
     max_logit_error: float
     mean_logit_error: float

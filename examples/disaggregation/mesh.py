@@ -1,4 +1,4 @@
-"""How the ranks of one executor speak to one another: sums over a tensor-parallel group, hidden states from stage to stage.
+"""Communication between the ranks of one executor: sums over a tensor-parallel group, hidden states from stage to stage.
 
 This is the engine's own business, by torch.distributed and gloo on the loopback; the KV cache goes another way.
 """

@@ -72,11 +72,11 @@ class PagedCache:
         return of_layer[used, kv].transpose(0, 1).flatten(1, 2)[None, :, :tokens].contiguous()
 
     def full_blocks(self) -> Tensor:
-        """What the full blocks hold, as in `Pool.values`."""
+        """Return the content of the full blocks, as in `Pool.values`."""
         return self.pool.values[self.blocks[: self.tokens // self._block_tokens]]
 
     def contents(self) -> Tensor:
-        """All that is in it, whatever the size and the order of blocks: [layer, kv, head, token, head_dim]."""
+        """Return the whole content, independent of the size and order of blocks: [layer, kv, head, token, head_dim]."""
         used = self.blocks[: math.ceil(self.tokens / self._block_tokens)]
         return self.pool.values[used].movedim(0, 3).flatten(3, 4)[:, :, :, : self.tokens]
 

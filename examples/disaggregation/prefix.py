@@ -1,4 +1,4 @@
-"""Part 2 of the demonstration: prompts that begin alike, and a store. What it has is neither computed nor sent."""
+"""Part 2 of the demonstration: prompts with a common prefix, and a store. Blocks in the store are neither computed nor sent."""
 
 from typing import Final
 

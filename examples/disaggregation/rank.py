@@ -1,6 +1,6 @@
 """One rank of an executor, in a process of its own: its part of the model, its pool of blocks, and its share of a hand-over.
 
-What comes from the program are token ids; what goes back are logits, and facts for the tables. The KV cache goes from rank to rank.
+The program sends token ids and receives logits, and figures for the tables. The KV cache goes from rank to rank.
 """
 
 from pathlib import Path
@@ -57,8 +57,9 @@ class Rank:
         self._caches[request] = new_cache(self._pool, capacity_tokens=capacity_tokens)
 
     def forward(self, request: bytes, token_ids: list[int]) -> NDArray[np.float32] | None:
-        """Append tokens; their logits [tokens, vocabulary], told by one rank of the last stage. Layers of a request that is being sent go
-        as they are computed."""
+        """Append tokens; one rank of the last stage returns their logits [tokens, vocabulary].
+
+        Layers of a request that is being sent are sent as they are computed."""
         cache, move = self._caches[request], self._moves.get(request)
         values = torch.tensor(token_ids)
         if not self._model.is_first:
@@ -88,7 +89,7 @@ class Rank:
         self._source = self._transceiver.connect(descriptions)
 
     def send(self, request: bytes, tokens: int) -> None:
-        """What is in the cache, and what `forward` appends up to `tokens`, goes to whoever receives it."""
+        """Send the cache, and all that `forward` appends up to `tokens`, to the receiving ranks."""
         self._moves[request] = self._transceiver.send(request, self._caches[request].blocks, tokens=tokens)
 
     def receive(self, request: bytes, prompt: list[int], uses_store: bool) -> None:
@@ -113,7 +114,7 @@ class Rank:
     # --- the store ---
 
     def stored_blocks(self, token_ids: list[int]) -> int:
-        """How many blocks at the beginning of a prompt this rank would find in the store."""
+        """Return the number of blocks at the beginning of a prompt that this rank would find in the store."""
         assert self._store is not None
         return self._store.match_prefix(token_ids)
 
@@ -134,7 +135,7 @@ class Rank:
     # --- facts for the tables ---
 
     def contents(self, request: bytes) -> NDArray[Any]:
-        """What this rank has of a request, [layer, kv, head, ...]: values by token, or records by block."""
+        """Return this rank's part of a request, [layer, kv, head, ...]: values by token, or records by block."""
         found: NDArray[Any] = self._caches[request].contents().numpy()
         return found
 

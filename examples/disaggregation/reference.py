@@ -21,7 +21,7 @@ class WholeModel:
         torch.set_num_threads(1)
 
     def train(self, folder: str, seed: int, steps: int) -> str:
-        """Where the trained model lies."""
+        """Train the model and return its folder."""
         weights = trained(Path(folder), seed=seed, steps=steps)
         self._single, self._exact = whole(weights), exact(weights)
         return str(weights)

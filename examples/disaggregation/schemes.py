@@ -1,7 +1,7 @@
-"""Part 3 of the demonstration: blocks that are quantised before they are handed over, and what that does to predictions.
+"""Part 3 of the demonstration: blocks that are quantised before the hand-over, and the effect on predictions.
 
-Each text ends in the middle of a story, when its facts have been told; decode, which has the facts from quantised blocks only, predicts
-how they are told again. What it computes itself it keeps as it is.
+Each text ends in the middle of a story, after its facts. The decode executor has the facts from quantised blocks only, and predicts their
+repetition. It does not quantise the cache that it computes itself.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ CONTEXT_TOKENS: Final = 256
 BLOCK_TOKENS: Final = 32
 DECODE: Final = Parallel()
 Text = tuple[list[int], list[int]]
-"""What is handed over, and what follows it."""
+"""Tokens that are handed over, and the tokens after them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Outcome:
     """The decode ranks have what prefill computed, to the bit."""
     logits: Logits
     alike: Logits | None
-    """Of the prefill executor when it goes on by itself, if both have the same TP."""
+    """Logits of the prefill executor when it continues alone, if both have the same TP."""
     distance: Distance
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the demonstration have in common: the reference, executors over one model, tables, and claims that are checked."""
+"""Shared code of the parts of the demonstration: the reference, executors over one model, tables, and claims that are checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ POOL_BLOCKS: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is done."""
+    """Size of the demonstration."""
 
     training_steps: int
     decoded_tokens: int

@@ -1,6 +1,6 @@
 """A fixed text made from seeds, in which the right next byte often depends on one far back: it must be looked up in the KV cache.
 
-A story tells who keeps what and lives where, and then tells it again in other words and another order. Bytes are tokens.
+A story names people with their homes and possessions, and then repeats the facts in other words and another order. Bytes are tokens.
 """
 
 import random

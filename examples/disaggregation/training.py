@@ -20,7 +20,7 @@ TEXT_SEED: Final = 1000
 
 
 def trained(folder: Path, *, seed: int, steps: int) -> Path:
-    """Where the model lies, trained from random weights for so many steps; one that was made before is used again."""
+    """Return the folder of the model, trained from random weights for so many steps; an existing one is reused."""
     recipe = (
         f"{configuration().to_json_string()} {seed} {steps} {LEARNING_RATE} {ROW_TOKENS} {TEXT_TOKENS} {TEXT_SEED} {stories(500, seed=0)}"
     )
@@ -37,7 +37,7 @@ def trained(folder: Path, *, seed: int, steps: int) -> Path:
 
 def _train(seed: int, steps: int) -> torch.nn.Module:
     model = seeded(configuration(), seed=seed).train()
-    model.set_attn_implementation("sdpa")  # four times as fast, and here nobody compares bits
+    model.set_attn_implementation("sdpa")  # four times as fast; bits are not compared here
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     for row in _rows(seed, steps):

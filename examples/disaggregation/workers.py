@@ -1,6 +1,6 @@
 """Objects in processes of their own, called together: the ranks of an executor, each with its own memory and its own Python.
 
-Processes are forked from a server that has imported what takes long. They end with this program, whatever ends it.
+Processes are forked from a server that has imported the slow modules. They end with this program in every case.
 """
 
 import importlib
@@ -24,7 +24,7 @@ PRELOADED: Final = (
 DEADLINE_S: Final = 120.0
 """For one call. The first one also waits until torch and transformers are imported, and the longest one trains the model."""
 END_TIMEOUT_S: Final = 5.0
-"""For a process to end by itself."""
+"""Time for a process to end before it is killed."""
 
 
 def preload() -> None:
@@ -104,8 +104,8 @@ def _result(pipe: Connection, call: str) -> Any:
 
 
 def _serve(pipe: Connection, module: str, kind: str, arguments: dict[str, Any]) -> None:
-    """Make the object, and do what the program asks of it until it hangs up. An object that could not be made fails the first call."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program, which gets it too, hangs up
+    """Make the object, and execute the program's calls until it closes the pipe. An object that could not be made fails the first call."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the program receives it, too, and closes the pipe
     served: Any = None
     failure = ""
     try:
