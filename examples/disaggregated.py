@@ -29,7 +29,7 @@ from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 WEIGHTS: Final = Path(__file__).parent.parent / "build" / "examples"
 SEED: Final = 1
 WIDTH: Final = 150
-"""Width of the tables in columns if the terminal does not report one."""
+"""Width of the tables in columns if the output is not a terminal."""
 FULL: Final = Scale(training_steps=200, decoded_tokens=16, schemes=("none", "fp8-head", "int8", "int4/32", "int2/32"), texts=8)
 QUICK: Final = Scale(training_steps=40, decoded_tokens=4, schemes=("int8", "int4/32"), texts=2)
 
