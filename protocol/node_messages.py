@@ -25,8 +25,8 @@ from kvstore.protocol.message import (
 )
 
 ALREADY_STORED, STORED, RETRY_LATER = 0, 1, 2
-"""Results of Put and CommitPuts: stored before; stored now; no free space beside the rest of the batch, or being
-written."""
+"""Results of Put and CommitPuts: stored before; stored now; to be put again: no free space beside the
+rest of the batch, being written, a checksum mismatch, an expired put, or no master."""
 ACK_CLUSTER, ACK_NODE, ACK_NODE_NO_WAIT = 0, 1, 2
 """When a Put is acknowledged: once its blocks are committed to the directory; once this node holds them; as ACK_NODE,
 but with RETRY_LATER instead of a wait for free space."""

@@ -34,8 +34,7 @@ class JobExecutor:
     """Thread pool of `Jobs`. Thread-safe. Exceptions of signal handlers are raised when a method has finished."""
 
     def __init__(self, calls: Calls, settings: JobSettings, clock_ns: Callable[[], int]) -> None:
-        """Start all threads. Raises ConfigError if the system has none.
-        - JobExecutor._worker_conditions"""
+        """Start all threads. Raises ConfigError if the system has none."""
         self._calls = calls
         self._settings = settings
         self._clock_ns = clock_ns

@@ -1,7 +1,8 @@
 """Lock-free reads of blocks in the DRAM of a node on this host.
 
 A read looks the key up in the node's shared-memory index, copies the value and validates the entry's sequence number
-(seqlock). A key that is not found is not a miss: it falls through to client/reads/, which asks the node.
+(seqlock). A key that is not found is not a miss: it falls through to client/reads/: location cache or
+master, then a node.
 
 Calls do not block, but for a copy in another thread, so `Client` and `AsyncClient` share this code. Callers pass the
 readable nodes (`LocalNodes.cached_fresh`). Single reads are inlined, because each further call costs as much as one
@@ -35,7 +36,7 @@ PIECE_BYTES: Final = 1 << 20
 """Unit of parallel copies of larger values."""
 MAX_UNMAPPED_SLABS: Final = 1024
 MAX_LOOKUPS: Final = 3
-"""Lookups per read when concurrent writers change the entry, before the node is asked."""
+"""Lookups per read when concurrent writers change the entry, before client/reads/ takes over."""
 FEW_KEYS = 20
 """Batches up to this size are read key by key, 5 us each. The numpy path takes 35 us (misses) to 120 us (reads) at
 least."""

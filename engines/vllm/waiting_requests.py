@@ -112,7 +112,7 @@ class WaitingRequests:
         return lookup_requests
 
     def record_results(self, lookup_requests: Sequence[LookupRequest], present: Sequence[Sequence[Present]], now_s: float) -> None:
-        """Record a lookup's result: `present[i]` has, for each group, which blocks of `questions[i]` the store has."""
+        """Record a lookup's result: `present[i]` has, for each group, which blocks of `lookup_requests[i]` the store has."""
         for lookup_request, of_question in zip(lookup_requests, present, strict=True):
             waiting = self._waiting[lookup_request.request_id]
             waiting.lookup_request, waiting.present, waiting.due_s = lookup_request, of_question, now_s + self._interval_s

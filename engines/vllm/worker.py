@@ -1,6 +1,6 @@
 """Rank side of a connector: moves the blocks of each step's plan between the engine's pools and the store.
 
-- **Loads** run in threads, between steps of the engine.
+- **Loads** run in threads, across steps of the engine; their requests wait.
 - **Saves** are copied before the engine runs the step that names them, so it may reuse the blocks at once. Jobs store
   the copies.
 - **Errors** of the store are never raised. Blocks that cannot be loaded are reported as failed, blocks that cannot be
@@ -58,7 +58,7 @@ class Worker:
         Args:
             client: owned.
             groups: None for a group of which this rank has no layers.
-            fails_whole: result of `plan.loads_all_or_nothing`.
+            all_or_nothing: result of `plan.loads_all_or_nothing`.
 
         Raises:
             ConfigError: the system refuses threads; loads would never finish without them.

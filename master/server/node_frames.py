@@ -1,4 +1,4 @@
-"""Handlers of nodes' messages: published blocks, claims and copies. The hot path of puts.
+"""Handlers of nodes' messages: published blocks, commit requests and copies. The hot path of puts.
 
 They call the directory, and pass its operations to the committer. The loop is the only caller."""
 
@@ -273,7 +273,7 @@ def _all_busy(count: int) -> ReserveReply:
 
 
 def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
-    """Return the commits of the granted blocks of a claim."""
+    """Return the commits of the granted blocks of a commit request."""
     if grants.statuses.count(GRANTED) == len(claim.keys):  # usual
         return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
     granted = [at for at, generation in enumerate(grants.generations) if generation]
@@ -288,7 +288,7 @@ def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
 
 
 def _commits(claim: CommitBlocks, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
-    """Return a Publish of blocks in the claiming node's DRAM."""
+    """Return a Publish of blocks in the requesting node's DRAM."""
     count = len(keys)
     return Publish(
         epoch=claim.epoch,

@@ -72,8 +72,8 @@ class TierView:
         has_lower_tier: Callable[[], bool] | None = None,
     ) -> None:
         """`watermarks` are the high and the low one, as shares of the capacity. `evictable_now` returns a predicate for
-        one search: True if a block's copy here is not in use. `evictable_of` does so for one tenant. `goes_down`
-        returns True if victims are demoted first; None: there is no lower tier."""
+        one search: True if a block's copy here is not in use. `evictable_of` does so for one tenant.
+        `has_lower_tier` returns True if victims are demoted first; None: there is no lower tier."""
         self.index = index
         self.evictable_now = evictable_now
         self._evictable_of = evictable_of or (lambda tenant: evictable_now())

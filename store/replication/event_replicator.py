@@ -131,7 +131,7 @@ class EventReplicator:
         self._max_waiters = FORGET_EVERY
         self._next_waiter = 0
         self._unsent_evictions: dict[tuple[str, bytes], int] = {}
-        """Newest queued EVENT_GONE by tenant and key."""
+        """Newest queued EVENT_REMOVED by tenant and key."""
         self._causes: list[tuple[int, TraceSpan]] = []
         """Traced requests that wait for unsent events, with the event."""
         self.on_refused: Callable[[KVStoreError], None] = lambda error: None
@@ -312,7 +312,7 @@ class EventReplicator:
                 return
 
     def send_evictions(self, blocks: Sequence[Block]) -> None:
-        """Send everything that the window allows; send an unsent EVENT_GONE of these keys regardless of the window."""
+        """Send everything that the window allows; send an unsent EVENT_REMOVED of these keys regardless of the window."""
         self.flush_now()
         while self._unsent_evictions and not self._unsent_evictions.keys().isdisjoint((block.tenant, block.key) for block in blocks):
             self._send_or_reconnect(self._send_events)

@@ -176,7 +176,7 @@ class _PendingPut:
         partitions have replied.
 
         An exception becomes the answer, and no put stays open. After Unavailable or StaleEpoch the writer is answered
-        ASK_AGAIN, and the next owner decides.
+        RETRY_LATER, and the next owner decides.
         """
         self._table.uncommitted.end([put.block for _, put in part])
         if isinstance(reply, ReserveReply) and len(reply.statuses) != len(part):
@@ -206,7 +206,7 @@ class _PendingPut:
         self._error = self._error or error
 
     def answer_retry(self, part: _Part) -> None:
-        """Answer ASK_AGAIN for these puts, and for blocks that were present and are not durable."""
+        """Answer RETRY_LATER for these puts, and for blocks that were present and are not durable."""
         for _, put in part:
             self._table.abort(put)
         self._is_retried = True

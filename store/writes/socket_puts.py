@@ -234,7 +234,7 @@ class SocketPuts:
 
     def expire(self) -> None:
         """Free the slots of expired puts whose payload is still arriving. The rest of the payload is discarded and the
-        writer is answered ASK_AGAIN. Only this process writes these slots; a stalled peer would otherwise keep them."""
+        writer is answered RETRY_LATER. Only this process writes these slots; a stalled peer would otherwise keep them."""
         for owner in self._table.awaited():
             if isinstance(owner, Session) and isinstance(owner.context, Caller) and owner.context.frame is not None:
                 self._give_up(owner, owner.context.frame)

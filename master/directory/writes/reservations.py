@@ -1,8 +1,8 @@
-"""Permission to put a key: reservations, and claims of blocks that their node holds already. Sans-I/O; `now_ns` is
+"""Permission to put a key: reservations, and commit requests for blocks that their node holds. Sans-I/O; `now_ns` is
 passed in.
 
 A reservation only avoids duplicate work. It is no lock: a put that is late or without a reservation is published all
-the same, and generations decide between two puts of a key. A granted claim is published in the same time slice
+the same, and generations decide between two puts of a key. A granted commit request is published in the same time slice
 (block_events.py), and so needs no reservation."""
 
 from array import array
@@ -125,7 +125,7 @@ MIN_NEW: Final = 4
 
 
 class PutClaims:
-    """Decides on claims of blocks that a node holds. Not thread-safe."""
+    """Decides on commit requests for blocks that a node holds. Not thread-safe."""
 
     def __init__(self, parts: DirectoryParts, reservations: DirectoryReservations) -> None:
         self._rows, self._tenants, self._reservations = parts.rows, parts.tenants, reservations
