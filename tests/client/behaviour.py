@@ -48,7 +48,7 @@ def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """On the node's host, unless EVERYWHERE says otherwise."""
     where = str(getattr(request, "param", "here"))
     if where != "here":
-        monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+        monkeypatch.setattr("kvstore.client.operations.is_local_socket", lambda unix, host_id: False)
     if where == "by engine":
         monkeypatch.setattr(
             "kvstore.client.base_client.resolve_settings",

@@ -130,7 +130,7 @@ def _client() -> Iterator[tuple[str, Point]]:
     for operation, kinds in answered.items():
         for kind in kinds:
             yield from _around(f"client.{operation}.{kind.__name__}", f"{channel}._answered", _answer_is(kind))
-    yield from _around("client.get.look", "kvstore.client.local.reader_slots:LocalDesk.look")
+    yield from _around("client.get.look", "kvstore.client.local.reader_slots:LocalReaderSlots.acquire_hazard")
     yield from _around("client.get.copy", "kvstore.client.local.reads:LocalReads._copy")
 
 

@@ -100,7 +100,7 @@ class System:
     def remote_client(self, **options: Any) -> Client:
         """One that takes itself to be on another host: it uses TCP, and no node is the local one. The caller closes it."""
         with _MAKING, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+            patch.setattr("kvstore.client.operations.is_local_socket", lambda unix, host_id: False)
             return self.client(**options)
 
     def start_master(self, index: int = 0, *flags: str) -> Child:

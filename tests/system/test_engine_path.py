@@ -114,7 +114,7 @@ def test_values_go_straight_into_and_out_of_registered_memory(system: System) ->
 
 
 def test_tasks_share_the_engine_of_an_asyncio_client(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+    monkeypatch.setattr("kvstore.client.operations.is_local_socket", lambda unix, host_id: False)
 
     async def work() -> int:
         async with AsyncClient(system.address, settings=BY_ENGINE) as client:
@@ -277,7 +277,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("dead-node")
 @pytest.mark.usefixtures("parts")
 def test_batches_in_parts_are_the_bytes_that_were_put(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+    monkeypatch.setattr("kvstore.client.operations.is_local_socket", lambda unix, host_id: False)
 
     async def work() -> None:
         async with AsyncClient(system.address, settings=BY_ENGINE) as client:

@@ -70,7 +70,7 @@ def test_an_asynchronous_client_over_tls(encrypted: Encrypted) -> None:
 
     async def use() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kvstore.client.operations.is_here", lambda unix, host_id: False)
+            patch.setattr("kvstore.client.operations.is_local_socket", lambda unix, host_id: False)
             client = AsyncClient(encrypted.system.address, settings=settings, transfer=BY_TCP)
         async with client:
             assert await client.put_batch(KEYS, VALUES) == [True] * len(KEYS)
