@@ -60,12 +60,12 @@ def _node() -> Iterator[tuple[str, Point]]:
     yield from _served("node", "replicate", CopyBlocks)
     yield from _served("node", "drain", SetDraining)
     functions = {
-        "put.shown": "store.shared_index.index_writer:Showing.show",
-        "put.claim": "store.writes.commit_batcher:Deciding._claim",
-        "put.decided": "store.writes.commit_batcher:Deciding._settle",
-        "publish.say": "store.replication.event_replicator:Publisher._say",
-        "publish.answered": "store.replication.event_replicator:Publisher._advance",
-        "publish.inventory": "store.replication.event_replicator:Publisher._say_inventory",
+        "put.shown": "store.shared_index.index_writer:SharedIndexWriter.add",
+        "put.claim": "store.writes.commit_batcher:CommitBatcher._send",
+        "put.decided": "store.writes.commit_batcher:CommitBatcher._settle",
+        "publish.say": "store.replication.event_replicator:EventReplicator._send_message",
+        "publish.answered": "store.replication.event_replicator:EventReplicator._advance",
+        "publish.inventory": "store.replication.event_replicator:EventReplicator._send_inventory_part",
         "publish.register": "store.master_session.master_link:MasterLink._register",
         "demote.planned": "store.tiering.mover:TierMover._start",
         "demote.copy": "store.tiering.mover:TierMover._copy",
@@ -77,14 +77,14 @@ def _node() -> Iterator[tuple[str, Point]]:
         "promote.read": "tiers.nvme:NvmeTier.read_batch_into",
         "promote.arrived": "store.reads.read_service:ReadService._arrived",
         "get.answer": "store.reads.read_service:ReadService._reply",
-        "evict.hide": "store.shared_index.index_writer:Showing.hide",
+        "evict.hide": "store.shared_index.index_writer:SharedIndexWriter.remove",
         "remove.flush": "tiers.nvme:NvmeTier.flush",
         "replicate.fetch": "store.replication.replica_queue:ReplicaQueue._work",
         "replicate.arrived": "store.replication.replica_queue:ReplicaQueue._sort_out",
         "replicate.report": "store.replication.replica_queue:ReplicaQueue._report",
         "replicate.shown": "store.replication.replica_queue:ReplicaQueue._settle",
-        "drain.mode": "store.tiering.drainer:Leaving.drain",
-        "drain.save": "store.tiering.drainer:Saver.begin",
+        "drain.mode": "store.tiering.drainer:Drainer.drain",
+        "drain.save": "store.tiering.drainer:NvmeSaver.begin",
     }
     for name, function in functions.items():
         yield from _around(f"node.{name}", f"kvstore.{function}")
@@ -99,17 +99,17 @@ def _master() -> Iterator[tuple[str, Point]]:
     functions = {
         "publish.commit": "master.catalogs.group_commit:GroupCommit._commit",
         "publish.durable": "master.catalogs.group_commit:Committer._committed",
-        "publish.merge": "master.catalogs.segments.merger:Merging.step",
-        "remove.planned": "master.directory.writes.removals:Removing.plan",
-        "remove.dropped": "master.directory.writes.removals:Removing.dropped",
+        "publish.merge": "master.catalogs.segments.merger:SegmentMerger.step",
+        "remove.planned": "master.directory.writes.removals:BlockRemover.plan",
+        "remove.dropped": "master.directory.writes.removals:BlockRemover.dropped",
         "replicate.order": "master.server.node_frames:NodeFrames.replicate",
-        "replicate.enter": "master.directory.placement.replication:Replication.enter",
-        "register": "master.leadership.leader:Leading.register",
-        "drain.begun": "master.server.drain_commands:Drains.drain",
-        "drain.told": "master.server.drain_commands:Drains._tell",
-        "takeover.listed": "master.leadership.role_manager:Standing.take",
-        "takeover.elected": "master.leadership.role_manager:Standing.elected",
-        "takeover.begin": "master.leadership.leader:Leading.begin",
+        "replicate.enter": "master.directory.placement.replication:ReplicaPlanner.enter",
+        "register": "master.leadership.leader:LeaderRole.register",
+        "drain.begun": "master.server.drain_commands:DrainCommands.drain",
+        "drain.told": "master.server.drain_commands:DrainCommands._tell",
+        "takeover.listed": "master.leadership.role_manager:RoleManager.take",
+        "takeover.elected": "master.leadership.role_manager:RoleManager.elected",
+        "takeover.begin": "master.leadership.leader:LeaderRole.begin",
     }
     for name, function in functions.items():
         yield from _around(f"master.{name}", f"kvstore.{function}")
