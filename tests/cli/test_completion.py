@@ -19,7 +19,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last of the words."""
+    """Return the completions that bash offers for the last word."""
     program = folder / "kvstore"
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Promises of lab.py, through the command line: tables, JSON, plots, and one clear line for whatever is wrong."""
+"""Promises of lab.py, through the command line: tables, JSON, plots, and one clear line for each error."""
 
 import json
 import sys

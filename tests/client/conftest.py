@@ -36,8 +36,7 @@ def oracle(node: OracleNode) -> Oracle:
 
 @pytest.fixture
 def far() -> OracleNode:
-    """Node 2, on another host, with a transfer engine. Whatever test creates its Oracle must close it; `make_oracle`
-    does."""
+    """Node 2, on another host, with a transfer engine. A test that creates its Oracle must close it; `make_oracle` does."""
     return OracleNode(2, local=False, has_engine=True)
 
 

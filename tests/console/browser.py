@@ -100,7 +100,7 @@ class Watched:
         return found
 
     def violations(self) -> str:
-        """What axe has against the page as it is now; empty for nothing."""
+        """Return axe's report of accessibility violations in the current page; empty if it finds none."""
         results = Axe().run(self.page)
         return str(results.generate_report()) if results.violations_count else ""
 

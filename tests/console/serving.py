@@ -32,7 +32,7 @@ class Served:
 
 
 class HeaderAccess(LocalAccess):
-    """What a request may do by its header Authorization."""
+    """Access control that maps a request's Authorization header to an access level."""
 
     def __init__(self, accesses: Mapping[str, AccessLevel]) -> None:
         self._accesses = accesses

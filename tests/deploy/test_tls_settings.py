@@ -32,7 +32,7 @@ AS_ROOT = ("user add root:root", "role add root", "user grant-role root root")
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """Where the settings lie, and the HTTPS ports of master and node."""
+    """Folder of the settings, and the HTTPS ports of master and node."""
 
     settings: Path
     master_port: int
@@ -40,7 +40,7 @@ class Secured:
 
 
 def with_users(etcd: EtcdServer) -> None:
-    """Make root and the masters' user, as docs/operations.md does, and have etcd ask who comes."""
+    """Create root and the masters' user, as docs/operations.md does, and enable etcd's authentication."""
     cert, key = etcd.certificate
     [role] = [block for block in re.findall(r"^```sh\n(.*?)^```$", OPERATIONS.read_text(), re.M | re.S) if "grant-permission" in block]
     script = "\n".join([*(f"etcdctl {command}" for command in AS_ROOT), role, "etcdctl auth enable"])

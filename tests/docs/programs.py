@@ -104,7 +104,7 @@ def _check_own(program: str, arguments: Sequence[str], folder: Path) -> None:
 
 
 def _parse(command: click.Command, arguments: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What it would be called with."""
+    """Return the parameters with which click would call the command."""
     if "--help" in arguments:
         return {}
     with contextlib.chdir(folder):

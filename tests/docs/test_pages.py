@@ -34,13 +34,13 @@ pytestmark = pytest.mark.slow
 
 PATIENCE_S = 240
 MASTER = "127.0.0.1:7440"
-"""Where the pages' cluster is."""
+"""Master address that the pages use."""
 COLLECTOR = "http://127.0.0.1:4318/v1/traces"
-"""Where their collector of traces is."""
+"""Endpoint of the trace collector that the pages use."""
 OF_THEIR_OWN = ("security.md",)
 """Pages whose commands follow one another: a test of their own runs them in their order."""
 NODES = dict.fromkeys(("NODE", "n1", "n2"), "node-0")
-"""What pages call a node."""
+"""Names that pages use for a node, and the node's real name."""
 OF_OTHERS = (
     ("weights", "retire"),
     ("namespaces", "show"),
@@ -204,7 +204,7 @@ def test_getting_started_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 
 def run(hosts: TwoHosts, module: str, arguments: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """What a program says on the host where the daemons are; it must end well."""
+    """Return the standard output of a program on the daemons' host; assert that it exits with 0."""
     done = Forked(module, arguments, environment=environment, stderr=sys.__stderr__, host=hosts.names[0], folder=folder)
     assert done.stdout is not None
     with done.stdout:

@@ -98,7 +98,7 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def given_to_engines() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where it stands, and each JSON object that an engine is given by a command or a file."""
+    """Yield the block's name and each JSON object that a command or a file passes to an engine."""
     texts = [(each.name, each.code) for page in PAGES for each in blocks(page) if each.language == "json"]
     for command in all_commands():
         if any(engine in word for engine in ENGINES for word in command.words[:3]):

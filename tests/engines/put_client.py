@@ -1,4 +1,4 @@
-"""A client that tells what was put."""
+"""A client that records puts."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tests.client.jobs.faulty import FaultyClient
 
 
 class PutClient(FaultyClient):
-    """Tells which keys were put, with which parents and under which label."""
+    """Client that records the keys of its puts, their parents and their label."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)

@@ -1,4 +1,4 @@
-"""Values by KV heads: each head is in one value, whatever the tensor parallelism."""
+"""Values by KV heads: each head is in exactly one value at every tensor-parallel size."""
 
 from dataclasses import replace
 

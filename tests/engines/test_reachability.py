@@ -1,4 +1,4 @@
-"""What an engine's log says of its store, of a real one and of none."""
+"""Log lines of an engine about its store, with a real store and with an unreachable one."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""What an engine hands over becomes settings; what is the engine's own is left alone."""
+"""Settings from an engine's configuration; the engine's own entries are ignored."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -19,9 +19,9 @@ TOKEN_BYTES = 2 * 4 * 2 * 32 * 4
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs the extra examples")
-@pytest.mark.timeout(900)  # half a minute on two cores that nobody else uses
+@pytest.mark.timeout(900)  # half a minute on two idle cores
 def test_prefill_and_decode_apart_are_one_model() -> None:
-    # It returns when nobody holds its standard output any more: no process is left behind.
+    # It returns once no process holds its standard output: no process is left behind.
     done = subprocess.run([sys.executable, str(EXAMPLE), "--quick"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert (done.stdout.count("✔"), done.stdout.count("NOT SO")) == (10, 0)

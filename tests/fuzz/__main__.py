@@ -35,7 +35,7 @@ def main(names: tuple[str, ...], seconds: int, keep: bool) -> None:
 
 
 def _fuzz(name: str, folder: Path, *, seconds: int, keep: bool) -> bool:
-    """Whether there is a finding, which is printed."""
+    """Fuzz one target and print its findings. Return True if it has any."""
     inputs = folder / "inputs"
     corpus.unpack(name, inputs)
     limits = (f"-timeout={TIMEOUT_S}", f"-rss_limit_mb={MEMORY_MB}", f"-max_len={corpus.MAX_INPUT_BYTES}", "-verbosity=0")

@@ -74,7 +74,7 @@ def call(data: bytes) -> grpc.StatusCode:
         code: grpc.StatusCode = error.code()
         if code in FAULTS:
             raise AssertionError(f"{method} ends with {code.name}: {error.details()}") from None
-        if code is grpc.StatusCode.UNAVAILABLE:  # the master may say so, unless it is gone
+        if code is grpc.StatusCode.UNAVAILABLE:  # a valid response, unless the master is dead
             call(bytes([STATUS]))
         return code
     return grpc.StatusCode.OK

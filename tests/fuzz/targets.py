@@ -1,6 +1,6 @@
-"""What is fuzzed: functions of bytes that return, or fail by a typed error inside. What else they raise is a finding.
+"""Fuzz targets: functions of bytes that return or catch a typed error. Any other exception is a finding.
 
-Where a checksum guards the bytes the target makes the right one, or no input would ever come behind it.
+If a checksum guards the bytes, the target computes the right one: otherwise no input would pass the check.
 """
 
 import hmac
@@ -60,7 +60,7 @@ def message(data: bytes) -> None:
 
 
 def segment(data: bytes) -> None:
-    """A segment of the catalog behind its checksum. What can be read can be merged."""
+    """Decode a segment of the catalog behind its checksum. A readable segment can be merged."""
     found = form.decode(xxhash.xxh3_64_intdigest(data).to_bytes(8, "little") + data, b"s/1")
     blocks: form.Blocks = {}
     form.replay(blocks, found.changes)
@@ -77,7 +77,7 @@ def record(data: bytes) -> None:
 
 
 def tag(data: bytes) -> None:
-    """What NVMe keeps of a block."""
+    """Decode the tag that NVMe stores with a block."""
     rows = BlockRows()
     block = from_recovered(Recovered(Slot(1, 1, 4096), 7, data), rows)
     if from_recovered(Recovered(Slot(1, 1, block.size_bytes), 7, tag_of(block)), rows).key != block.key:
@@ -85,24 +85,24 @@ def tag(data: bytes) -> None:
 
 
 def engine(data: bytes) -> None:
-    """What a transfer engine says of itself."""
+    """Decode a transfer engine's description."""
     unpack_engine(data)
 
 
 def region(data: bytes) -> None:
-    """Where a peer's memory can be reached."""
+    """Decode a peer's description of a memory region."""
     unpack_region(data)
 
 
 def topology(data: bytes) -> None:
-    """What a node says of its host, or an operator in a file. What is read is written and read again alike."""
+    """Parse a host's topology, from a node or an operator's file. Writing and reading it again gives the same topology."""
     found = parse_topology(data)
     if as_json(parse_topology(dump_topology(found))) != as_json(found):
         raise AssertionError("a topology is another one once it was written")
 
 
 def rank(data: bytes) -> None:
-    """What a rank of a hand-over says of itself."""
+    """Decode a rank's description in a hand-over."""
     handover.unpack(data)
 
 
@@ -139,7 +139,7 @@ def control(data: bytes) -> None:
 
 
 def ticket(data: bytes) -> None:
-    """What a client shows a node, behind the node's own seal: none of it is believed for being sealed."""
+    """Check a ticket that a client sends a node, with a valid seal: the seal alone makes no field trusted."""
     body = data[:1] + struct.pack("<I", 1) + data[5:]
     keyring = Keyring()
     keyring.add(1, _SECRET, age_ms=0, issuer="m", now_ns=0)
@@ -147,7 +147,7 @@ def ticket(data: bytes) -> None:
 
 
 def kv_events(data: bytes) -> None:
-    """What an engine publishes of its own memory."""
+    """Decode KV events that an engine publishes."""
     read_batch(data)
 
 

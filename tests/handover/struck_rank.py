@@ -1,7 +1,7 @@
 """A rank whose main thread is struck by signals whose handler raises: `python -m tests.handover.struck_rank ROLE TRANSPORTS STRIKES`.
 
-It hands cache over with a rank in another process until a handler has raised STRIKES times within the calls of the transceiver, and prints
-what it found as a line of JSON. Every tenth request is not struck and must go well.
+It transfers cache with a rank in another process until a handler has raised STRIKES times within the transceiver's calls. It prints its
+findings as a line of JSON. Every tenth request is not struck and must succeed.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Struck(BaseException):
 
 
 class Storm:
-    """The handler raises wherever it finds one of the `watched` functions under way, and only there: what follows a call is not struck."""
+    """Signals whose handler raises only while one of the `watched` functions runs, not after its return."""
 
     def __init__(self, watched: list[Callable[..., Any]], seed: int) -> None:
         self._codes = {function.__code__ for function in watched}
@@ -51,13 +51,13 @@ class Storm:
             frame = frame.f_back
         self.raised += frame is not None
         self._left -= 1
-        # Now, and not for ever: a handler that is struck all the time gets nowhere, nor does a machine that takes longer for it.
+        # The number of signals is limited: under constant signals neither a handler nor a slow machine makes progress.
         signal.setitimer(signal.ITIMER_REAL, self._again_s if self._left > 0 else 0.0)
         if frame is not None:
             raise Struck
 
     def over(self, act: Callable[[], None]) -> bool:
-        """Run `act` in the storm. Whether it was struck."""
+        """Run `act` in the storm. Return True if a signal struck it."""
         self._again_s, self._left = self._random.choice((2e-5, 2e-4, 1e-3, 0.0)), MAX_OF_ONE
         signal.setitimer(signal.ITIMER_REAL, self._random.uniform(1e-5, LONGEST_S))
         try:
@@ -99,7 +99,7 @@ class Requests:
         return name
 
     def hand_over(self, name: str) -> None:
-        """What is struck."""
+        """Send or receive the request and wait for it: the calls that signals strike."""
         self._handle = None
         transceiver = self._rank.transceiver
         if self._is_receiver:

@@ -23,7 +23,7 @@ BLOCKS, TOKENS = [1, 2], 32
 
 
 class Scene:
-    """An honest executor, and a peer that says whatever the test wants."""
+    """An honest executor, and a peer that sends any message the test chooses."""
 
     def __init__(self, stack: ExitStack, *, way: str = "auto", **how: Any) -> None:
         settings = HandoverSettings(deadline_s=20, way=way, direct_min_bytes=Size(0))
@@ -33,18 +33,18 @@ class Scene:
         stack.callback(self.bad.close)
 
     def say(self, message: Message, *, deadline_s: float = 10) -> KVStoreError | None:
-        """With what it is answered."""
+        """Send a message and return the error of its response, or None."""
         answers: SimpleQueue[KVStoreError | None] = SimpleQueue()
         act = lambda: self.bad.connections.send_request(self.info, message, deadline_s=deadline_s, on_answer=answers.put)  # noqa: E731
         self.bad.reactor.call(act, deadline_s=10)
         return answers.get(timeout=10)
 
     def heard(self) -> Message:
-        """The next that the bad peer is told."""
+        """Return the next message that the bad peer receives."""
         return self.bad.heard.get(timeout=10)[1]
 
     def receive(self, request_id: bytes) -> Any:
-        """The honest rank takes from the bad one, which has been asked when this returns."""
+        """Begin a receive of the honest rank from the bad one, and return once its request has arrived."""
         transceiver = self.honest.ranks[0].transceiver
         source = transceiver.connect([self.bad.info.pack()])
         receiving = transceiver.receive(request_id, BLOCKS, tokens=TOKENS, source=source)

@@ -1,4 +1,7 @@
-"""What holds when a hand-over fails: all ranks of both sides end with a typed error in time, nothing is left, the next one is fine."""
+"""State after a failed hand-over: all ranks of both sides end with a typed error in time.
+
+Nothing is left over, and the next hand-over succeeds.
+"""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Promises of prefix.py: what a store has of a sequence goes into the rank's blocks, wherever they lie; the rest is told."""
+"""Promises of prefix.py: the stored prefix of a sequence is loaded into the rank's blocks, and the rest is reported."""
 
 from typing import Any
 

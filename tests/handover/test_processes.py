@@ -104,7 +104,7 @@ def check_next(sender: Rank, layout: CacheLayout, transports: str) -> None:
 @pytest.mark.promise("handover-fenced")
 @pytest.mark.parametrize("transports", ["tcp"])
 def test_a_sender_that_stops_in_the_middle_writes_nothing_later(transports: str) -> None:
-    """The receiver ends at its deadline and gives its blocks to somebody else; then the sender goes on."""
+    """The receiver ends at its deadline and reuses its blocks for another request; then the sender resumes."""
     layout = layout_of(LARGE, pool_blocks=64)
     blocks, tokens = list(range(64)), 64 * 64
     with Child(layout, 0, transports) as child, own_rank(layout, 0, transports) as receiver:
@@ -151,7 +151,7 @@ def _error_of(handover: Any) -> KVStoreError | None:
 
 @TRANSPORTS
 def test_suspended_receiver_does_not_take_another_requests_data(transports: str) -> None:
-    """The sender ends at its deadline and gives its blocks to somebody else; then the receiver goes on."""
+    """The sender ends at its deadline and reuses its blocks for another request; then the receiver resumes."""
     layout = layout_of(LARGE, pool_blocks=64)
     blocks, tokens = list(range(64)), 64 * 64
     with Child(layout, 0, transports) as child, own_rank(layout, 0, transports, way="auto") as sender:

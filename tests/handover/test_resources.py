@@ -1,4 +1,4 @@
-"""What the sides of a rank share, and how it ends."""
+"""Resources shared by the two sides of a rank, and their release."""
 
 import pytest
 

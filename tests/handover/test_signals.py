@@ -1,4 +1,7 @@
-"""What a signal handler raises in the caller of a transceiver, at any moment, comes out only once nobody is at the blocks."""
+"""Exceptions of signal handlers in a caller of the transceiver, at any moment.
+
+A call raises the exception only after all accesses to the blocks have ended.
+"""
 
 import pytest
 

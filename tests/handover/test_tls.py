@@ -1,4 +1,4 @@
-"""Ranks that have certificates hand over by TLS, and to nobody whose certificate is for something else."""
+"""Ranks with certificates hand over by TLS, and only to peers with a certificate for a rank."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Promises of accesses.py: where each block was used before and is used next, whatever its id."""
+"""Promises of accesses.py: previous and next use of each block, for blocks of any id."""
 
 from dataclasses import replace
 from functools import cache

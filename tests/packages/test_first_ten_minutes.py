@@ -1,6 +1,10 @@
-"""A stranger's first ten minutes: the wheel in an empty environment, a cluster by one command, its console in a browser, ten lines of
-Python, a look at it, a second node, a Prometheus that scrapes both, and that node's death, which raises an alarm and shows in the console.
-Everything is done with what is installed; of the checkout it knows nothing.
+"""A new user's first ten minutes, with the installed wheel only and nothing of the checkout.
+
+- the wheel in an empty environment
+- a cluster by one command, and its console in a browser
+- ten lines of Python, and the blocks that they stored
+- a second node, and a Prometheus that scrapes both
+- the death of that node, which raises an alarm and shows in the console
 
 Needs Prometheus and Chromium (Debian: prometheus, chromium); `make test` installs them.
 """
@@ -28,7 +32,7 @@ from tests.ports import free_ports
 pytestmark = pytest.mark.slow
 
 RULES = re.sub(r"for: \S+", "for: 0s", (Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml").read_text())
-"""Those that are deployed, but that none waits for what it tells of to last."""
+"""The deployed alert rules with every `for` set to 0 s: alerts fire at once."""
 DOWN = "KvstoreDaemonDown"
 PROGRAM = """
 from kvstore import Client
@@ -45,7 +49,7 @@ with Client() as client:
 
 
 class Stranger:
-    """The commands of an environment, and what they are told by variables."""
+    """The commands of an environment, and their environment variables."""
 
     def __init__(self, commands: Path, folder: Path, listen: str) -> None:
         self._commands = commands
@@ -156,7 +160,7 @@ def look_around(browser: BrowserContext, console: str) -> None:
 
 
 def await_trouble(browser: BrowserContext, console: str, text: str) -> None:
-    """The console's first page tells it, without anybody asking."""
+    """Wait until the console's first page shows `text`."""
     with Watched(browser, console) as watched:
         expect(watched.show().get_by_role("list", name="State of the cluster")).to_contain_text(text, timeout=WAIT_MS)
 

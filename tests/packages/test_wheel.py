@@ -67,12 +67,12 @@ def test_every_command_is_there_and_explains_itself(commands: Path, command: str
 
 @pytest.fixture(scope="module")
 def types_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of mypy: what it knows of the packages beside this one, which are the same in each environment. Where ours is, it looks each time."""
+    """Folder of mypy's cache for the other packages, which are the same in each environment. mypy locates kvstore in every run."""
     return tmp_path_factory.mktemp("types")
 
 
 def revealed(python: Path, folder: Path, cache: Path) -> str:
-    """What mypy says of a program that uses both clients."""
+    """Return mypy's output for a program that uses both clients."""
     program = folder / "program.py"
     program.write_text("from kvstore import AsyncClient, Client\n\nreveal_type(Client().get(b'key'))\nreveal_type(AsyncClient().ping)\n")
     mypy = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache))

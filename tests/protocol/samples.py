@@ -24,7 +24,7 @@ def kinds_of(module: ModuleType) -> list[type[Message]]:
 
 
 def said(message: Message) -> tuple[type[Message], list[Any]]:
-    """What two messages that say the same have in common: a column of integers may be an array, a tuple or a list."""
+    """Return a value that is equal for equal messages: a column of integers may be an array, a tuple or a list."""
     values = (getattr(message, name) for name in type(message).__annotations__)
     return type(message), [list(value) if isinstance(value, array | tuple) else value for value in values]
 

@@ -1,4 +1,4 @@
-"""What the router's tests share: coroutines as tests, and a store of two nodes."""
+"""Fixtures of the router's tests: coroutines as tests, and a store of two nodes."""
 
 import inspect
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Promises of signals.py: what is told is what is listed, and a loop that hangs is no living router."""
+"""Promises of signals.py: the metrics served are the metrics listed, and a router with a hung loop is not live."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from tests.telemetry.http.asking import ask
 
 
 class Scheduler:
-    """What the signals ask of a SchedulerClient."""
+    """Fake SchedulerClient with the one method that the signals call."""
 
     def __init__(self) -> None:
         self.is_there = True

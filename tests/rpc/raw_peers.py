@@ -77,7 +77,7 @@ def submit(
 
 
 def outcome(request: AgentRequest) -> KVStoreError | None:
-    """What it ends with, or None."""
+    """Wait for the end of the request and return its error, or None."""
     with suppress(KVStoreError):
         request.wait(Deadline(PATIENCE_S))
     assert request.is_over
@@ -119,14 +119,14 @@ class RawAsker:
         assert JoinReply.unpack(body).name
 
     def is_refused(self) -> bool:
-        """Whether the other side closes the connection without sending more."""
+        """Return True if the peer closes the connection without sending more."""
         try:
             return not self.socket.recv(1)
         except ConnectionResetError:
             return True
 
     def works(self) -> bool:
-        """Whether a request is still answered."""
+        """Return True if the peer still responds to a request."""
         self.send(ReadRegions([], [], [], []))
         return self.answer()[0].type == Ok.TYPE
 

@@ -16,22 +16,22 @@ from tests.rpc.wires import frame, read_frame
 
 
 class StubMaster:
-    """Listens until it is closed. What it says may be changed at any time."""
+    """Master that listens until it is closed. A test may change its responses at any time."""
 
     def __init__(self, *, owner: str = "", refusal: KVStoreError | None = None, control: str = "", server: int = SERVER_MASTER) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "{}:{}".format(*self._listener.getsockname())
         self.owner = owner
-        """That it names; "": it is the owner."""
+        """Owner that it names; "": it is the owner."""
         self.says_owner: Callable[[], str] = lambda: self.owner
         self.refusal = refusal
-        """Its answer to Hello, in place of a Welcome."""
+        """Response to Hello, in place of a Welcome."""
         self.control = control
         self.server = server
         self.is_silent = False
-        """It answers nothing from now on, as one that was stopped."""
+        """True: it does not respond any more, like a stopped process."""
         self.answer: Callable[[Message], Message | None] = lambda message: None
-        """To what is asked; None: no answer."""
+        """Response to a request; None: no response."""
         self.hellos = 0
         self.asked: list[Message] = []
         self._connections: list[socket.socket] = []
@@ -80,7 +80,7 @@ class StubMaster:
 
 @contextlib.contextmanager
 def stub_masters(count: int) -> Iterator[list[StubMaster]]:
-    """That many; each stands by for the next one, and the last one owns the catalog."""
+    """Run `count` masters: each follows the next one, and the last one owns the catalog."""
     masters: list[StubMaster] = []
     try:
         masters += [StubMaster() for _ in range(count)]

@@ -12,7 +12,7 @@ from kvstore.rpc.gil_contention import FIRST_HELD, LATE_NS, GilContention, recei
 
 
 def held(gil: GilContention) -> int:
-    """How many calls are made with the GIL from now on."""
+    """Return the number of following calls that keep the GIL."""
     count = 0
     while gil.holds():
         count += 1

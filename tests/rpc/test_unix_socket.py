@@ -43,7 +43,7 @@ def permissions(path: Path) -> tuple[int, int]:
 
 
 def connected(path: Path, *, is_member: bool) -> str:
-    """What another user's process gets that connects: "None", or the error."""
+    """Connect from another user's process. Return "None", or the error."""
 
     def connect() -> None:
         become_another(is_member=is_member)

@@ -54,7 +54,7 @@ class Spans:
     told: list[tuple[int, TraceParent, str]] = field(default_factory=list)
     parts: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
     linked: list[tuple[TraceParent, ...]] = field(default_factory=list)
-    """What each request's span is linked to."""
+    """Links of each request's span."""
 
     def begin(self, kind: int, parent: TraceParent, links: Sequence[TraceParent] = ()) -> Request:
         return Request(self, "", kind=kind, parent=parent, links=links)
@@ -62,7 +62,7 @@ class Spans:
 
 @contextmanager
 def sampled() -> Iterator[SampledCall]:
-    """What this thread asks within belongs to a trace."""
+    """Make this thread's requests inside the block part of a trace."""
     call = SampledCall(TraceParent(7, 11))
     token = CALL.set(call)
     try:

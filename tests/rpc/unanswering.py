@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def black_hole() -> Iterator[tuple[str, int]]:
-    """Where connections are neither accepted nor refused: the backlog of a listener that does not accept is full."""
+    """Yield an address that neither accepts nor refuses connections: the backlog of its listener is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -26,6 +26,6 @@ def black_hole() -> Iterator[tuple[str, int]]:
 
 
 def has_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
-    """Every name is of a host with these, as a resolver would tell."""
+    """Make every name resolve to these addresses."""
     found: list[Any] = [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address) for address in addresses]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **keywords: found)

@@ -1,6 +1,4 @@
-"""What the tests of sessions, servers and channels share: raw frames on plain sockets, and a handler that notes what it
-is given.
-"""
+"""Helpers of the tests of sessions, servers and channels: raw frames on plain sockets, and a handler that records its calls."""
 
 import itertools
 import socket
@@ -50,7 +48,7 @@ class Looks(BusyPoll):
 
 
 class Item:
-    """What the bookkeeping of a pool needs of a channel."""
+    """Fake channel with the attributes that the bookkeeping of a pool reads."""
 
     def __init__(self, address: Address) -> None:
         self.address = address

@@ -1,8 +1,7 @@
-"""Every RPC and every frame of a master by every kind of credential, over real sockets: who is let through to the
-service, and who is not.
+"""Every RPC and every frame of a master by every kind of credential, over real sockets: permitted or denied.
 
-What each may do stands here a second time, in words of its own: a rule that changes, and an RPC or a frame that is new,
-fails here first.
+The table of permissions is written here a second time, independently: a changed rule, a new RPC or a new frame fails here
+first.
 """
 
 import socket
@@ -134,7 +133,7 @@ FELLOWS: Final = {
         + ("Weights", "RetireWeights", "PinNamespace", "RemoveNamespace", "RecordAudit", "SlowRequests")
     ),
 }
-"""What another master may call."""
+"""RPCs that another master may call."""
 
 READERS: Final = {"other tenant", *TENANT_ROLES}
 """Each of its own tenant's blocks: a session is of the tenant that its Hello named."""

@@ -1,6 +1,4 @@
-"""What docs/security.md says is never done, looked for in every source that is installed: nothing that is read is ever
-run.
-"""
+"""Search of every installed source for calls that docs/security.md excludes: no input is ever executed."""
 
 import ast
 from pathlib import Path
@@ -24,7 +22,7 @@ def sources() -> list[Path]:
 
 
 def runs(path: Path, tree: ast.AST) -> list[str]:
-    """Where it does, by line."""
+    """Return the lines that execute or unpickle data."""
     place, found = str(path.relative_to(ROOT)), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RUNNERS:

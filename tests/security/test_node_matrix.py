@@ -1,7 +1,6 @@
-"""Every frame of a node by every kind of ticket, over real sockets: which reach their service.
+"""Every frame of a node by every kind of ticket, over real sockets: permitted or denied.
 
-What each may do stands here a second time, in words of its own: a rule that changes, and a frame that is new, fails
-here first.
+The table of permissions is written here a second time, independently: a changed rule or a new frame fails here first.
 """
 
 from collections.abc import Iterator
@@ -99,7 +98,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def hellos(node: Served) -> dict[str, Hello | None]:
-    """What each kind of caller says first."""
+    """Return the Hello of each kind of caller."""
 
     def client(tenant: str, ticket: bytes) -> Hello:
         return Hello(ROLE_CLIENT, tenant, ticket=ticket)

@@ -1,8 +1,9 @@
-"""Every frame that peers say to one another, and neither to a master nor to a node, by who says it, over real sockets:
-between transfer engines by what was shown when they joined and by the region's key, between ranks of a hand-over by
-the run that was greeted.
+"""Every frame that peers send only to one another, by kind of sender, over real sockets.
 
-What each may do stands here in words of its own: a frame that is new has no row, and fails here first.
+- between transfer engines: by the credentials of the join and by the region's key
+- between ranks of a hand-over: by the run in the greeting
+
+The table of permissions is written here independently: a new frame has no row, and fails here first.
 """
 
 import socket

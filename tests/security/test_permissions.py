@@ -1,4 +1,4 @@
-"""Promises of permissions.py. That daemons keep to them: tests/security/test_matrix.py."""
+"""Promises of permissions.py. tests/security/test_matrix.py checks that daemons enforce them."""
 
 from collections.abc import Mapping
 

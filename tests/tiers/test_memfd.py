@@ -49,7 +49,7 @@ def descriptor(memory: Memfd, *, writable: bool) -> Iterator[int]:
 
 
 def is_asking(memory: Memfd) -> bool:
-    """Whether the kernel was asked for huge pages where the memory is mapped: "hg" among its flags."""
+    """Return True if the mapping requests huge pages: "hg" is among its VmFlags."""
     flags, found = "", False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.split()[0]:

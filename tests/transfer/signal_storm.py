@@ -54,7 +54,7 @@ class Storm:
             signal.setitimer(signal.ITIMER_REAL, self._random.choice((1e-5, self._random.uniform(1e-5, self._longest_s))))
 
     def over(self, act: Callable[[], None]) -> bool:
-        """Run `act` in the storm. Whether it raised."""
+        """Run `act` in the storm. Return True if it raised Struck."""
         self._left, self._is_on = STRIKES, True
         self._arm()
         try:

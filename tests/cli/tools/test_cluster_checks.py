@@ -1,4 +1,4 @@
-"""What the doctor says of clusters, of what their masters and their etcd tell."""
+"""The doctor's checks of clusters, from the responses of their masters and etcd."""
 
 import email.utils
 import json

@@ -1,4 +1,4 @@
-"""What the doctor finds on hosts that are made up from files, and on this one."""
+"""The doctor's checks of hosts, on fake hosts made of files and on this host."""
 
 import datetime
 import os

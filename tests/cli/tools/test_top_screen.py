@@ -15,7 +15,7 @@ from tests.console.simulated import Simulated
 
 @cache
 def documents(count: int, dead: tuple[int, ...]) -> list[Document]:
-    """What three looks at a cluster have found, once for all screens of it."""
+    """Return the documents of three polls of a cluster, cached for all screens of it."""
     clock, model = Clock(), ConsoleModel()
     source = Simulated(count, clock, dead=dead)
     found = []

@@ -1,4 +1,4 @@
-"""What the doctor finds on machines that are made up from files, and on this one."""
+"""The doctor's checks of transports, on fake machines made of files and on this machine."""
 
 import importlib.metadata
 import resource

@@ -26,7 +26,7 @@ class Publisher:
         self.replay_endpoint = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
         self.number = 0
         self.kept: dict[int, bytes] = {}
-        """What it can still replay."""
+        """Messages that can still be replayed, by sequence number."""
         self.asked: list[int] = []
         self._is_ending = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -51,7 +51,7 @@ class Publisher:
         self._events.send_multipart((b"", *parts))
 
     def begin_again(self) -> None:
-        """As an engine that was started anew."""
+        """Reset the numbers and the replay buffer, as a restarted engine does."""
         self.number, self.kept = 0, {}
 
     def __enter__(self) -> "Publisher":

@@ -1,5 +1,6 @@
-"""Promises of events.py: vLLM's form and the older one, and nothing that is neither; blocks get the keys of their tokens, whatever the
-engine calls them.
+"""Promises of events.py: vLLM's form and the older one are read, and all others are rejected.
+
+The keys of blocks depend on their tokens, not on the engine's names for them.
 """
 
 import contextlib

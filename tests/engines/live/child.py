@@ -1,4 +1,4 @@
-"""A program that runs in an engine's environment for a test, and is told what to do by lines of JSON."""
+"""A program that runs in an engine's environment for a test and reads commands as lines of JSON."""
 
 import json
 import os
@@ -16,10 +16,13 @@ STOP_S: Final = 20
 
 
 class EngineChild:
-    """A context manager: up inside, gone afterwards. The program answers on a descriptor of its own: engines print what they like."""
+    """Context manager: the program runs inside and has ended afterwards.
+
+    The program responds on a descriptor of its own, because engines print to standard output.
+    """
 
     def __init__(self, engine: str, program: Path, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Begins the program, and comes back before it is ready. What it and its engine print goes to `log`."""
+        """Start the program and return before it is ready. `log` receives the output of the program and its engine."""
         self._log = log
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
         read, write = os.pipe()

@@ -25,7 +25,7 @@ MADE: Final = "made"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What pip installs, in this order."""
+    """Packages that pip installs, in this order."""
 
     packages: tuple[str, ...]
     alone: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Environment:
 
 
 ENVIRONMENTS: Final[dict[str, Environment]] = {
-    # What LMCache 0.5.6 asks for, itself and by grpcio-observability: the oldest that any engine pins, without the engine.
+    # Pins of LMCache 0.5.6 and of its grpcio-observability: the oldest versions that any engine pins, without the engine.
     "pins": Environment(("protobuf>=6.31.1,<7", "grpcio==1.78.0", "numpy==2.2.6"), torch=""),
     "lmcache": Environment(("lmcache==0.5.6", "protobuf==6.33.6", "grpcio==1.78.0", "numpy==2.2.6")),
     # No engine: Mooncake's own tests, and the Python packages that they import.
@@ -90,7 +90,7 @@ def make(engine: str) -> None:
 
 
 def wheel() -> Path:
-    """This checkout's, made anew."""
+    """Build the wheel of this checkout and return its path."""
     folder = FOLDER / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     # Setuptools takes what an earlier build left in build/lib for sources of this one.

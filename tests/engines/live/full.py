@@ -9,7 +9,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Full
 
 @contextmanager
 def filled(client: Client) -> Iterator[None]:
-    """There is no room for a block more inside, and nothing that could leave: all is pinned. Gone afterwards."""
+    """Fill the store with pinned blocks, so that a put finds no space and no victim. Unpin and remove them afterwards."""
     pinned: list[bytes] = []
     for size_bytes in (1 << 20, 1 << 17, 1 << 13):
         try:

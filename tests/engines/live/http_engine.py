@@ -18,10 +18,10 @@ POLL_S: Final = 0.2
 
 
 class HttpEngine:
-    """One, from construction on, in a process group of its own with the processes that it begins; `close` ends it."""
+    """An engine's HTTP server, running from construction to `close`, in a process group of its own with its child processes."""
 
     def __init__(self, port: int, command: Sequence[Any], log: Path, environment: Mapping[str, str] | None = None, **popen: Any) -> None:
-        """What it prints goes to `log`. Comes back before it is ready."""
+        """Start the engine and return before it is ready. `log` receives its output."""
         self.address = f"127.0.0.1:{port}"
         self.url = f"http://{self.address}"
         self._log = log
@@ -31,7 +31,7 @@ class HttpEngine:
             )
 
     def wait(self, health: str = "/health") -> Self:
-        """Until it answers."""
+        """Wait until it responds."""
         end_s = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(urllib.error.URLError, OSError):
@@ -39,7 +39,7 @@ class HttpEngine:
                 return self
             assert self._process.poll() is None, self.log
             assert time.monotonic() < end_s, self.log
-            time.sleep(POLL_S)  # nothing tells of it but its port
+            time.sleep(POLL_S)  # only its port shows that it is ready
 
     @property
     def log(self) -> str:
@@ -51,12 +51,12 @@ class HttpEngine:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """What it answers. Raises HTTPError for a status that is not 200."""
+        """Return the response to a POST, decoded from JSON. Raises HTTPError for a status other than 200."""
         text = self._ask(path, json.dumps(body).encode() if body is not None else b"")
         return json.loads(text) if text else None
 
     def get(self, path: str) -> bytes:
-        """What it answers."""
+        """Return the body of the response to a GET."""
         return self._ask(path, None)
 
     def _ask(self, path: str, data: bytes | None) -> bytes:

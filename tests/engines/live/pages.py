@@ -8,7 +8,7 @@ from tests.docs.shell_blocks import ROOT, SHELL, code
 
 PAGE: Final = ROOT / "docs" / "engines.md"
 MASTER: Final = "127.0.0.1:7440"
-"""Where the page's cluster is."""
+"""Master address that the page uses."""
 
 
 def command(*first: str, changes: dict[str, str]) -> list[str]:

@@ -46,7 +46,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {"vllm": parse_vllm, "sgla
 
 
 def complaint(parse: Callable[[Sequence[str]], Any], words: Sequence[str]) -> str:
-    """What the parser says, which ends the program where it says anything."""
+    """Return the parser's error message, or "" if it accepts `words`. The parser exits on an error."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

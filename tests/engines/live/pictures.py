@@ -1,8 +1,8 @@
-"""What a prompt's image is to the model "images" (tiny_model.py) and to those who ask it."""
+"""Image sizes shared by the model "images" (tiny_model.py) and the tests that send it images."""
 
 from typing import Final
 
 IMAGE_TOKENS: Final = 32
-"""That stand for one, before the prompt."""
+"""Tokens that stand for an image, before the prompt."""
 IMAGE_PIXELS: Final = 56
-"""On each side."""
+"""Pixels of each side."""

@@ -1,7 +1,7 @@
 """Runs a module in an engine's environment for a test (child.py): `run_child.py FILE FD ARGUMENT...`.
 
-It makes the file's `Child(ARGUMENT...)`, writes `{}` to descriptor FD, and calls a method of it for each line of standard input, of which
-it writes the result there as a line of JSON. When standard input ends it calls `end`.
+It creates the file's `Child(ARGUMENT...)` and writes `{}` to descriptor FD. For each line of standard input it calls a method of the
+child and writes the result to FD as a line of JSON. At the end of standard input it calls `end`.
 """
 
 import importlib

@@ -44,7 +44,7 @@ def running(script: str, folder: Path, **variables: str) -> Iterator[tuple[TwoHo
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "XDG_RUNTIME_DIR": str(folder),
-        # What a slow machine makes late is no miss.
+        # A slow machine must not turn a hit into a miss.
         "KVSTORE_VLLM_LOOKUP_DEADLINE_S": "30",
         "KVSTORE_VLLM_LOAD_DEADLINE_S": "60",
         **variables,

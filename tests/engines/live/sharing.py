@@ -1,6 +1,6 @@
-"""What engines of any kind do with a store: prefixes are found by other processes.
+"""Tests of engines that share prefixes through a store.
 
-What comes of a prompt is what comes without a store, whatever becomes of it.
+In every state of the store, an engine answers a prompt as an engine without a store does.
 """
 
 import itertools
@@ -96,7 +96,7 @@ class Sharing:
             assert answer.cached < self.cached
 
         def is_shared() -> bool:
-            """Each time it is computed anew, and stored once there is room."""
+            """Recompute the prompt. Return True once the store has space for it and has stored it."""
             for engine in (first, second):
                 engine.forget()
                 (answer,) = engine.save(asked)
@@ -119,7 +119,7 @@ class Sharing:
         store.start_master()
 
         def is_shared() -> bool:
-            """Each time it is computed anew, and stored once the engine has found the master again."""
+            """Recompute the prompt. Return True once the engine has reconnected to the master and stored it."""
             for engine in (first, second):
                 engine.forget()
                 (answer,) = engine.generate(later)

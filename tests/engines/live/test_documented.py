@@ -24,7 +24,7 @@ from tests.system.running import until
 
 CHILD = Path(__file__).with_name("parsing_child.py")
 CPU = Path(__file__).parent / "sglang" / "cpu"
-"""What SGLang asks for and a CPU lacks."""
+"""Folder of stand-ins for packages that SGLang requires and a CPU lacks."""
 FIRST = {"vllm": ("python", "-m", "vllm."), "sglang": ("python", "-m", "sglang."), "lmcache": ("lmcache",)}
 """The first words of an engine's commands; the last one is the beginning of a word."""
 
@@ -44,7 +44,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complaints(engine: str, lines: list[list[str]]) -> list[str]:
-    """What the engine says of each command line, "" if it takes it."""
+    """Return the engine's error message for each command line, "" if it accepts it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVSTORE_")}
     done = subprocess.run(
         [python_of(engine), CHILD, engine],

@@ -14,14 +14,17 @@ from tests.engines.live.environments import ENVIRONMENTS, FOLDER, python_of
 
 PROGRAM = Path(__file__).with_name("pinned.py")
 EXTRAS = {"cryptography", "matplotlib", "opentelemetry", "torch", "triton", "hypothesis", "pytest", "tokenizers"}
-"""What modules of an extra, and the suites for new tiers and transports, may lack: the wheel was installed without any."""
+"""Packages that modules of an extra and the suites for new tiers and transports may lack.
+
+The wheel was installed without any extra.
+"""
 
 EVERY_ENGINE = pytest.mark.parametrize("engine", ENVIRONMENTS)
 
 
 @EVERY_ENGINE
 def test_pip_finds_that_its_requirements_are_met(engine: str) -> None:
-    """What an engine lacks itself, having been installed without what exists for CUDA only, is the engine's business."""
+    """The check ignores the engine's own missing packages, which exist for CUDA only."""
     done = subprocess.run([python_of(engine), "-m", "pip", "check"], stdout=subprocess.PIPE, text=True, check=False)
     assert [line for line in done.stdout.splitlines() if line.startswith("kvstore-llm ")] == []
 

@@ -1,6 +1,6 @@
-"""Tasks of an L2 adapter on a real cluster: each ends, is told by its descriptor, and fails as a miss where the store does.
+"""Tasks of an L2 adapter on a real cluster: each ends, signals its descriptor, and is a miss if the store fails.
 
-Which hold of the store may be released when LMCache unlocks objects.
+`Locks`: holds of the store to release when LMCache unlocks objects.
 """
 
 import os
@@ -245,7 +245,7 @@ def test_what_does_not_fit_the_queue_is_a_store_that_failed(cluster: LocalCluste
 
 
 def test_once_closed_tasks_are_accepted_and_tell_nobody(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The descriptor's number may belong to a file of somebody else's by then."""
+    """After the close, the descriptor's number may belong to an unrelated file."""
     scene = Scene(cluster.address)
     scene.close()
     told: list[int] = []

@@ -21,7 +21,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def opened(running: Cluster) -> Iterator[Opened]:
-    """Sets up a store on the cluster, with more entries of its configuration. What was put by it is gone afterwards."""
+    """Set up a store on the cluster, with more entries of its configuration. Its objects are removed afterwards."""
     with contextlib.ExitStack() as stack:
 
         def made(**entries: Any) -> MooncakeDistributedStore:

@@ -1,4 +1,4 @@
-"""What was put is got in every form, and what is not there is told as Mooncake tells it."""
+"""Gets of objects in every form, and Mooncake's own results for missing objects."""
 
 import os
 

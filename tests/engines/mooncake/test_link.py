@@ -84,7 +84,7 @@ def test_a_master_that_is_gone_is_unhealthy(tmp_path: Path) -> None:
 
 
 def test_tenants_keys_never_meet(store: MooncakeDistributedStore, opened: Opened) -> None:
-    """Whatever a key of the default tenant looks like."""
+    """No key of the default tenant reaches another tenant's objects."""
     with pytest.raises(AssertionError):
         opened(tenant_id="a\0b")  # else its keys could be those of tenant a
     other = opened(tenant_id="other")

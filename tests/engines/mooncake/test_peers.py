@@ -15,7 +15,7 @@ ANSWER = HandshakeReply(b"engine", [RegisteredSegment(4096, 10, b"\0region"), Re
 
 
 def answered(reply: bytes, call: Callable[[str], object]) -> None:
-    """`call` with the name of a peer that sends `reply` and hangs up."""
+    """Run `call` with the address of a peer that sends `reply` and closes its connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

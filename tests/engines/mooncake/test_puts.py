@@ -1,4 +1,4 @@
-"""What is put is there, once, in every form in which it can be given."""
+"""Puts of objects in every form: each object is stored, once."""
 
 import os
 from functools import partial

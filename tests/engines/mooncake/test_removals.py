@@ -1,6 +1,6 @@
-"""What is removed is gone; what is held stays, unless it is taken by force.
+"""Removals of objects: a leased object stays unless the removal is forced.
 
-Patterns of Mooncake's master, as it searches keys with them.
+Patterns match keys as they do in Mooncake's master.
 """
 
 import pytest

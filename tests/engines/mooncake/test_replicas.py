@@ -1,4 +1,4 @@
-"""Where objects are."""
+"""Descriptions of the replicas of objects."""
 
 import pytest
 

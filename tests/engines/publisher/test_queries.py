@@ -166,5 +166,5 @@ def test_store_blocks_are_published_with_engines_tokens(store: Cluster, publishe
 
 
 def test_naming_of_the_store_is_the_engines_own() -> None:
-    """What this file relies on: a 64-bit hash of vLLM's is the end of the store's key."""
+    """Check the assumption of this file: a 64-bit hash of vLLM's is the end of the store's key."""
     assert VllmNaming(ID, 2).block_keys(TOKENS) == KEYS

@@ -41,7 +41,7 @@ def test_batches_are_numbered(context: zmq.Context[zmq.Socket[bytes]], sockets: 
 
 
 def answered(context: zmq.Context[zmq.Socket[bytes]], sockets: PublishingSockets, first: int) -> list[tuple[int, bytes]]:
-    """The batches from `first` on, as they are told again."""
+    """Return the replayed batches from `first` on."""
     with context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
         asking.connect(sockets.replay_endpoint)

@@ -1,6 +1,6 @@
 """Values by KV heads of pages in each of SGLang's layouts, against slices by numpy.
 
-Which host pools are cut by KV heads, and into which values.
+`by_heads`: host pools that are split by KV heads, and their values.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Names and places of SGLang's pages.
 
-Which prefixes can be restored, against the rule as SGLang writes it down.
+Restorable prefixes, against SGLang's own rule.
 """
 
 import ctypes

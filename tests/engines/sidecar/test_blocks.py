@@ -1,4 +1,4 @@
-"""Promises of blocks.py: the master ends up with what the engine has, whatever reports are lost."""
+"""Promises of blocks.py: the master converges to the engine's blocks, even if reports are lost."""
 
 import pytest
 from hypothesis import settings

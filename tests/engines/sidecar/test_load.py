@@ -75,7 +75,7 @@ sglang:num_requests_total{is_streaming="false"} 4.0
 
 
 def test_load_of_sglang_is_read() -> None:
-    """What a request waits for its turn is no part of a prefill, and a share of one priority is in the whole."""
+    """The time of a prefill excludes the time in the queue; the total already includes the share of a priority."""
     load = read_load(SGLANG_BUSY)
     assert load == EngineLoad(3, 2, context_tokens=1000, capacity_tokens=4096, mean_prefill_s=0.5, mean_prompt_tokens=200.0, prompts=4)
     assert load.queue_s == 1.0

@@ -35,7 +35,7 @@ TOKENS = list(range(10))
 
 
 class Engine:
-    """What an engine shows of itself: its metrics, as the test has them, and its events."""
+    """Fake engine: it serves the metrics that the test sets, and publishes events."""
 
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher

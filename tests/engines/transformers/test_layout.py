@@ -1,6 +1,6 @@
 """Promises of layout.py: blocks of caches whose layers differ in heads and sizes come back as they were.
 
-Promises of identity.py: models that would make other bytes are told apart, and nothing else is.
+Promises of identity.py: two models have different identities if and only if their bytes would differ.
 """
 
 from typing import Any

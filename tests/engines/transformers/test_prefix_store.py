@@ -1,4 +1,7 @@
-"""What `generate` gives with prefixes from the store is what it gives without, bit for bit where the same prefix was computed here."""
+"""`generate` with prefixes from the store gives the same tokens as without.
+
+Logits are equal to the bit to those after the same prefix was computed locally.
+"""
 
 import json
 import logging

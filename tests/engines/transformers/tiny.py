@@ -56,7 +56,7 @@ def gemma() -> Any:
 
 
 def mamba() -> Any:
-    """Which has no keys and values."""
+    """Return a model without keys and values."""
     return MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=4))
 
 

@@ -1,4 +1,4 @@
-"""What a plan sees of an engine: requests whose tokens a test computes, and their blocks."""
+"""Fake scheduler of an engine, as a plan sees it: requests whose tokens a test computes, and their blocks."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field

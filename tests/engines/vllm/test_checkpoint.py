@@ -114,7 +114,7 @@ def test_wait_raises_for_files_that_cannot_be_read(folder: Path) -> None:
 
 
 def test_wait_ends_at_its_deadline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pipe that nobody writes to is read for ever, as a file on a server that hangs."""
+    """A read of a pipe without a writer never returns, like a read of a file on a hung server."""
     pipe = tmp_path / "model.safetensors"
     os.mkfifo(pipe)
     with watched(WeightsSource((_Hanging(pipe),))) as checkpoint:

@@ -28,7 +28,7 @@ class Host:
         self.chunks = Chunks(self.client, shard, self.memory.data, VllmSettings())
 
     def moved(self, count: int = 1) -> list[ChunkResult]:
-        """What came of the next jobs."""
+        """Wait for the next `count` jobs and return their results, by job id."""
         found: list[ChunkResult] = []
 
         def are_over() -> bool:

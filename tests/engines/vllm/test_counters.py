@@ -1,4 +1,4 @@
-"""Numbers add up over ranks and steps, and begin anew when they are taken.
+"""Counters add up over ranks and steps, and restart at zero when they are taken.
 
 An outage is two lines of a log.
 """

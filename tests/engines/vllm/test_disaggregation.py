@@ -1,4 +1,4 @@
-"""What a prefill engine says of a prompt, and how long a decode engine waits for its blocks."""
+"""Tokens that a prefill engine promises for a prompt, and the decode engine's wait for its blocks."""
 
 import itertools
 from typing import Any
@@ -10,7 +10,7 @@ from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest
 
 WAIT_S = 2.0
 FULL = 3 * BLOCK_TOKENS
-"""Of a prompt of some more."""
+"""Tokens of the full blocks of a prompt that is a little longer."""
 
 
 def passing(*, saves: bool = True) -> Disaggregation:

@@ -2,7 +2,7 @@
 
 A hold of a lookup lasts as long as one of its requests needs it.
 
-Requests and tokens count once, whatever becomes of them.
+Requests and tokens count once, however they end.
 """
 
 import itertools
@@ -72,7 +72,7 @@ def test_block_is_found_once_each_rank_has_it(client: FaultyClient, jobs: Jobs, 
 
 
 def test_window_needs_its_last_blocks_only(client: FaultyClient, jobs: Jobs, shards: list[Shard]) -> None:
-    """The engine has the first block by itself."""
+    """The engine has the first block in its own cache."""
     put(client, shards[0], 1, 2, 3)
     put(client, shards[1], 2)
     groups = [LayerGroup(BLOCK_TOKENS), LayerGroup(BLOCK_TOKENS, window_tokens=BLOCK_TOKENS)]

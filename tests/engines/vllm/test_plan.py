@@ -1,6 +1,8 @@
-"""What steps load and save, without an engine: blocks are saved once, when they are confirmed, and never on top of what did not come.
+"""Loads and saves of a scheduler's steps, without an engine.
 
-What a prefix needs of each kind of cache.
+Blocks are saved once, when they are confirmed, and never if they were computed on a failed load.
+
+`LayerGroup`: blocks that a prefix needs of each kind of cache.
 """
 
 from types import SimpleNamespace
@@ -371,7 +373,7 @@ def test_what_is_written_to_before_it_can_be_copied_is_not_saved() -> None:
 
 
 def test_prepared_blocks_of_a_preempted_request_are_not_saved() -> None:
-    """Nobody has the block any more, and the engine zeroes it all the same."""
+    """The engine zeroes a prepared block even if no request holds it any more."""
     scheduler = FakeScheduler(plan(*HYBRID[:2]), groups=2)
     running, over = FakeRequest("a", 13, text="a"), FakeRequest("b", 9, text="b")
     for request in (running, over):
@@ -467,7 +469,7 @@ def test_waiting_request_is_computed_by_current_weights(updated: FakeScheduler, 
 
 
 def test_request_preempted_before_a_change_taints_no_blocks(updated: FakeScheduler, weights: Weights) -> None:
-    """It is computed anew, by the new weights alone: vLLM may share it, though nothing of it is saved."""
+    """The new weights recompute the whole request: vLLM may share its blocks, and none of them is saved."""
     request = updated.admitted(FakeRequest("a", 17))
     updated.run(request, tokens=8)
     request.num_computed_tokens = 0
@@ -489,7 +491,7 @@ def test_blocks_that_wait_to_be_copied_keep_their_variant(updated: FakeScheduler
 
 
 def test_blocks_go_over_to_no_request_of_other_weights(updated: FakeScheduler, weights: Weights) -> None:
-    """They share them, for vLLM was not told of the change."""
+    """vLLM does not know of the change, so both requests share the blocks."""
     owner, sharing = FakeRequest("a", 13), FakeRequest("b", 13)
     updated.admit(owner)
     updated.step(owner, tokens=12)

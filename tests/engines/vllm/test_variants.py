@@ -97,13 +97,13 @@ class Engine:
 
     @property
     def weights(self) -> str | None:
-        """What a request is computed by that begins now."""
+        """Identity of the weights for a request that begins now."""
         variant = self.variants.of(Request(), 0.0)
         return variant.weights if variant is not None else None
 
     @property
     def is_private(self) -> bool:
-        """Whether its weights are known to itself alone."""
+        """True if no other engine can use the identity of its weights."""
         return str(self.weights).startswith("files@~private-")
 
 

@@ -54,7 +54,7 @@ class Rank:
         self.worker = Worker(self.client, [RankGroup(shard, LayerPools(self.layers, BLOCKS))], settings or VllmSettings())
 
     def contents(self, *blocks: int) -> list[float]:
-        """What fills each of the blocks, in all layers."""
+        """Return the value that fills each of the blocks in all layers."""
         for block in blocks:
             assert all(torch.equal(layer[block], self.layers[0][block, 0].expand_as(layer[block])) for layer in self.layers)
         return [float(self.layers[0][block, 0]) for block in blocks]
@@ -63,7 +63,7 @@ class Rank:
         self.worker.save(StepPlan(saves=list(transfers), finishing=finishing or []))
 
     def store(self, *transfers: BlockTransfer) -> None:
-        """For all to read."""
+        """Save the blocks and wait until they are committed."""
         self.save(*transfers)
         self.worker.flush()
 
@@ -105,7 +105,7 @@ def rank(ranks: Ranks) -> Rank:
 
 @pytest.fixture(params=["by way of staging memory", "in place"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How blocks come into a pool."""
+    """Load blocks into the pool by staging memory, or in place."""
     if request.param == "in place":
         monkeypatch.setattr("kvstore.engines.vllm.pools.MIN_PIECE_BYTES", 1)
 

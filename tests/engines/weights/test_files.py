@@ -1,4 +1,4 @@
-"""Which files of a folder are weights, and where a hub name lies on this machine."""
+"""Weight files of a folder, and the local folder of a hub name."""
 
 from pathlib import Path
 

@@ -167,7 +167,7 @@ def test_stamp_changes_with_files(tmp_path: Path) -> None:
 
 
 def test_adapter_fingerprint_by_content(tmp_path: Path) -> None:
-    """Weights and configuration, wherever it lies and whatever its base is called."""
+    """The fingerprint covers weights and configuration, but neither the path nor the base's name."""
 
     def adapter(folder: str, weight: bytes, **config: object) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)

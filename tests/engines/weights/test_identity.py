@@ -21,7 +21,7 @@ LOG = logging.getLogger("test")
 
 @given(st.text(max_size=2000), st.text(min_size=1, max_size=2000))
 def test_identity_fits_a_namespace(base: str, version: str) -> None:
-    """Whatever text is taken as a version gives a namespace, and another one than its base."""
+    """Every accepted version gives a valid namespace, which differs from that of its base."""
     files = WeightsIdentity(base)
     try:
         named = files.named(version)

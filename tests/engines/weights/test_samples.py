@@ -1,6 +1,6 @@
-"""Which bytes stand for a checkpoint.
+"""Bytes sampled to identify a checkpoint.
 
-Where tensors lie in a file, and files that are none.
+Positions of tensors in a file, and files without tensors.
 """
 
 import itertools

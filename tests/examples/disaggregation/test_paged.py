@@ -1,4 +1,4 @@
-"""disaggregation/paged.py: attention gets back what it appended, in whatever order and size; records hold what was computed."""
+"""disaggregation/paged.py: attention reads the values that it appended, in any order and size; records hold the computed values."""
 
 import pytest
 

@@ -65,7 +65,7 @@ class Wire:
 
 
 class Scene:
-    """Executors of all ranks, with what each was told to fail."""
+    """Executors of all ranks, with the failures that each received."""
 
     def __init__(self, *, joins: bool = True, **sizes: Any) -> None:
         self.reactor = Reactor(lambda: 0)

@@ -1,4 +1,7 @@
-"""Promises of links.py: one introduced connection a peer, told of when it breaks; who is not introduced is not listened to."""
+"""Promises of links.py: one introduced connection a peer, reported when it breaks.
+
+Messages of peers without an introduction are rejected.
+"""
 
 import dataclasses
 import socket

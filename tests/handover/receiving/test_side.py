@@ -18,7 +18,7 @@ BLOCKS, TOKENS = [1, 2], 32
 
 
 def test_once_a_sender_is_found_gone_the_others_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were told that the request is over already, and would keep an ask that nobody takes back."""
+    """The other senders already know that the request is over. They would keep a request that no cancel removes."""
     settings = HandoverSettings(deadline_s=20, way="push")
     with Executor(layout_of(tp=2), settings) as source, Executor(layout_of(), settings) as destination:
         [handle] = destination.receive(b"first", BLOCKS, TOKENS, source)

@@ -1,4 +1,7 @@
-"""Promises of sending/request.py: what is ready goes to each that has asked, once, in time and within its slots; over is what all have."""
+"""Promises of sending/request.py: each requesting rank receives each ready part once, in time and within its slots.
+
+The request is over once all ranks have all parts.
+"""
 
 import pytest
 from hypothesis import given
@@ -17,7 +20,7 @@ def state_of(machine: CacheSender) -> RequestState:
 
 
 def sender(*ranks: int, plan: PartPlan = DIRECT, batch_bytes: int = 0, slots: int = 2) -> CacheSender:
-    """That all of `ranks` have asked."""
+    """Return a sender with a request from each of `ranks`."""
     machine = CacheSender(range(4), batch_bytes=batch_bytes)
     machine.expect(ranks)
     for rank in ranks:

@@ -21,8 +21,8 @@ def settings(**ways: Any) -> HandoverSettings:
 
 
 def test_unreachable_receiver_ends_sending_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket may say at once that its peer is gone: then the request is over, and its blocks may be another's, while parts for the next
-    receiver were still to be handed out."""
+    """A socket may report at once that its peer is dead. The request is then over and its blocks may be reused, although parts for the next
+    receiver are still queued."""
     with ExitStack() as stack:
         source = Rank(layout_of(), 0, settings(), transports="shm,tcp")
         stack.callback(source.close)

@@ -18,7 +18,7 @@ def floats(shape: tuple[int, ...], largest: float = 2.0**15) -> st.SearchStrateg
 
 
 def plain_records(values: torch.Tensor, scheme: Scheme, *, is_key: bool) -> np.ndarray:
-    """What the oracle makes of [..., heads, tokens, head_dim]."""
+    """Return the oracle's records of values [..., heads, tokens, head_dim]."""
     tensors = values.float().numpy().reshape(-1, *values.shape[-3:])
     records = [np.frombuffer(record, np.uint8) for tensor in tensors for record in plain_codec.encode(tensor, scheme, is_key=is_key)]
     return np.stack(records).reshape(*values.shape[:-2], -1)

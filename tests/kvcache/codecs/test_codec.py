@@ -57,7 +57,7 @@ def test_records_are_those_of_the_plain_codec_within_half_a_step(scheme: Scheme,
         assert torch.equal(codec.decode(again, scheme, is_key=is_key, dtype=torch.float32, **SHAPE), decoded)
     else:
         steps = np.stack([plain_codec.steps(head, scheme, is_key=is_key) for head in values[0]])
-        # Where the step is 0, ranges are less than a quarter of the least one; float32 rounds code x scale + minimum.
+        # If the step is 0, the range is less than a quarter of the least step; float32 rounds code x scale + minimum.
         assert (error <= np.maximum(steps, 2.0**-24) * (0.5 + 2.0**-15) + np.abs(values) * 2.0**-23).all()
 
 

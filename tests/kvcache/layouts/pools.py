@@ -106,7 +106,7 @@ def scatter(cells: tuple[Cells, ...], cache: Cache, pools: Pools) -> Pools:
 
 
 def assert_equal(pools: Pools, expected: Pools) -> None:
-    """To the bit, bytes that nobody should have touched included."""
+    """Assert that all bytes are equal, including those that no copy should have touched."""
     for rank, regions in enumerate(expected):
         for region, data in enumerate(regions):
             assert np.array_equal(pools[rank][region], data), f"rank {rank} region {region}"

@@ -1,4 +1,4 @@
-"""What a region of a copy may be."""
+"""Accepted and rejected types of a copy's region."""
 
 import numpy as np
 import pytest

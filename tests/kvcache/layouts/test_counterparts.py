@@ -1,4 +1,4 @@
-"""Which rank sends what to which: every element once, load spread over those that hold copies."""
+"""Pairs of sending and receiving ranks: each element is sent once, and ranks with replicas share the load."""
 
 from collections import Counter
 

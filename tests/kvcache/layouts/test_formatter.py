@@ -1,6 +1,6 @@
 """A cache that goes from any layout to any other is the same cache, to the bit.
 
-What a re-mapping refuses, and the reason it gives.
+A re-mapping rejects impossible arguments and gives the reason.
 """
 
 import itertools

@@ -1,6 +1,6 @@
-"""Where elements lie, and what peers tell each other about it.
+"""Positions of elements in a layout, and the layout's description for peers.
 
-The fast form of places against their definition.
+The fast computation of positions is checked against their definition.
 """
 
 import re

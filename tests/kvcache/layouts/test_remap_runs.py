@@ -18,7 +18,7 @@ def first_pair(source: CacheLayout, destination: CacheLayout) -> RankPair:
 
 
 def runs(source: CacheLayout, destination: CacheLayout, *, tokens: int = 0) -> list[tuple[int, int]]:
-    """How many runs of what length a unit has."""
+    """Return the number of runs and their length, for each grid of a unit."""
     pair = first_pair(source, destination)
     grids = template_of(source, destination, pair, layers=pair.layers, tokens=tokens or source.spec.block_tokens)
     return [(len(grid.source.runs.offsets), grid.length) for grid in grids]

@@ -1,4 +1,4 @@
-"""Facts are found by name or in a file; whatever is wrong with either is one clear message.
+"""Facts are found by name or in a file; an error in either is one clear message.
 
 Element types have sizes, and a name that is none is answered with those there are.
 """

@@ -1,4 +1,4 @@
-"""Promises of event_file.py: what is written is read, whole lines whatever happens, and a malformed line is named."""
+"""Promises of event_file.py: written events are read back, failed writes leave whole lines, and a malformed line is named."""
 
 import json
 import os

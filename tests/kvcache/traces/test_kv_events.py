@@ -1,4 +1,4 @@
-"""Promises of kv_events.py: from what nodes saw of prompts come the prompts again, whoever sent them and however they were interleaved."""
+"""Promises of kv_events.py: the events of nodes give the prompts again, for any clients and any interleaving."""
 
 import json
 from ast import literal_eval
@@ -147,8 +147,10 @@ def test_a_time_or_a_size_that_is_none_is_refused(join_s: float, block_tokens: i
 
 @dataclass
 class Cluster:
-    """Nodes that lose blocks at random, and clients that read what is there of a prompt and store the rest, in as many batches as they
-    like. Two clients do not store the same block at the same time: whose it was, nobody could tell."""
+    """Nodes that lose blocks at random, and clients that read a prompt's cached prefix and store the rest, in any number of batches.
+
+    Two clients never store the same block at the same time: its prompt would be ambiguous.
+    """
 
     random: Random
     nodes: int

@@ -94,7 +94,7 @@ def test_turns_are_continued_as_often_as_published(requests: list[TraceRequest])
         turns.append(0 if parent is None else turns[parent] + 1)
         followed[-1 if parent is None else parent] += 1
     for turn, share in enumerate((0.31, 0.42, 0.51, 0.59)):
-        # Of a prompt whose only full block is the system prompt's, nobody can tell what follows it.
+        # If a prompt's only full block is the system prompt's, its next turn is unknown.
         tellable = [index for index, at in enumerate(turns) if at == turn and requests[index].input_length >= 2 * BLOCK_TOKENS]
         assert sum(index in followed for index in tellable) / len(tellable) == pytest.approx(share, abs=0.05)
 

@@ -11,7 +11,7 @@ BYTES_PER_TOKEN = 10
 
 
 class RoundTimes:
-    """A prompt token takes 1 s, a decode step 1/8 s whatever its batch."""
+    """Step times: 1 s for a prompt token, 1/8 s for a decode step of any batch."""
 
     def prefill_s(self, input_tokens: int, prefix_tokens: int) -> float:
         return float(input_tokens - prefix_tokens)

@@ -1,4 +1,4 @@
-"""What the simulator's tests are built of: a model whose times can be added up by hand, and short ways to make requests and jobs."""
+"""Helpers of the simulator's tests: a model whose times can be added up by hand, and short ways to make requests and jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -98,7 +98,7 @@ def test_affine_times_are_exact_in_one_stretch_an_end(found: Sequences) -> None:
 @pytest.mark.parametrize("times", [CURVED, KINKED], ids=["curved", "kinked"])
 @given(found=sequences)
 def test_other_times_are_taken_in_short_stretches(times: Times, found: Sequences) -> None:
-    """What a stretch of at most 8 steps can miss where the curve bends within it: less than a step in a thousand."""
+    """A bend of the curve within a fast forward of at most 8 steps costs an error below one step in a thousand."""
     ends, _ = closed(times, found)
     assert ends == pytest.approx(naive(times, found), rel=1e-3)
 

@@ -27,7 +27,7 @@ class OneSecondEach:
 
 @dataclass
 class Course:
-    """What happened, the first WARM_UP_S left out of what is sampled."""
+    """Counters and samples of a run; samples begin after WARM_UP_S."""
 
     accepted_per_s: list[int] = field(default_factory=list)
     decoding: list[int] = field(default_factory=list)

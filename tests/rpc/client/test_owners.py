@@ -1,4 +1,4 @@
-"""Who is asked which master owns the catalog, and what comes of it: in rounds without sockets, and of stub masters."""
+"""Searches for the master that owns the catalog: in rounds without sockets, and with stub masters."""
 
 import contextlib
 import itertools

@@ -705,7 +705,7 @@ def test_welcome_has_feature_bits(tracer: Spans | None, makes_hot_copies: bool) 
     does = (ACCEPTS_TRACES if tracer else 0) + (MAKES_HOT_COPIES if makes_hot_copies else 0)
     assert (header.request_id, header.deadline_ms, message) == (1, does, Welcome(SERVER_NODE, "n"))
     line.close()
-    line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # nobody is there to be told
+    line.session.welcome(2, Welcome(SERVER_NODE, "n"))  # no peer is left to receive it
 
 
 @pytest.mark.promise("tenant-quotas")
@@ -819,6 +819,6 @@ def test_request_within_span_sends_trace_to_accepting_peer(traced: tuple[Line, S
 
 
 def asked_by(line: Line) -> bytes:
-    """What a request takes on the wire."""
+    """Return the bytes of a request on the wire."""
     line.session.request(EXISTS, lambda _header, _body: None, deadline_s=5)
     return line.peer.recv(4096)

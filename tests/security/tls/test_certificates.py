@@ -26,7 +26,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def met(client: Certificates, server: Certificates) -> tuple[CertifiedPeer | None, CertifiedPeer | None]:
-    """Who each of them finds at the other end."""
+    """Connect both ends and return the certified peer that each of them finds."""
     near, far = pair()
     serving = in_background(lambda: shaken(server.begin_from(far)))
     made = client.connect(near, "127.0.0.1", PATIENCE_S)

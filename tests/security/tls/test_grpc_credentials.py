@@ -35,7 +35,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def serve(opened: ExitStack, tls: Certificates | None) -> str:
-    """Where a server listens."""
+    """Start a server and return its address."""
     threads = opened.enter_context(ThreadPoolExecutor(2))
     server = grpc.server(threads, handlers=[Who()])
     port = add_port(server, "127.0.0.1:0", tls)
@@ -45,7 +45,7 @@ def serve(opened: ExitStack, tls: Certificates | None) -> str:
 
 
 def ask(place: str, settings: TlsSettings | None) -> str:
-    """What the server knows of us; or the status of a call that fails."""
+    """Return the server's identity of the caller, or the status of a failed call."""
     with open_channel(place, Certificates.of(settings) if settings is not None else None, []) as channel:
         call = channel.unary_unary(METHOD, request_serializer=None, response_deserializer=None).future(b"?", timeout=PATIENCE_S)
         if call.exception() is None:

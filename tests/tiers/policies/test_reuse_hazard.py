@@ -1,4 +1,4 @@
-"""What a block is worth: rates are readings by time at risk, and the index is what a search over all ages would find."""
+"""Worth of a block: rates are reads by time at risk, and the index equals a search over all ages."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Promises of signal_safety.py: gates, latches and shields, whatever signal handlers raise."""
+"""Promises of signal_safety.py: gates, events and shields hold for every exception of a signal handler."""
 
 import os
 import signal

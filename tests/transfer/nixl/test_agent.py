@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 
 GRACE_S = 2.0
-"""For what was given up to end by itself before its peer is cut off: a busy machine moves the conformance suite's 192 MiB in it."""
+"""Time for an abandoned transfer to end before its peer is cut off: a busy machine moves the conformance suite's 192 MiB in it."""
 
 
 def make_agent(name: str) -> NixlAgent:

@@ -29,7 +29,7 @@ from tests.transfer.faulty import FAULTY, SPARE, FaultyAgent, settings, topology
 
 LOOPBACK_RAIL = Rail("lo", "127.0.0.1")
 NOWHERE = "192.0.2.254"
-"""Of TEST-NET-1: nobody's."""
+"""Address of TEST-NET-1, which no host has."""
 LOOP = Nic("lo", LOOPBACK, "lo", ("127.0.0.1", "::1"))
 ETH = Nic("eth0", interface="eth0", addresses=("192.0.2.1", "2001:db8::1"), numa_node=1, speed_gbit_s=25.0)
 ETH6 = Nic("eth1", interface="eth1", addresses=("2001:db8::2",))

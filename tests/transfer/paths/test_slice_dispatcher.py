@@ -127,7 +127,7 @@ def test_a_retried_write_fences_off_what_may_still_arrive(scene: Scene) -> None:
 
 
 def test_a_retried_write_fences_its_agents_attempts(scene: Scene) -> None:
-    """An agent retries by itself if a connection broke because of another request; then it cannot connect any more."""
+    """An agent retries when another request broke the connection. Here its retry cannot connect."""
     scene.agent.default = scene.spare.default = WAIT
     transfer = scene.engine.submit([(b"w" * SLICE, scene.remote, SLICE)])
     [request] = scene.agent.under_way

@@ -42,7 +42,7 @@ def test_a_slice_has_at_most_so_many_pieces() -> None:
 
 
 def test_too_many_pieces_do_not_move_later_cuts() -> None:
-    """A list would begin to count anew there; columns need not be walked for that."""
+    """A list restarts its count at this cut; columns need no walk and do not."""
     pieces = [piece(2 * at, at * 3, 1) for at in range(MAX_PIECES_A_SLICE + 10)]
     whole = MAX_PIECES_A_SLICE + 4
     assert [len(one) for one in cut(pieces, whole)] == [MAX_PIECES_A_SLICE, 10]

@@ -1,4 +1,4 @@
-"""Promises of the engine between two hosts with several rails. How fast that is: `make bench-rails`."""
+"""Promises of the engine between two hosts with several rails. `make bench-rails` measures the speed."""
 
 import threading
 import time

@@ -32,7 +32,7 @@ class NaiveSieve:
         return None
 
     def access(self, key: int, capacity: int) -> bool:
-        """Whether it is a hit in a cache of `capacity`; a miss brings it in."""
+        """Return True for a hit in a cache of `capacity`; a miss inserts the key."""
         if key in self.keys:
             self.visited.add(key)
             return True

@@ -130,7 +130,7 @@ class Schedule:
         self.asleep.clear()
 
     def take(self, user: int, key: int) -> bool:
-        """Whether others are to be woken."""
+        """Take an endpoint, wait for one or withdraw. Return True if waiters must be woken."""
         taken = self.pool.take(key)
         if isinstance(taken, ReadyEndpoint):
             self.held[user] = taken.endpoint

@@ -93,7 +93,7 @@ class Child:
         return asyncio.run_coroutine_threadsafe(self.remote.connection.ping(), self.loop).result(WAIT_S)
 
     def cancelled_get(self, name: int) -> Any:
-        """Somebody stops waiting for a chunk as soon as he has asked for it: the references that its memory has in the end."""
+        """Cancel a get of a chunk right after its start. Return the final reference count of its memory."""
         with self.noticed() as asked:
 
             async def get_and_stop() -> None:
@@ -108,7 +108,7 @@ class Child:
         return asked[0].get_ref_count()
 
     def get_misdescribed(self, name: int, tokens: int) -> Any:
-        """A chunk whose header says that it has so many tokens, whatever its length; the references left of all memory made for it."""
+        """Get a chunk whose header claims `tokens` tokens. Return the chunk and the final reference counts of the memory made for it."""
         deserialize = RemoteMetadata.deserialize
 
         def other(header: bytes) -> RemoteMetadata:

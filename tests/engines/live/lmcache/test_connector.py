@@ -1,4 +1,7 @@
-"""LMCache's own remote backend over our connector and a real cluster, in LMCache's environment: chunks go through, memory is given back."""
+"""LMCache's own remote backend over our connector and a real cluster, in LMCache's environment.
+
+Chunks arrive, and memory is released.
+"""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """LMCache's real L2 adapter interface and memory objects over a real cluster, in LMCache's own environment.
 
-Whatever becomes of the cluster: no call raises, every task ends and is told by its descriptor, and a failure is a miss.
+In every state of the cluster, no call raises, every task ends and signals its descriptor, and a failure is a miss.
 """
 
 import json
@@ -25,7 +25,7 @@ KIB = 1024
 
 
 def adapter_json(master: str, **parameters: Any) -> str:
-    """What `lmcache server --l2-adapter` is given."""
+    """Return the value of `lmcache server --l2-adapter`."""
     names = {"type": "plugin", "module_path": "kvstore.engines.lmcache.l2", "class_name": "KVStoreL2Adapter"}
     return json.dumps(names | {"adapter_params": {"master": master, "dtype": "float32"} | parameters})
 
@@ -169,7 +169,10 @@ def test_a_full_store_costs_only_what_it_does_not_take(doomed: tuple[LocalCluste
 
 
 def test_stopped_cluster_costs_one_task_its_deadline(doomed: tuple[LocalCluster, EngineChild]) -> None:
-    """It accepts connections and answers nobody; what was asked first ends by its deadline, what comes then is answered by the breaker."""
+    """The stopped daemons accept connections and do not respond.
+
+    The first task ends at its deadline; the circuit breaker answers the later ones.
+    """
     cluster, server = doomed
     stopped = [cluster.master_pid, cluster.nodes[0].pid]
     for pid in stopped:

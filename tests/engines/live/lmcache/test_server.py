@@ -1,5 +1,7 @@
-"""LMCache's server with our L2 adapter, and its own benchmark of L2 adapters on ours, which verifies what it loads and finds all that it
-stored, both started as docs/engines.md prints them."""
+"""LMCache's server with our L2 adapter, and LMCache's own benchmark of L2 adapters on ours.
+
+Both start as docs/engines.md prints them. The benchmark verifies the values that it loads, and finds all that it stored.
+"""
 
 import contextlib
 import json

@@ -1,6 +1,9 @@
-"""SGLang's own use of Mooncake, unmodified, on kvstore under Mooncake's name: the tests that SGLang ships with its HiCache back end, whole
-engines as docs/engines.md starts them, and prefill and decode over `mooncake.engine`, where the decode engine continues from KV that the
-prefill engine wrote into its memory."""
+"""SGLang's own use of Mooncake, unmodified, on kvstore under Mooncake's name.
+
+- the tests that SGLang ships with its HiCache back end
+- whole engines as docs/engines.md starts them
+- prefill and decode over `mooncake.engine`: the decode engine continues from KV that the prefill engine wrote into its memory
+"""
 
 import os
 import subprocess

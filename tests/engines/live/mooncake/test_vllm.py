@@ -15,7 +15,7 @@ from tests.engines.live.pages import MASTER, command, configuration
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, prompt
 
 LOSING = Path(__file__).with_name("losing")
-"""Where the package `mooncake` loses objects between lookup and load."""
+"""Folder of a package `mooncake` that loses objects between lookup and load."""
 BLOCKS = 5
 CACHED = BLOCKS * BLOCK_TOKENS
 
@@ -34,14 +34,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def objects(store: Cluster) -> int:
-    """How many objects Mooncake's API has put."""
+    """Return the number of objects that Mooncake's API has put."""
     with store.control() as control:
         return len(list(control.keys("mooncake")))
 
 
 @pytest.fixture(scope="module")
 def transfer() -> dict[str, Any]:
-    """What docs/engines.md gives vLLM."""
+    """Return the configuration that docs/engines.md passes to vLLM."""
     words = command("MOONCAKE_CONFIG_PATH=mooncake.json", "python", changes={})
     found: dict[str, Any] = json.loads(words[words.index("--kv-transfer-config") + 1])
     return found

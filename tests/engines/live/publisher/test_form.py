@@ -1,4 +1,4 @@
-"""What kvstore-publisher sends is what vLLM itself reads as KV events."""
+"""vLLM's own decoder reads the messages of kvstore-publisher as KV events."""
 
 import json
 import subprocess

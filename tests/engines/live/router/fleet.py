@@ -25,12 +25,12 @@ RETRY_S: Final = 0.1
 BLOCK_TOKENS: Final = 32
 MODEL: Final = "tiny"
 ROLES: Final = {"both": "kv_both", "prefill": "kv_both", "decode": "kv_consumer"}
-"""What vLLM calls what the scheduler calls a role. Who computes prompts loads what others have computed of them."""
+"""vLLM's name for each role of the scheduler. An engine that computes prompts also loads blocks that others computed."""
 NAMESPACE: Final = re.compile(r"of the namespace ([0-9a-f]{32})")
 
 
 class Server(HttpEngine):
-    """One of vLLM."""
+    """A server of vLLM."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Fleet:
         self._ending.close()
 
     def start_sidecars(self, *, node: str = "n0", roles: Sequence[str] = ()) -> None:
-        """Anew. `node`: where the scheduler takes the engines' blocks to be; "" for nowhere; `roles`: instead of those so far."""
+        """Restart the sidecars. `node`: location of the engines' blocks, "" for none; `roles`: replace the current ones."""
         self._stop_sidecars()
         self._roles = list(roles) or self._roles
         for number, server in enumerate(self.servers):
@@ -184,16 +184,16 @@ class Fleet:
 
     @property
     def url(self) -> str:
-        """The router's."""
+        """URL of the router."""
         return f"http://{self.address}"
 
     def own_blocks(self) -> dict[str, int]:
-        """How many blocks each engine that the scheduler knows has in its own memory."""
+        """Return the number of blocks that each engine known to the scheduler has in its own memory, by name."""
         with SchedulerClient(ClientSettings(master=self.store.address, deadline_s=PATIENCE_S)) as client:
             return {each.report.name: each.engine_blocks for each in client.instances().instances}
 
     def loaded_tokens(self) -> int:
-        """That the engines took from the store, all together."""
+        """Return the number of tokens that all engines loaded from the store."""
         return sum(round(server.metric("vllm:external_prefix_cache_hits_total")) for server in self.servers)
 
     def _namespace_id(self) -> str:

@@ -19,18 +19,18 @@ FLEET = {"roles": ("prefill", "decode"), "settings": PATIENT | {"prefill_wait_s"
 
 
 def alone(fleet: Fleet, asked: list[int]) -> str:
-    """What the server that computes prompts makes of one by itself."""
+    """Return the text that the prefill server generates without the decode server."""
     reply = ask(fleet.servers[0].url, COMPLETIONS, body_of({"prompt": asked, "max_tokens": TOKENS, "ignore_eos": True}))
     return str(reply.body["choices"][0]["text"])
 
 
 def loaded_tokens(fleet: Fleet) -> int:
-    """That the server which goes on has taken from the store."""
+    """Return the number of tokens that the decode server loaded from the store."""
     return round(fleet.servers[1].metric("vllm:external_prefix_cache_hits_total"))
 
 
 def test_decode_server_continues_with_prefill_server_blocks(fleet: Fleet) -> None:
-    """It is asked as soon as the first token is made, when blocks are still on their way: it waits for all of them."""
+    """The router sends the request after the first token, while blocks are still being saved; the decode server waits for all of them."""
     prompts = [prompt(seed, BLOCKS) for seed in range(6)]
     with ThreadPoolExecutor(3) as clients:
         answers = list(clients.map(lambda asked: fleet.ask(asked, TOKENS), prompts))

@@ -11,7 +11,7 @@ FLEET = {"blocks": OWN_BLOCKS}
 
 
 def test_router_sends_prompt_to_engine_with_its_prefix(fleet: Fleet) -> None:
-    """By what the engines say of their own memory alone: the scheduler is told of no node."""
+    """Only the engines' reports of their own memory decide: the scheduler knows no node."""
     fleet.start_sidecars(node="")
     asked = prompt(1, BLOCKS)
     before = fleet.own_blocks()

@@ -38,7 +38,7 @@ def compare(fleet: Fleet, kind: str) -> Reply:
 
 @pytest.fixture(scope="module", params=ROLES)
 def way(fleet: Fleet, request: pytest.FixtureRequest) -> str:
-    """How the servers share the work from now on."""
+    """Restart the sidecars with this division of work between the servers."""
     fleet.start_sidecars(roles=ROLES[request.param])
     return str(request.param)
 

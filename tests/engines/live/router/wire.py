@@ -23,7 +23,7 @@ class Wire:
         self._thread = threading.Thread(target=self._run)
 
     def cut(self) -> None:
-        """Hang up on both sides, and on each new connection, until `mend`."""
+        """Close both sides of each connection, and each new connection, until `mend`."""
         self._is_cut.set()
         assert self._has_hung_up.wait(60)
 

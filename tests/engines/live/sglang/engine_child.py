@@ -60,7 +60,7 @@ class Child:
         ]
 
     def forget(self) -> Any:
-        """What is in the pools of the device and of the host; not what is in the store."""
+        """Flush the pools of the device and of the host, not the store. Return True on success."""
         return self.engine.flush_cache().success
 
     def update(self, folder: str, how: str, version: str | None = None, flush: bool = True) -> Any:
@@ -76,7 +76,7 @@ class Child:
         return updated
 
     def clear(self) -> Any:
-        """What SGLang's order to clear the storage answers."""
+        """Clear the storage by SGLang's own request, and return its result."""
         return self.engine.loop.run_until_complete(self.engine.tokenizer_manager.clear_hicache_storage()).success
 
     def metrics(self) -> Any:

@@ -18,7 +18,7 @@ PAGE: Final = 16
 """Tokens."""
 LOSING: Final = {"module_path": "tests.engines.live.sglang.faults", "class_name": "LosingHiCache"}
 PATIENT: Final = {"lookup_deadline_s": 30, "load_deadline_s": 60}
-"""What a slow machine makes late is no miss."""
+"""Long deadlines: a slow machine must not turn a hit into a miss."""
 NUMBERS: Final = itertools.count()
 
 
@@ -55,15 +55,15 @@ class Engine:
         return [Answer(first_token_s=0.0, **answer) for answer in self._child.answer()]
 
     def forget(self) -> None:
-        """What it has in pools of its own, once nothing that it writes is on the way to the store."""
+        """Clear the engine's own pools, after its writes to the store have ended."""
         eventually(lambda: bool(self._child.ask("forget")), "the engine is idle")
 
     def flush(self) -> None:
-        """As `forget`, which waits for what it writes."""
+        """Wait for the engine's writes to the store, by `forget`."""
         self.forget()
 
     def save(self, *prompts: list[int], **how: Any) -> list[Answer]:
-        """Have it compute prompts, or load them, whose pages are in the store then."""
+        """Compute or load the prompts, and wait until their pages are in the store."""
         answers = self.generate(*prompts, **how)
         self.flush()
         return answers

@@ -1,4 +1,4 @@
-"""kvstore's back end with a fault: pages vanish between the moment SGLang is told of them and the moment it reads them."""
+"""kvstore's back end with a fault: pages vanish between SGLang's lookup and its read."""
 
 import json
 import os

@@ -13,7 +13,7 @@ VANISHING: Final = "TEST_VANISHING"
 
 
 def extra_config(master: str, **settings: Any) -> dict[str, Any]:
-    """What `--hicache-storage-backend-extra-config` is given."""
+    """Return the value of `--hicache-storage-backend-extra-config`."""
     names = {"backend_name": "kvstore", "module_path": "kvstore.engines.sglang.storage", "class_name": "KVStoreHiCache", "interface_v1": 1}
     return names | {"master": master} | settings
 
@@ -28,7 +28,7 @@ def child(log: Path) -> EngineChild:
 
 
 def use(engine: EngineChild, master: str, *, layout: str = "page_first", kind: str = "mha", heads: int = 2, **more: Any) -> None:
-    """Have the engine begin anew, with pools and a configuration of this kind. `more`: `dtype` of the pools, and settings."""
+    """Restart the engine's back end with pools and a configuration of this kind. `more`: `dtype` of the pools, and settings."""
     dtype = more.pop("dtype", "float32")
     extra = extra_config(master, **{"lookup_deadline_s": 30} | more)
     engine.ask("use", kind=kind, layout=layout, heads=heads, dtype=dtype, extra=extra)

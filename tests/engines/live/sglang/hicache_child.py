@@ -1,6 +1,6 @@
 """Run by SGLang's environment: its own host pools and cache controller over our back end.
 
-Pages are filled with numbers made from a seed; what a page holds is told as a digest.
+Pages are filled with numbers made from a seed; a digest stands for a page's contents.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ class Child:
         self.close()
         os._exit(0)  # SGLang's controller leaves threads that would keep it
 
-    # --- a back end by itself, of any rank ---
+    # --- a back end without a controller, of any rank ---
 
     def open(self, tp: tuple[int, int] = (0, 1), tp_lcm_size: int | None = None) -> Any:
         """One more, as the factory makes it; its number, or why there is none."""
@@ -211,7 +211,7 @@ class Child:
         return whole.movedim(2 if self.host.layout == "page_head" else -2, 0)
 
     def kept(self, storage: int) -> Any:
-        """How many jobs that are over the back end still has."""
+        """Return the number of finished jobs that the back end still holds."""
         return len(self.storages[storage]._jobs.finished())
 
     def exists(self, storage: int, keys: list[str]) -> Any:
@@ -223,7 +223,7 @@ class Child:
         return {"pages": found.kv_hit_pages, "pools": found.extra_pool_hit_pages, "restorable": found.restorable_prefix_pages}
 
     def nonsense(self, storage: int) -> Any:
-        """Calls that no controller makes: pages without places, a pool that nobody knows."""
+        """Make calls that no controller makes: pages without places, an unknown pool."""
         transfer = PoolTransfer(PoolName.MAMBA, host_indices=torch.arange(PAGE), keys=["aa"])
         backend = self.storages[storage]
         return [

@@ -64,7 +64,7 @@ class TestSglang(Sharing):
         return {"salt": salt}
 
     def keys(self, client: Client, engine: Engine, asked: list[int]) -> list[bytes]:
-        """Those that come to the store as the engine computes the prompt."""
+        """Return the keys that the store gains while the engine computes the prompt."""
         before = set(client.keys())
         engine.save(asked)
         client.flush(deadline_s=60)

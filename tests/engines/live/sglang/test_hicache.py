@@ -223,7 +223,7 @@ def test_sglang_s_own_name_for_a_common_tp_counts(cluster: LocalCluster, process
 
 
 def test_pools_without_kv_heads_are_not_cut(cluster: LocalCluster, processes: Two) -> None:
-    """MLA has one page for all ranks, whatever they are."""
+    """MLA has one page for all ranks."""
     one, two = processes
     for each in processes:
         use(each, cluster.address, kind="mla", salt="mla", share_tp=4)

@@ -69,7 +69,7 @@ def two(models: list[Path], store: Cluster) -> Iterator[tuple[Engine, Engine]]:
 
 
 def right(plain: Engine, folder: Path, asked: list[int]) -> Answer:
-    """What an engine without a store makes of the prompt with the weights of `folder`."""
+    """Return the answer of an engine without a store, with the weights of `folder`."""
     plain.forget()
     plain.update(folder, "disk")
     return plain.generate(asked)[0]

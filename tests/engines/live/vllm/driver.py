@@ -113,7 +113,7 @@ class Child:
         return [key.hex() for key in shard.keys(hashes)]
 
     def ranges(self) -> int:
-        """How many times parts of blocks have been read, of an engine that loads layer by layer."""
+        """Return the number of reads of parts of blocks, by an engine that loads layer by layer."""
         durations = get_kv_transfer_group()._worker._client._timings.durations
         return sum(durations["get_ranges_into"].counts().counts)
 
@@ -129,7 +129,7 @@ class Child:
         """The engine goes with its process."""
 
     def _settle(self) -> None:
-        """In this process nobody else runs the engine until it has let go of the blocks of what is over."""
+        """Step the engine until it has released the blocks of finished requests: in this process nothing else steps it."""
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
         while core is not None and core.scheduler.has_requests():
             self._llm.llm_engine.step()

@@ -21,7 +21,7 @@ NUMBERS: Final = itertools.count()
 BLOCK_TOKENS: Final = 32
 """The smallest that vLLM has on a CPU."""
 PATIENT: Final[dict[str, Any]] = {"lookup_deadline_s": 30, "load_deadline_s": 60}
-"""What a slow machine makes late is no miss."""
+"""Long deadlines: a slow machine must not turn a hit into a miss."""
 CONNECTOR: Final = "kvstore.engines.vllm.connector:KVStoreConnector"
 SAME_LOGPROB: Final = 1e-4
 """Of one token by two ways in float32: kernels add in another order where a batch is of another shape."""
@@ -29,7 +29,7 @@ SAME_LOGPROB: Final = 1e-4
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine made of one prompt."""
+    """An engine's answer to one prompt."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -131,12 +131,12 @@ class Engine:
         return answers
 
     def flush(self) -> None:
-        """What it has saved is in the store then, for all to read."""
+        """Wait until all saved blocks are committed in the store."""
         error = self.tell("flush")
         assert not error, error
 
     def tell(self, command: str, **arguments: Any) -> Any:
-        """What the driver answers."""
+        """Send a command to the driver and return its response."""
         return self._child.ask(command, **arguments)
 
     def log_lines(self, text: str) -> list[str]:
@@ -162,7 +162,7 @@ def random_tokens(seed: int, count: int) -> list[int]:
 
 
 def expected(plain: Any, *prompts: list[int], **how: Any) -> list[Answer]:
-    """What an engine makes of prompts that it has to compute."""
+    """Return the answers of an engine that has to compute the prompts."""
     plain.forget()
     answers: list[Answer] = plain.generate(*prompts, **how)
     return answers

@@ -31,7 +31,7 @@ class LosingConnector(KVStoreConnector):
 
 
 class LateConnector(KVStoreConnector):
-    """Loads begin LATE_S after the engine was told of them, so that a test can do something meanwhile."""
+    """Connector whose loads begin LATE_S late, so that a test can act in between."""
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)

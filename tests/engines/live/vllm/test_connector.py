@@ -28,7 +28,7 @@ class TestVllm(Sharing):
         seeds = itertools.count(1000)
 
         def is_stored() -> bool:
-            """What was put at a node that is gone is lost, which is told once."""
+            """Save a new prompt; return True if the save succeeded. A save to a dead node fails once."""
             engine.generate(prompt(next(seeds)))
             return not engine.tell("flush")
 

@@ -1,7 +1,7 @@
-"""What the connector knows of this vLLM; no engine runs.
+"""The connector's assumptions about this vLLM, checked without an engine.
 
-Each field of its configurations and cache specifications, changed: whether the key of blocks changes, and whether it should. Methods of its
-EngineCore that the connector wraps: it has them, with the arguments that the wrappers take.
+Each field of the configurations and cache specifications is changed in turn: the key of blocks must change exactly for the fields that
+the tables of fields.py expect. vLLM's EngineCore must have the methods that the connector wraps, with the arguments that the wrappers take.
 """
 
 import json

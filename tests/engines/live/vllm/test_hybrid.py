@@ -32,10 +32,10 @@ class Hybrid:
         return random_tokens(seed, blocks * BLOCK_TOKENS + 7)
 
     def check(self, engine: Engine, asked: list[int], *, cached: int, tokens: int = 8, before: Sequence[list[int]] = ()) -> None:
-        """`engine`, which has forgotten all, makes the same of a prompt as one without a store.
+        """Check that `engine`, with its own cache cleared, answers a prompt as an engine without a store does.
 
-        `before`: what that one has been asked before and has in its own cache. Where a prompt is gone on with counts on a CPU, without any
-        store: of short convolutions in other chunks vLLM makes log-probabilities that differ by 0.04.
+        `before`: earlier prompts of the engine without a store, which are in its own cache. On a CPU the position at which a prompt
+        continues matters, even without a store: with other chunks of short convolutions, vLLM's log-probabilities differ by 0.04.
         """
         self.plain.forget()
         for earlier in before:

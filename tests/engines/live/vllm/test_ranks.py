@@ -53,7 +53,7 @@ def prompts(first: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def right(heads_model: Path) -> Iterator[dict[int, list[Answer]]]:
-    """What an engine without a store makes of the prompts from 500 and from 510 on."""
+    """Answers of an engine without a store to the prompts from 500 and from 510 on."""
     with Engine(heads_model) as engine:
         yield {first: engine.generate(*prompts(first)) for first in (500, 510)}
 

@@ -72,7 +72,7 @@ def update_as_printed(servers: list[Server], seed: int) -> None:
 
 
 def has_one(server: Server, state: str) -> bool:
-    """Whether one request is `running`, or `waiting`, as one does that is loaded."""
+    """Return True if exactly one request is in `state`: `running`, or `waiting` while it is loaded."""
     return re.search(rf"^vllm:num_requests_{state}\{{[^}}]*\}} 1\.0$".encode(), server.get("/metrics"), re.MULTILINE) is not None
 
 
@@ -147,7 +147,7 @@ def test_kept_requests_save_nothing_under_new_weights(servers: list[Server], com
 
 
 def test_loading_requests_are_recomputed_after_new_weights(servers: list[Server], computing: Engine) -> None:
-    """What they were to load is of the weights before."""
+    """The blocks that the requests were loading belong to the old weights."""
     asked = prompt(525, BLOCKS)
     servers[0].complete(asked).check_same(expected(computing, asked)[0])
     eventually(partial(is_stored, servers[0], asked), "it is stored")

@@ -143,7 +143,7 @@ class ByteCalls(Material):
             yield call("remove_by_regex", pattern.format(p=self.prefix), True)
 
     def leases(self) -> Iterator[Call]:
-        """What was looked up stays."""
+        """Yield removals of objects that an earlier call leased."""
         looks: list[tuple[str, Arguments]] = [
             ("is_exist", lambda key: [key]),
             ("batch_is_exist", lambda key: [[key]]),
@@ -164,7 +164,7 @@ class ByteCalls(Material):
         yield call("remove", key)
 
     def replicas(self) -> Iterator[Call]:
-        """Where objects are."""
+        """Yield calls that return the replicas of objects."""
         key = self.key()
         yield call("put", key, self.bytes())
         yield call("get_replica_desc", key)

@@ -9,7 +9,7 @@ class SetupCalls(Material):
     """A group of calls a method."""
 
     def configurations(self) -> Iterator[Call]:
-        """What a put is told."""
+        """Yield puts with each kind of configuration."""
         config: list[dict[str, Json]] = [
             *({}, {"replica_num": 1}, {"replica_num": 2}, {"replica_num": 0}, {"soft_pin_ttl_ms": 5}),
             *({"soft_pin_action": {"$enum": ["SoftPinAction", "ENABLE"]}}, {"soft_pin_action": {"$enum": ["SoftPinAction", "DISABLE"]}}),
@@ -159,7 +159,7 @@ class SetupCalls(Material):
         yield call("is_exist", key)
 
     def names(self) -> Iterator[Call]:
-        """What the module and its classes have."""
+        """Yield calls that list the names of the modules and of their classes."""
         yield call("$names", "store")
         yield call("$names", "engine")
         for kind in ("TransferEngine", "TransferNotify"):

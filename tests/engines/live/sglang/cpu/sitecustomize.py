@@ -1,8 +1,11 @@
-"""On the path of a Python that runs SGLang on a CPU, for tests: loaded by its start-up, it supplies what SGLang takes from CUDA builds.
+"""Start-up module of a Python that runs SGLang on a CPU, for tests: it supplies what SGLang takes from CUDA builds.
 
-Host memory is neither registered with a device nor pinned for it, copies between host and device pools are torch's, streams and events of
-the CPU are those of one that is always done, and torchvision, whose wheel has CUDA kernels only, is imported without them. SGLang's own
-logic is all its own.
+- Host memory is neither registered with a device nor pinned for it.
+- torch copies between host and device pools.
+- Streams and events of the CPU are always complete.
+- torchvision, whose wheel has CUDA kernels only, is imported without them.
+
+SGLang's own logic is unchanged.
 """
 
 import contextlib
@@ -22,7 +25,7 @@ PREFILL = "sglang.srt.disaggregation.prefill"
 
 class Event:
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Of the CPU: what was recorded has happened."""
+        """Create an event of the CPU: recorded work is already complete."""
 
     def record(self, *arguments: Any) -> None: ...
 
@@ -66,7 +69,7 @@ def register_nothing(module: Any) -> None:
 
 
 def pin_nothing(module: Any) -> None:
-    """What LoRA adapters copy from: torch pins memory for devices only, and refuses without one."""
+    """Make torch allocate the buffers of LoRA adapters unpinned: torch raises on pinning without a device."""
     torch = module.torch
     torch.Tensor.pin_memory = lambda tensor, *arguments: tensor
     for name in ("tensor", "empty", "zeros"):

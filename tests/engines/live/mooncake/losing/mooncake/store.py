@@ -1,4 +1,4 @@
-"""kvstore under Mooncake's name, with a fault: objects vanish between the moment the engine is told of them and its first load of them."""
+"""kvstore under Mooncake's name, with a fault: objects vanish between the engine's lookup and its first load."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""What SGLang falls back to on a CPU without AMX: one function of vLLM."""
+"""Stand-in for vLLM: the one function to which SGLang falls back on a CPU without AMX."""
