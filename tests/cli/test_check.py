@@ -1,4 +1,4 @@
-"""Promises of check.py and file_checks.py, through the command line."""
+"""Promises of check.py, through the command line."""
 
 import json
 from pathlib import Path

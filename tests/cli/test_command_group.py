@@ -1,4 +1,4 @@
-"""Promises of command_group.py and examples.py: what the help shows, and what is said of a command that there is not."""
+"""Promises of command_group.py: sections and examples of the help, and the error for an unknown command."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Promises of console.py and outside.py: the page of a real cluster from outside."""
+"""Promises of console.py: the page of a real cluster, served by a process outside of it."""
 
 import json
 import os

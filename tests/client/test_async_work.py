@@ -1,4 +1,4 @@
-"""Promises of async_work.py: where work is done, and what a cancelled caller waits for."""
+"""Work of async_driver.py: its thread, and the wait of a cancelled caller for it."""
 
 import asyncio
 import threading

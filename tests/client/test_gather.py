@@ -1,4 +1,7 @@
-"""Promises of together.py: operations written for the tests, over real sockets to peers that the tests play, and real transfer engines."""
+"""Promises of `run_gathered` in driver.py, with operations written for the tests.
+
+Peers are played by the tests over real sockets; transfer engines are real.
+"""
 
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""Promises of timings.py."""
+"""Promises of `Timings` in stats.py."""
 
 import asyncio
 from typing import Any

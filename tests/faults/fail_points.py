@@ -2,7 +2,7 @@
 
 The product has no branches for them and does not import this module. A step is a function of a class. It is wrapped only in the process in
 which its point is armed, and only while it is armed, so a disarmed point costs nothing. A point whose function was removed or renamed
-cannot be armed; test_fail_points.py arms each.
+cannot be armed; test_walk.py arms each.
 
 The file that FAIL_POINTS_FILE names has a number and the actions of a process, and may change while it runs: POINT=ACTION, comma separated.
 

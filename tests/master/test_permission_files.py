@@ -1,4 +1,4 @@
-"""Tests of permission_files.py, of a master whose tokens change while it runs: no restart, and no session of who is known no more."""
+"""Tests of `PermissionFiles` in sessions.py: a master rereads its files without a restart, and ends the sessions of removed tokens."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Promises of signals.py: the metrics served are the metrics listed, and a router with a hung loop is not live."""
+"""Promises of signals.py: the exported metrics are the listed metrics, and a router with a hung loop is not live."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Promises of local/slot_puts.py, against a running cluster: large puts are a copy and one message, and no slot is ever lost."""
+"""Promises of slot_put.py, against a running cluster: large puts are a copy and one message, and no slot is ever lost."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Promises of streams.py; those of GPUs where there is one."""
+"""Side streams of arrays.py; the tests of GPUs need one."""
 
 import pytest
 import torch

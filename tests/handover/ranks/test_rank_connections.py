@@ -1,4 +1,4 @@
-"""Promises of links.py: one introduced connection a peer, reported when it breaks.
+"""Promises of rank_connections.py: one introduced connection a peer, reported when it breaks.
 
 Messages of peers without an introduction are rejected.
 """

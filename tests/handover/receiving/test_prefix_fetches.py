@@ -1,4 +1,4 @@
-"""Promises of fetching.py: one fetch at a time, within its request's deadline, and none once its request is over."""
+"""Promises of prefix_fetches.py: one fetch at a time, within its request's deadline, and none once its request is over."""
 
 import logging
 import threading

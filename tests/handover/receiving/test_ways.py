@@ -1,4 +1,4 @@
-"""Promises of ways.py: which way bytes go between two ranks, and what is said when there is none."""
+"""Promises of `choose_way` in part_receiver.py: the way of bytes between two ranks, and the error if none exists."""
 
 import dataclasses
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Tests of committing.py."""
+"""Tests of `Committer` in group_commit.py."""
 
 from pathlib import Path
 

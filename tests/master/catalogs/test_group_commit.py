@@ -1,4 +1,4 @@
-"""Tests of group_commit.py: what is grouped, tried again and refused. The writes are the test's own, so that it can hold them."""
+"""Tests of group_commit.py: groups, retries and rejections. The writes are the test's own, so that it can delay them."""
 
 import logging
 import threading

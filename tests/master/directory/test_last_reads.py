@@ -1,4 +1,4 @@
-"""Tests of last_reads.py."""
+"""Tests of membership/reads.py: last reads."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tests of prefixes.py, asked of a directory; a naive count is the oracle."""
+"""Tests of prefix queries (index/queries.py) through a directory; a naive count is the oracle."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Tests of segments.py, against a tree of Python objects."""
+"""Tests of `segments` in index/contents.py, against a tree of Python objects."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Tests of usage.py, against sums made one block at a time."""
+"""Tests of `usage` in index/contents.py, against sums made one block at a time."""
 
 import random
 

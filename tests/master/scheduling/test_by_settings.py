@@ -1,4 +1,4 @@
-"""Tests of by_settings.py."""
+"""Tests of scheduling/scheduler.py: estimators and policies by the settings."""
 
 import pytest
 

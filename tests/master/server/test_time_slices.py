@@ -1,4 +1,4 @@
-"""Tests of turns.py."""
+"""Tests of time_slices.py."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """No number of signals ends `UninterruptibleEvent.wait_uninterruptibly`.
 
-Apart from test_latch.py, which is traced: CPython 3.11 has a traced thread enter no function while a signal waits for a main thread that
-is in C, but spin and keep the interpreter from the others. Threads that earlier tests left do so, too.
+The test is separate from test_signal_safety.py because of tracing in CPython 3.11. While a signal waits for a main thread in C, a traced
+thread enters no function: it spins and keeps the GIL from the other threads. Threads left by earlier tests do so too.
 """
 
 import signal

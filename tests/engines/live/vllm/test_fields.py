@@ -1,6 +1,6 @@
 """The connector's assumptions about this vLLM, checked without an engine.
 
-Each field of the configurations and cache specifications is changed in turn: the key of blocks must change exactly for the fields that
+Each field of the configurations and cache specifications is changed in turn. The key of blocks must change exactly for the fields that
 the tables of fields.py expect. vLLM's EngineCore must have the methods that the connector wraps, with the arguments that the wrappers take.
 """
 

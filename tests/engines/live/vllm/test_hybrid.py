@@ -35,7 +35,7 @@ class Hybrid:
         """Check that `engine`, with its own cache cleared, answers a prompt as an engine without a store does.
 
         `before`: earlier prompts of the engine without a store, which are in its own cache. On a CPU the position at which a prompt
-        continues matters, even without a store: with other chunks of short convolutions, vLLM's log-probabilities differ by 0.04.
+        continues matters, even without a store. With other chunks of short convolutions, vLLM's log-probabilities differ by 0.04.
         """
         self.plain.forget()
         for earlier in before:

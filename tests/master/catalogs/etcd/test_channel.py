@@ -1,4 +1,4 @@
-"""Tests of etcd_channel.py on real servers: endpoints, TLS, logins, and what becomes of calls when the connection is lost."""
+"""Tests of channel.py on real servers: endpoints, TLS, logins, and calls during a loss of the connection."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of etcd_version.py."""
+"""Tests of quorum.py: versions of etcd with known data bugs."""
 
 import pytest
 
