@@ -14,7 +14,7 @@ def test_strategies_differ_in_behaviour() -> None:
     assert [strategy.name for strategy in STRATEGIES] == ["reject", "queue", "evict", "recompute", "offload", "queue+recompute"]
     assert len({(strategy.newcomers, strategy.displaced) for strategy in STRATEGIES}) == 6
     for strategy in STRATEGIES:
-        # A strategy that displaces needs victims; one that rejects has none, because it reserves space.
+        # A strategy that displaces needs a preemption strategy; one that rejects reserves space and needs none.
         assert strategy.newcomers is not AdmissionStrategy.DISPLACE or strategy.displaced is not PreemptionStrategy.NONE
         assert strategy.newcomers is not AdmissionStrategy.REJECTED or strategy.displaced is PreemptionStrategy.NONE
 

@@ -1,7 +1,7 @@
 """No number of signals ends `UninterruptibleEvent.wait_uninterruptibly`.
 
 The test is separate from test_signal_safety.py because of tracing in CPython 3.11. While a signal waits for a main thread in C, a traced
-thread enters no function: it spins and keeps the GIL from the other threads. Threads left by earlier tests do so too.
+thread enters no function. It spins and keeps the GIL from the other threads. Threads left by earlier tests do so too.
 """
 
 import signal

@@ -1,7 +1,7 @@
-"""On the path of a Python of vLLM's environment that is to have LMCache too, for tests: loaded by its start-up, it finds what that
-environment lacks in LMCache's, the folder TEST_LMCACHE.
+"""Start-up module of a Python of vLLM's environment that needs LMCache too, for tests.
 
-One environment for both would be another gigabyte, and what each pins stays as it is. If both have a package, vLLM's is used.
+It finds packages that vLLM's environment lacks in LMCache's environment, the folder TEST_LMCACHE. One environment for both would take
+another gigabyte, and both keep their own pins. If both have a package, vLLM's is used.
 """
 
 import importlib.machinery
