@@ -53,7 +53,7 @@ PROGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "kvstore, Client and AsyncClient",
         "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`. The other settings come\n"
-        "from the environment or the file. `Client` and `AsyncClient` take each value from the first of these sources that has it:\n\n"
+        "from the environment or the file. `Client` and `AsyncClient` take each value from the first source that has it:\n\n"
         "1. the arguments `master`, `tenant`, `token` and `deadline_s`,\n"
         "2. `settings=ClientSettings(...)`; a field with its default counts as not given,\n"
         "3. the environment,\n"
