@@ -28,9 +28,9 @@ The value of a setting comes from the first of these sources that has it:
 
 A program refuses to start, and names the cause, for:
 
-- variables that look like a misspelt setting of its own or a misspelt shared one,
-- unknown sections of the file,
-- unknown settings in its own section,
+- variables that look like a misspelt setting of its own or a misspelt shared one;
+- unknown sections of the file;
+- unknown settings in its own section;
 - settings in `[shared]` that are not shared.
 
 Sizes are numbers of bytes with an optional unit: `4KiB`, `64MiB`, `1.5GiB` (1024), `10GB` (1000). Times are in seconds.
@@ -39,8 +39,8 @@ Sizes are numbers of bytes with an optional unit: `4KiB`, `64MiB`, `1.5GiB` (102
 SHARED_HEAD: Final = """
 ## Shared settings
 
-The variable of one program is `KVSTORE_`, the program and the name: `KVSTORE_NODE_HTTP`. The key in its own section has the same name as
-the one in `[shared]`. If defaults differ, the table has each.
+The variable of one program is `KVSTORE_`, the program and the name: `KVSTORE_NODE_HTTP`. The key in the program's own
+section has the same name as the one in `[shared]`. If defaults differ, the table has each.
 
 """
 
@@ -52,13 +52,15 @@ PROGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
     ("kvstore-publisher", "", "publisher"),
     (
         "kvstore, Client and AsyncClient",
-        "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`; the other settings come from the\n"
-        "environment or the file. `Client` and `AsyncClient` take each value from the first of these sources that gives it:\n\n"
+        "The commands of `kvstore` have the flags `--master`, `--tenant`, `--token` and `--deadline-s`. The other settings come\n"
+        "from the environment or the file. `Client` and `AsyncClient` take each value from the first source that has it:\n\n"
         "1. the arguments `master`, `tenant`, `token` and `deadline_s`,\n"
         "2. `settings=ClientSettings(...)`; a field with its default counts as not given,\n"
-        "3. the environment, 4. the file that `KVSTORE_CONFIG` names, 5. the default.\n\n"
-        "An argument that differs from `settings` is refused (`InvalidArgument`). With `ClientSettings(..., is_loaded=True)` the client\n"
-        "reads neither environment nor file.\n\n",
+        "3. the environment,\n"
+        "4. the file that `KVSTORE_CONFIG` names,\n"
+        "5. the default.\n\n"
+        "An argument that differs from `settings` is refused (`InvalidArgument`). With `ClientSettings(..., is_loaded=True)` the\n"
+        "client reads neither environment nor file.\n\n",
         "client",
     ),
     (
@@ -87,8 +89,8 @@ PROGRAMS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     (
         "LMCache's plug-ins",
-        "For `kvstore.engines.lmcache`; see [engines.md](engines.md#lmcache). They have no flags: LMCache passes the values of its\n"
-        "`adapter_params`, or the entries of a remote connector.\n\n",
+        "For `kvstore.engines.lmcache`; see [engines.md](engines.md#lmcache). They have no flags: LMCache passes the values of\n"
+        "its `adapter_params`, or the entries of a remote connector.\n\n",
         "lmcache",
     ),
     (

@@ -43,7 +43,7 @@ class ReachabilityCheck:
 
     @property
     def is_unreachable(self) -> bool:
-        """Whether the last ping failed. False before the first."""
+        """True if the last ping failed; False before the first."""
         return self._last_error not in (UNKNOWN, None)
 
     def close(self) -> None:

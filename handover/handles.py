@@ -36,10 +36,11 @@ class Handover:
     def wait(self) -> None:
         """Block until the request is over on this rank. Raises its error:
 
-        - DeadlineExceeded, Cancelled, Full, Closed, ProtocolError,
-        - Unreachable (a rank is unreachable), InvalidArgument (engines disagree), StaleHandle (a description of an
-          earlier run),
-        - or the error that a rank of either executor failed with.
+        - DeadlineExceeded, Cancelled, Full, Closed, ProtocolError.
+        - Unreachable: a rank is unreachable.
+        - InvalidArgument: the engines disagree.
+        - StaleHandle: the description is of an earlier run.
+        - The error that a rank of either executor failed with.
 
         An exception of a signal handler, such as Ctrl-C, cancels the request and is raised once that is over.
         """

@@ -26,7 +26,7 @@ PREFILL_S_PER_BLOCK: Final = 0.06
 
 
 class Routing(Enum):
-    """How prompts are assigned to instances."""
+    """Assignment of prompts to instances."""
 
     ROUND_ROBIN = "round_robin"
     RANDOM = "random"

@@ -54,9 +54,9 @@ class MasterSettings(ServerTlsSettings):
     )
     compact_interval_s: float = setting(
         60.0,
-        "With a catalog in etcd: its owner compacts etcd's history this often, and keeps as much of it, or a few seconds where half of the "
-        "quota is in use, and more for a master that lists the catalog, up to 80 % of the quota; 0: never. It is the history of all "
-        "that uses this etcd.",
+        "With a catalog in etcd: interval at which the catalog's owner compacts etcd's history, and length of the history that it keeps; "
+        "0: never. It keeps a few seconds if half of the quota is in use, and more for a master that lists the catalog, up to 80 % of the "
+        "quota. Compaction affects all users of this etcd.",
         minimum=0,
     )
     etcd_quota_bytes: Size = setting(

@@ -37,7 +37,7 @@ class BatchOfOne:
 
     @staticmethod
     def suits(columns: Sequence[tuple[str, str]]) -> bool:
-        """Whether the form has exactly one batch, and otherwise columns of that length, single numbers and texts."""
+        """Return True if the form has exactly one batch, and otherwise columns of that length, single numbers and texts."""
         names, kinds = [name for name, _ in columns], [kind for _, kind in columns]
         batches = [index for index, kind in enumerate(kinds) if kind in _BATCHES]
         if len(kinds) < 2 or len(batches) != 1 or not all(kind in _CODES for kind in kinds) or "parents" in kinds[: batches[0]]:

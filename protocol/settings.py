@@ -156,7 +156,7 @@ def given_settings(
 
 
 def is_setting(field: "dataclasses.Field[Any]") -> bool:
-    """Whether a field is made by `setting`. Other fields of such a class are set by code and tests only."""
+    """Return True if a field is made by `setting`. Only code and tests set other fields of such a class."""
     return "help" in field.metadata
 
 

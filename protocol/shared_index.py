@@ -46,7 +46,7 @@ Words = npt.NDArray[np.uint64]
 Tags = npt.NDArray[np.uint32]
 
 ORDERED: Final = platform.machine() in ("x86_64", "AMD64")
-"""Whether the processor keeps loads in order, and stores; entries then have no check."""
+"""True if the processor keeps loads in order, and stores. Entries then have no check."""
 MAGIC: Final = 0x32_58_44_4E_49_56_4B_53
 """Changes with the layout."""
 HEADER_BYTES: Final = 4096

@@ -36,7 +36,7 @@ def parse_traceparent(text: str) -> TraceParent | None:
 
 
 def is_sampled(text: str) -> bool | None:
-    """Whether the sender samples the trace; None for a malformed value."""
+    """Return True if the sender samples the trace, None for a malformed value."""
     match = _read(text)
     return _has_sampled(match) if match is not None else None
 

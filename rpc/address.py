@@ -85,7 +85,7 @@ def socket_id(unix: str) -> str:
 
 
 def is_local_socket(unix: str, expected_id: str) -> bool:
-    """Whether `unix` is the socket file with this `socket_id` for this process, which may connect to it."""
+    """Return True if this process sees `unix` as the socket file with this `socket_id` and may connect to it."""
     return not local_socket_problem(unix, expected_id)
 
 

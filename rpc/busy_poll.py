@@ -33,7 +33,7 @@ class BusyPoll:
         available = processors if processors is not None else len(os.sched_getaffinity(0))
         self.max_ns = max_us * 1000 if available > 1 else 0
         self.is_on = False
-        """Whether the next wait begins with a poll."""
+        """True if the next wait begins with a poll."""
         self._in_vain = 0
         self._rests = 0
 

@@ -154,14 +154,14 @@ class PayloadReader:
         self.body = b""
         self.left_bytes = 0
         self.is_waiting = False
-        """Whether neither `accept` nor `refuse` was called yet."""
+        """True until `accept` or `refuse` is called."""
         self.refusal: Exception | None = None
         self._destinations: deque[memoryview] | None = None
         """Views for the remaining bytes; empty: they are discarded. None: they are not read."""
 
     @property
     def is_receiving(self) -> bool:
-        """Whether bytes are being read, into their destination or to be discarded."""
+        """True while bytes are being read, into their destination or to be discarded."""
         return self._destinations is not None
 
     @property

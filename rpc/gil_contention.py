@@ -49,8 +49,8 @@ class GilContention:
 
     def __init__(self) -> None:
         self.is_suspected = False
-        """Whether the last wait was long for an unknown reason: call `sleeps` before the next one. It is too slow for
-        every wait."""
+        """True if the last wait was long for an unknown reason: call `sleeps` before the next one. `sleeps` is too slow
+        for every wait."""
         self.waiting: set[int] = set()
         """An id for each wait without the GIL. A set, because a count would need a lock."""
         self._left = 0
@@ -58,11 +58,11 @@ class GilContention:
 
     @property
     def is_on(self) -> bool:
-        """Whether the GIL is contended, by the estimate."""
+        """True if the GIL is contended, by the estimate."""
         return self._left > 0 and not self.waiting
 
     def holds(self) -> bool:
-        """Whether the next call should keep the GIL. Call once for each, because it counts."""
+        """Return True if the next call should keep the GIL. Call this once per call, because it counts."""
         if self._left <= 0 or self.waiting:
             return False
         self._left -= 1

@@ -81,9 +81,9 @@ class SocketAccess:
         path.chmod(self.mode)
 
     def admits(self, sock: socket.socket) -> bool:
-        """Whether the peer of this accepted Unix socket is permitted: this user, root, or one that group and mode
-        admit.
+        """Return True if the peer of this accepted Unix socket is permitted.
 
+        Permitted are this user, root, and users that group and mode admit.
         The kernel reports the peer's credentials at its connect. The file's mode alone does not suffice: it may be
         changed, or the file moved.
         """

@@ -78,7 +78,7 @@ class Authenticator:
         return self._credentials.owner(token)
 
     def holds(self, identity: Identity) -> bool:
-        """Whether the identity's credential is still valid."""
+        """Return True if the identity's credential is still valid."""
         return self._credentials.holds(identity, now_s=self._wall_s())
 
     def reread(self) -> list[Identity]:
@@ -100,7 +100,7 @@ class Authenticator:
         return self._credentials.next_to_expire
 
     def has_changed(self) -> bool:
-        """Whether the file has changed since it was last read."""
+        """Return True if the file has changed since it was last read."""
         return signature(self._path) != self._seen
 
     def _count(self) -> None:

@@ -100,7 +100,7 @@ class Credentials:
         return self._owners.get(digest_of(token))
 
     def holds(self, identity: Identity, *, now_s: float) -> bool:
-        """Whether the identity's token is still valid and unchanged.
+        """Return True if the identity's token is still valid and unchanged.
 
         True for an identity without a token (by certificate).
         """
@@ -117,7 +117,7 @@ class Credentials:
         return frozenset(self._ids.values())
 
     def has(self, kind: IdentityKind) -> bool:
-        """Whether there is a token of this kind."""
+        """Return True if the file has a token of this kind."""
         return any(identity.kind is kind for identity in self._identities.values())
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class Credentials:
 
 
 def _agree(token: Identity, certificate: Identity) -> bool:
-    """Whether a peer may use both. An operator's certificate matches every tenant, and an operator's token."""
+    """Return True if a peer may use both. An operator's certificate matches every tenant, and an operator's token."""
     if certificate.kind is not IdentityKind.TENANT or (token.kind is IdentityKind.OPERATOR and certificate.role is Role.ADMIN):
         return True
     return (token.kind, token.name) == (certificate.kind, certificate.name)

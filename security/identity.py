@@ -54,16 +54,16 @@ class Identity:
     certificate: bytes = field(default=b"", repr=False)
 
     def may_use_name(self, name: str) -> bool:
-        """Whether this node or instance may use the name."""
+        """Return True if this node or instance may use the name."""
         return self.kind is IdentityKind.ANONYMOUS or self.name in ("", name)
 
     def is_tenant(self, name: str) -> bool:
-        """Whether this identity may act as the tenant."""
+        """Return True if this identity may act as the tenant."""
         return self.kind is IdentityKind.ANONYMOUS or (self.kind is IdentityKind.TENANT and self.name == name)
 
     @property
     def is_admin(self) -> bool:
-        """Whether this identity may see and change the cluster."""
+        """True if this identity may see and change the cluster."""
         return self.role is Role.ADMIN
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from kvstore.protocol.errors import ConfigError
 
 
 def is_loopback(host: str) -> bool:
-    """Whether all addresses of this host name are loopback; True for a name without an address."""
+    """Return True if all addresses of this host name are loopback, or if the name has no address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):

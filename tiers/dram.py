@@ -67,7 +67,7 @@ class DramTier(SlabTier):
 
     @property
     def hugepages(self) -> bool:
-        """Whether the memory is in reserved huge pages."""
+        """True if the memory is in reserved huge pages."""
         return self._pool.hugepages
 
     @property
@@ -85,7 +85,7 @@ class DramTier(SlabTier):
         return self._pool.prefault_step(max_bytes)
 
     def is_warm(self, slab_id: int) -> bool:
-        """Whether all pages of the slab have been faulted in."""
+        """Return True if all pages of the slab have been faulted in."""
         return not self._pool.memory(slab_id).untouched_bytes
 
     def view(self, slot: Slot) -> memoryview:
@@ -133,7 +133,7 @@ class DramTier(SlabTier):
         return self._pool.slabs_released
 
     def has_slab(self, slab_id: int) -> bool:
-        """Whether the slab exists. A slab is released when another tenant or size class needs its memory."""
+        """Return True if the slab exists. A slab is released when another tenant or size class needs its memory."""
         try:
             self.slab(slab_id)
         except StaleHandle:

@@ -60,7 +60,7 @@ class SlabAllocator(Protocol):
         """Release the slab's memory, which may then serve another slab."""
 
     def has_warm(self, slot_bytes: int, count: int, tenant: str) -> bool:
-        """Whether prefaulted memory for such a slab is available."""
+        """Return True if prefaulted memory for such a slab is available."""
 
 
 class SlabTier(Tier):
@@ -209,8 +209,9 @@ class SlabTier(Tier):
         return (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).slot_bytes
 
     def needs_slab(self, size_bytes: int, tenant: str) -> bool:
-        """Whether the next allocation of this size opens a slab in which the tenant has no slot yet. Raises
-        InvalidArgument.
+        """Return True if the next allocation of this size opens a slab in which the tenant has no slot yet.
+
+        Raises InvalidArgument.
         """
         return not (self._group_of.get((tenant, size_bytes)) or self._classified_group(size_bytes, tenant)).open
 
@@ -394,7 +395,7 @@ class SlabTier(Tier):
         return slab
 
     def _has_warm(self, group: SlabGroup) -> bool:
-        """Whether unassigned bytes suffice for another slab of the group and are prefaulted."""
+        """Return True if unassigned bytes suffice for another slab of the group and are prefaulted."""
         wanted_bytes = self._wanted_bytes(group)
         count = wanted_bytes // group.slot_bytes
         return self._unassigned_bytes >= wanted_bytes and self._backing.has_warm(group.slot_bytes, count, group.tenant)

@@ -107,7 +107,7 @@ def decode_into(data: Buffer, destination: memoryview) -> Corrupt | None:
 
 
 def is_raw_tensor(value: memoryview) -> bool:
-    """Whether the value is an unquantised tensor, the only kind that a tier may return changed."""
+    """Return True if the value is an unquantised tensor, the only kind that a tier may return changed."""
     return _raw_header(bytes(value[:HEADER_BYTES]), value.nbytes) is not None
 
 

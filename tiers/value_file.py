@@ -110,7 +110,7 @@ class ValueFile:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the file system supports O_DIRECT."""
+        """True if the file system supports O_DIRECT."""
         return self._direct >= 0
 
     def grow(self, pages: int) -> None:

@@ -1,7 +1,7 @@
 """Interface of transfer agents: one-sided reads and writes of registered memory over one transport.
 
-One of two plug-in families. The other, two-sided one is streams/connection.py; streams/agent.py turns its connections
-into an agent.
+Agents are one-sided plug-ins. The two-sided plug-ins are connections (streams/connection.py), which streams/agent.py
+turns into an agent.
 
 An agent serves one rail. The engine (engine.py) cuts transfers into requests, chooses the rail of each, and retries
 failed ones elsewhere. An agent only executes requests and reports their end.
@@ -167,7 +167,7 @@ class TransferAgent(ABC):
     """Useful number of requests in flight per peer. The engine queues the rest, so that urgent ones can overtake."""
 
     honours_fences: ClassVar[bool] = False
-    """Whether a request's `fences` are closed before it moves. A write with fences goes through no other agent."""
+    """True if the agent closes a request's `fences` before it moves. A write with fences uses no other agent."""
 
     def __init__(self, name: str, rail: Rail) -> None:
         self.name = name

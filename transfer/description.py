@@ -38,8 +38,10 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """How an engine is reached. `host` is its network (rpc.address.network_id). `matrix` gives the (preferred,
-    available) rails by location of memory, as the topology does.
+    """Address of an engine: its agents and rails.
+
+    `host` is its network (rpc.address.network_id). `matrix` gives the (preferred, available) rails by location of
+    memory, as the topology does.
     """
 
     name: str

@@ -5,8 +5,8 @@ it. A task whose store is unreachable, whose deadline passed or whose arguments 
 not loaded, not stored. Every task ends, and its descriptor signals every end. No method raises.
 
 **Locks.** LMCache locks the objects that a lookup found, and unlocks each after its load or when it is no longer
-needed, in any order and mixed with those of other lookups. One lookup has one hold, which is released with its last
-object.
+needed. Unlocks come in any order, mixed with those of other lookups. One lookup has one hold, which is released with
+its last object.
 
 The module uses LMCache's keys and memory objects through protocols and does not import LMCache.
 """

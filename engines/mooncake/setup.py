@@ -63,7 +63,7 @@ class SetupArguments:
     master: str
     tenant: str
     can_stage: bool
-    """Whether a local buffer was given: without one Mooncake rejects puts from unregistered memory."""
+    """True if a local buffer was given. Without one, Mooncake rejects puts from unregistered memory."""
 
     @property
     def attempts(self) -> int:

@@ -77,7 +77,7 @@ class HeadPool:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether values are contiguous in the pool."""
+        """True if each value is contiguous in the pool."""
         return self.runs == 1
 
     @property

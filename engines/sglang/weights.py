@@ -48,7 +48,7 @@ class EngineWeights:
         self._draft = ""
         self._updates = 0
         self._is_open = False
-        """Whether an update has begun without a recorded end."""
+        """True from the start of an update until its end is recorded."""
         self._loaded_from = ""
         self._is_session = False
         self._session_version = ""

@@ -69,7 +69,7 @@ class EngineLoad:
     started_s: float = 0.0
     """Unix time in seconds; 0: unknown."""
     is_asleep: bool = False
-    """Whether any rank sleeps."""
+    """True if any rank sleeps."""
 
     def is_restarted_since(self, before: "EngineLoad") -> bool:
         """Return whether the engine restarted after `before`: its start time differs or a counter fell."""

@@ -69,7 +69,7 @@ class InstanceReporting:
         self._on_first = on_first
         self._tracing = tracing
         self.is_registered = False
-        """Whether the scheduler knows the engine."""
+        """True if the engine is registered with the scheduler."""
         self.reports = self.failures = 0
         """`reports`: accepted by the master. `failures`: metrics that could not be read, and reports that were not
         accepted."""

@@ -57,8 +57,8 @@ class PrefixStore:
         """Return a cache with the leading blocks that the store has for all rows, for `generate` or a forward pass.
 
         At least one token is left to compute. The cache is empty if no block was found. If weights were changed in
-        memory since the last call (a training step, a merged adapter), a new namespace is used from here on, so blocks
-        of other weights are never loaded.
+        memory since the last call (a training step, a merged adapter), the store switches to a new namespace. So it
+        never loads blocks of other weights.
 
         `input_ids` is [rows, tokens], without padding. Raises InvalidArgument: padding, which shifts a row's positions.
         """

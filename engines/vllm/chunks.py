@@ -66,7 +66,7 @@ class Chunks:
 
     @property
     def is_busy(self) -> bool:
-        """Whether jobs have begun whose results were not taken."""
+        """True if started jobs have results that were not taken."""
         return bool(self._begun)
 
     def drain(self) -> None:

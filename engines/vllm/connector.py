@@ -215,7 +215,7 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return self._plan.is_holding
 
     def has_pending_push_work(self) -> bool:
-        """Whether loads are under way: vLLM pauses once they are done."""
+        """Return True if loads are in progress. vLLM pauses once they are done."""
         return bool(self._loading)
 
     def reset_cache(self) -> bool:

@@ -80,7 +80,7 @@ class Disaggregation:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is being scheduled later."""
+        """True if a request is deferred until its blocks are stored."""
         return any(not awaited.is_over for awaited in self._awaited.values())
 
     def _expected(self, request: EngineRequest) -> int:

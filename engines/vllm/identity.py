@@ -1,4 +1,4 @@
-"""Which engines share blocks, as the namespace of each rank; and which engine configurations are refused.
+"""Namespaces of ranks, by which engines share blocks, and checks that reject engine configurations.
 
 **Keys.** A block's key is the id of a kvcache Namespace followed by vLLM's block hash. vLLM's hash covers the tokens up
 to the block's end, the LoRA's name, multimodal inputs and the request's salt. The namespace covers everything else that
@@ -64,7 +64,7 @@ class RankFacts:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank stores the blocks: one of the ranks with equal bytes does."""
+        """True if this rank stores the blocks. Of the ranks with equal bytes, one stores them."""
         return self.tp_rank % self.kv_replicas == 0
 
 

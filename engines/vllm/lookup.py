@@ -108,7 +108,7 @@ class StoreLookup:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last message: the circuit breaker is closed."""
+        """True if the circuit breaker of reads is closed."""
         return self._jobs.stats().reads.state is CircuitState.CLOSED
 
     def _release(self, holds: Iterable[Hold]) -> None:

@@ -340,7 +340,7 @@ class SchedulerPlan:
 
         Returns the blocks whose hashes the engine has to drop: `block_ids`, and all that follow them in tables of this
         step. vLLM has hashed and shared them by now if the load is part of the step, and the request that recomputes
-        them may end first or take several steps. What other requests compute on top of them is not saved.
+        them may end first or take several steps. Other requests do not save blocks that build on them.
         """
         missing = set(block_ids)
         invalid_blocks: set[int] = set()
@@ -386,7 +386,7 @@ class SchedulerPlan:
 
     @property
     def is_holding(self) -> bool:
-        """Whether finished requests have blocks that are still to be copied."""
+        """True if blocks of finished requests are still to be copied."""
         return bool(self._held)
 
     def check_integrity(self) -> None:

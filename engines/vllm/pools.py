@@ -65,8 +65,8 @@ class LayerPools:
     def form(layer: torch.Tensor, block_count: int) -> str:
         """Return what two layers must have in common for interchangeable blocks.
 
-        That is the element type, and the sizes of a block's axes in memory order with the layer axis that each is,
-        because axes of equal size look alike. Axes of size 1 are left out: their order has no effect. Raises
+        The form has the element type and, for each axis of a block in memory order, its size and its layer axis. The
+        layer axis tells axes of equal size apart. Axes of size 1 are left out: their order has no effect. Raises
         ConfigError as the constructor.
         """
         blocks = _in_blocks(layer, block_count)

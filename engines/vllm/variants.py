@@ -197,7 +197,7 @@ class Variants:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other engines can have weights of this identity."""
+        """True if other engines can have weights of this identity."""
         return self._is_known and not self._state.identity.is_private
 
     def of(self, request: VariantRequest, now_s: float) -> Variant | None:
@@ -269,7 +269,7 @@ class Variants:
 
     @property
     def compares_on_wake(self) -> bool:
-        """Whether `awake` will compare samples of the weights from before and after the sleep."""
+        """True if `awake` will compare samples of the weights from before and after the sleep."""
         return self._asleep is not None
 
     def adapter_added(self, request: LoraRequest, now_s: float) -> None:

@@ -34,7 +34,7 @@ class WeightFile:
     mtime_ns: int
     ctime_ns: int
     is_hub_link: bool
-    """Whether the file links to a blob of a Hugging Face cache."""
+    """True if the file links to a blob of a Hugging Face cache."""
 
     @property
     def stat_text(self) -> str:

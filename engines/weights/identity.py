@@ -39,7 +39,7 @@ class WeightsIdentity:
 
     @property
     def is_private(self) -> bool:
-        """Whether no other engine can use this identity."""
+        """True if no other engine can use this identity."""
         return self.version.startswith(_RESERVED + "private-")
 
     def named(self, version: str) -> "WeightsIdentity":
@@ -130,7 +130,7 @@ class WeightsState:
         """Start with `started_from`, the identity of the files that the engine loaded."""
         self.identity = started_from
         self.is_settled = True
-        """Whether blocks may be loaded and saved: False from an update or reset until `resume`."""
+        """True if blocks may be loaded and saved; False from an update or reset until `resume`."""
         self.generation = 0
         """Number of changes of the identity."""
 

@@ -76,12 +76,12 @@ class PartReceiver:
 
     @property
     def is_pool_written(self) -> bool:
-        """Whether the sender writes directly into the pool."""
+        """True if the sender writes directly into the pool."""
         return self._way is not None and self._way.way == PUSH and not self.plan.is_staged
 
     @property
     def is_reading(self) -> bool:
-        """Whether this side reads the sender's memory."""
+        """True if this side reads the sender's memory."""
         return self._way is not None and self._way.way == PULL
 
     def open(self) -> None:

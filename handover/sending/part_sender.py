@@ -43,7 +43,7 @@ class PartSender:
 
     @property
     def reads_pool(self) -> bool:
-        """Whether the receiver reads directly from the pool."""
+        """True if the receiver reads directly from the pool."""
         return self._ask.mode == PULL and not self._plan.is_staged
 
     def open(self) -> None:
@@ -61,7 +61,7 @@ class PartSender:
 
     @property
     def confirms(self) -> bool:
-        """Whether the receiver reads, and needs a confirmation that the data was still the request's."""
+        """True if the receiver reads, and so needs a confirmation that the data was still the request's."""
         return self._ask.mode == PULL
 
     def show(self) -> ExportRegions | None:

@@ -194,9 +194,14 @@ def decode_value(buffer: Buffer, out: "torch.Tensor") -> None:
 def transcode(value: Buffer, scheme: CacheScheme) -> memoryview | None:
     """Return the raw tensor value `value` encoded by `scheme`, or None to keep it as it is.
 
-    None if it is no tensor value (also a damaged one, because opaque bytes may begin like one), if it is already
-    quantised, if `scheme` cannot encode its shape or does not make it smaller, or if numbers would be lost, including
-    non-finite ones. Raises ConfigError without torch.
+    None if:
+
+    - it is no tensor value, or a damaged one: opaque bytes may begin like a tensor value;
+    - it is already quantised;
+    - `scheme` cannot encode its shape, or does not make it smaller;
+    - numbers would be lost, including non-finite ones.
+
+    Raises ConfigError without torch.
     """
     codec = _codec()
     try:

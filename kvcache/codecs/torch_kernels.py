@@ -6,9 +6,9 @@ payload.
 **Scales** are chosen so that codes need no clamping. A piece has few of them, so the number of operations counts, not
 their size.
 
-**fp8**: e4m3fn codes and a float32 scale per record, a power of two. That costs no precision, because e4m3's own steps
-are relative (at most one of its 15 binades is unused). Decoding is exact in bfloat16 and float32: codes are the values'
-leading bits. A negative scale marks a record with NaN codes, so readers need not search for them. Source: e4m3 of
+**fp8**: e4m3fn codes and a float32 scale per record, a power of two. The power of two costs no precision, because e4m3's
+own steps are relative (at most one of its 15 binades is unused). Decoding is exact in bfloat16 and float32: codes are
+the values' leading bits. A negative scale marks a record with NaN codes, so readers need not search for them. Source: e4m3 of
 arXiv:2209.05433; powers of two as in OCP's microscaling formats.
 
 **int8**, symmetric: codes from -127 to 127 and a float16 scale for each token of a record. |decoded - value| <= scale /

@@ -1,7 +1,7 @@
 """Conversion of a sequence's KV cache between two executors' layouts: which bytes to copy from where to where.
 
 `remap` compares two layouts once. The resulting `Remapping` computes the copies for a sequence's blocks and a pair of
-ranks, as arrays, or gathers and scatters the pair's bytes through one buffer if runs are too short to send. It sends
+ranks, as arrays. If runs are too short to send, it gathers and scatters the pair's bytes through one buffer. It sends
 nothing.
 
 **Supported.** Any two layouts of one model in which one block size divides the other. Records of quantised blocks are
@@ -166,8 +166,8 @@ class Remapping:
         """Return the copies between the pools of the two ranks. `tokens` None: as many as the source's blocks hold.
 
         Raises:
-            InvalidArgument: not a pair, a block list is too short or has a block outside the pool, a destination block
-                is listed twice, or the tokens or layers are not a range.
+            InvalidArgument: not a pair; a block list is too short or has a block outside the pool; a destination block
+                is listed twice; or the tokens or layers are not a range.
         """
         tokens = np.size(source_blocks) * self.source.spec.block_tokens if tokens is None else tokens
         share = self._share(source_rank, destination_rank, tokens=tokens, first_token=first_token, layers=layers)

@@ -40,8 +40,8 @@ class CacheLayout:
     axes: Order = field(init=False, repr=False, compare=False)
     """The parsed order."""
     has_records: bool = field(init=False, repr=False, compare=False)
-    """Whether the smallest addressable unit is a record (one block, layer, K or V, and head) instead of one token's
-    element: it is quantised, or transposed."""
+    """True if the smallest addressable unit is a record (one block, layer, K or V, and head), of a quantised or
+    transposed pool. False if it is one token's element."""
     _unit_bytes: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ MAX_COUNT: Final = 1 << 20
 
 
 class Attention(StrEnum):
-    """How query heads share keys and values."""
+    """Sharing of keys and values among query heads."""
 
     MHA = "mha"
     """Each has its own."""

@@ -19,7 +19,7 @@ class CoupledServer(ABC):
     the batch is decoded."""
 
     yields: ClassVar[bool] = True
-    """Whether a new prompt interrupts decoding after the current step."""
+    """True if a new prompt interrupts decoding after the current step."""
 
     def __init__(
         self,

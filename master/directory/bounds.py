@@ -8,16 +8,20 @@ from kvstore.master.directory.writes.record_policy import ALL
 
 @dataclass(frozen=True, slots=True)
 class DirectoryTiming:
-    """Times in seconds: lifetime of reservations, silence until a node is dead, ramp-up of a new node, delay until a
-    dead node's blocks are forgotten, lifetime of measured rates, and delay until a dead node's replicas are copied
-    again."""
+    """Times of a directory, in seconds."""
 
     reserve_ttl_s: float = 30.0
+    """Lifetime of reservations."""
     node_ttl_s: float = 10.0
+    """Silence until a node is dead."""
     slow_start_s: float = 30.0
+    """Ramp-up of a new node."""
     forget_node_s: float = 60.0
+    """Delay until a dead node's blocks are forgotten."""
     measured_rate_ttl_s: float = 60.0
+    """Lifetime of measured rates."""
     repair_after_s: float = 30.0
+    """Delay until a dead node's replicas are copied again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class AsyncChannel(BaseChannel):
             timer.cancel()
 
     def is_closed_by_peer(self) -> bool:
-        """Whether the kernel knows that the connection ended. Reads nothing, so a call may be under way."""
+        """Return True if the kernel knows that the connection ended. Reads nothing, so a call may be in progress."""
         return not self.is_open or is_closed_by_peer(self._sock)
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class BlockingSocket:
         self.sock = sock
         self._busy_poll = busy_poll if busy_poll is not None and busy_poll.max_ns else None
         self._keeps_gil = type(sock) is socket.socket
-        """Whether system calls may replace the socket's methods: not with TLS."""
+        """True if system calls may replace the socket's methods; False with TLS."""
         self._peer_closed = peer_closed
         self._armed_s = 0.0
 

@@ -247,11 +247,11 @@ class Channel(BaseChannel):
     # --- the connection ---
 
     def is_closed_by_peer(self) -> bool:
-        """Whether the kernel knows that the connection ended. Reads nothing, so a call may be under way."""
+        """Return True if the kernel knows that the connection ended. Reads nothing, so a call may be in progress."""
         return not self.is_open or is_closed_by_peer(self._socket.sock)
 
     def is_quiet(self) -> bool:
-        """Whether, between calls, the peer has neither closed the connection nor sent anything unrequested."""
+        """Return True if, between calls, the peer has neither closed the connection nor sent anything unrequested."""
         if self._reader.unread_bytes:
             return False
         try:

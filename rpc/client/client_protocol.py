@@ -151,7 +151,7 @@ class BaseChannel(ABC):
         self._reader = FrameReader()
         self._protocol = ClientProtocol(address)
         self._is_midway = False
-        """Whether a request has no response yet, or a one-way message is being sent."""
+        """True while a request has no response yet, or a one-way message is being sent."""
 
     @abstractmethod
     def close(self) -> None:
@@ -159,7 +159,7 @@ class BaseChannel(ABC):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no call is under way and no payload is unread.
+        """True if no call is in progress and no payload is unread.
 
         If False after an interrupt, the stream's position is unknown.
         """
@@ -167,12 +167,12 @@ class BaseChannel(ABC):
 
     @property
     def accepts_traces(self) -> bool:
-        """Whether the peer accepts Trace messages."""
+        """True if the peer accepts Trace messages."""
         return self._protocol.accepts_traces
 
     @property
     def makes_hot_copies(self) -> bool:
-        """Whether the peer is a master that makes hot copies."""
+        """True if the peer is a master that makes hot copies."""
         return self._protocol.makes_hot_copies
 
     def _answered(self, frame: tuple[FrameHeader, memoryview], answer: type[M]) -> M:
@@ -203,7 +203,7 @@ class BaseChannel(ABC):
 
 
 def is_closed_by_peer(sock: socket.socket) -> bool:
-    """Whether the peer has closed its end. Reads nothing, so another thread's call may be under way."""
+    """Return True if the peer has closed its end. Reads nothing, so another thread's call may be in progress."""
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -53,7 +53,7 @@ class ConnectionLease(Generic[Leased]):
     def __init__(self, channel: Leased, release: Callable[[Leased], None], *, reused: bool) -> None:
         self.channel = channel
         self.reused = reused
-        """Whether the channel was open before; the peer may have closed it since."""
+        """True if the channel was open before; the peer may have closed it since."""
         self._release: Callable[[Leased], None] | None = release
 
     def release(self, error: BaseException | None = None) -> None:

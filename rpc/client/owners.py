@@ -83,7 +83,7 @@ class Masters:
         return 0 if known is None else known.times
 
     def may_skip(self, address: Address) -> bool:
-        """Whether a round may skip this master, because of a recent timeout."""
+        """Return True if a round may skip this master, because of a recent timeout."""
         known = self._silent.get(address)
         return known is not None and self.clock_ns() - known.since_ns < SKIP_FACTOR * known.waited_ns
 
@@ -111,7 +111,7 @@ class OwnerSearchRound:
         self._named: set[Address] = set()
         self._failures: list[KVStoreError] = []
         self._is_told = False
-        """Whether a master has reported the owner, or that there is none."""
+        """True if a master has reported the owner, or that no owner exists."""
 
     def next(self) -> Address | None:
         """Return the next master to ask; then call `failed` or `is_owner`. None: the round is over.
@@ -141,7 +141,7 @@ class OwnerSearchRound:
         self._failures.append(error)
 
     def is_owner(self, address: Address, welcome: Welcome) -> bool:
-        """Whether the sender of this Welcome is the owner; if so, it becomes the owner of `masters`."""
+        """Return True if the sender of this Welcome is the owner, and then record it as the owner of `masters`."""
         if welcome.server != SERVER_MASTER:
             self.failed(address, Unavailable(f"{address} is {welcome.name!r}, not a master"))
         elif welcome.owner:
@@ -183,8 +183,9 @@ class OwnerSearchRound:
 
 
 def is_owner_expected(masters: Masters, error: KVStoreError) -> bool:
-    """Whether another round may find an owner after this error: there are several masters, or the only one is a
-    follower.
+    """Return True if another round may find an owner after this error.
+
+    Another round may succeed with several masters, or with a single one that is a follower.
     """
     return isinstance(error, NoOwner) or (isinstance(error, Unavailable) and masters.has_several)
 

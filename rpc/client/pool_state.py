@@ -38,7 +38,7 @@ class Closable(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no call is under way and no payload is unread."""
+        """True if no call is in progress and no payload is unread."""
 
     def close(self) -> None: ...
 

@@ -29,7 +29,7 @@ class LingeringPeer:
         self._sock = sock
         self._on_gone = on_gone
         self.is_awaited = False
-        """Whether the peer has not closed its end yet."""
+        """True until the peer has closed its end."""
         with suppress(OSError):
             sock.shutdown(socket.SHUT_WR)
         if self._has_closed():
@@ -50,7 +50,7 @@ class LingeringPeer:
             self._end()
 
     def _has_closed(self) -> bool:
-        """Whether the peer has closed its end. Reads and discards up to MAX_READS buffers."""
+        """Return True if the peer has closed its end. Reads and discards up to MAX_READS buffers."""
         for _ in range(MAX_READS):
             try:
                 if not self._sock.recv(READ_BYTES, socket.MSG_DONTWAIT):

@@ -92,17 +92,17 @@ class Session:
         self._reader = FrameReader()
         self._payload = PayloadReader()
         self._is_counted = False
-        """Whether `fast_path` has called `count` for the current request."""
+        """True if `fast_path` has called `count` for the current request."""
         self.fast_path: FastPath | None = None
         """Tried on received bytes before they are parsed, if no request waits for its response and no quota counts
         requests."""
         self._is_due = False
-        """Whether a read of decrypted bytes is scheduled."""
+        """True if a read of decrypted bytes is scheduled."""
         self._limits = limits
         self._writer = FrameWriter(reactor, sock, limits, hang_up=self.close, on_queued=self._update_events)
         self._pending = PendingRequests(reactor)
         self._takes_traces = False
-        """Whether the peer accepts Trace messages."""
+        """True if the peer accepts Trace messages."""
         self._events = READABLE
         self.traces = TracedStopwatch(observer, tracer) if tracer is not None else None
         """Spans of the peer's requests; None: this daemon does not trace."""
@@ -258,8 +258,9 @@ class Session:
         return self._payload.is_receiving or not self._may_read()
 
     def _may_read(self) -> bool:
-        """Whether requests may be read: unsent responses, unsent descriptors and waiting requests are within their
-        limits.
+        """Return True if requests may be read.
+
+        Unsent responses, unsent descriptors and waiting requests then are within their limits.
         """
         writer = self._writer
         return not (

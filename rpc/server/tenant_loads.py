@@ -119,12 +119,12 @@ class InFlight:
 
     @property
     def is_full(self) -> bool:
-        """Whether the connection's limit of waiting requests is reached."""
+        """True if the connection's limit of waiting requests is reached."""
         return self._held_bytes > MAX_HELD_BYTES or len(self._bytes) >= MAX_UNANSWERED
 
     @property
     def is_uncounted(self) -> bool:
-        """Whether no request waits and no quota limits them: a request that is answered at once need not be counted."""
+        """True if no request waits and no quota limits them. Requests with an immediate response then need no count."""
         return not self._bytes and self._load is not None and self._load.limit is None
 
     def belong_to(self, load: TenantLoad | None) -> None:

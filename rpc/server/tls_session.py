@@ -48,7 +48,7 @@ class TlsSession:
         return events
 
     def has_unread(self) -> bool:
-        """Whether decrypted bytes are unread, which epoll does not report."""
+        """Return True if decrypted bytes are unread, which epoll does not report."""
         return not self.is_refused and self._sock.pending() > 0
 
     def refuse(self, error: Untrusted) -> str:

@@ -133,7 +133,7 @@ class QuotasInForce:
         """Version of `now`."""
 
     def has_changed(self) -> bool:
-        """Whether the file has changed since it was last read."""
+        """Return True if the file has changed since it was last read."""
         return signature(self._path) != self._seen
 
     def reread(self) -> Quotas:

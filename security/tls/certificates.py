@@ -96,25 +96,25 @@ class Certificates:
 
     @property
     def connects(self) -> bool:
-        """Whether outgoing connections use TLS."""
+        """True if outgoing connections use TLS."""
         return bool(self._settings.tls_ca)
 
     @property
     def serves(self) -> bool:
-        """Whether accepted connections use TLS."""
+        """True if accepted connections use TLS."""
         return bool(self._settings.tls_cert) and isinstance(self._settings, ServerTlsSettings)
 
     @property
     def revokes(self) -> bool:
-        """Whether there is a file of revoked certificates."""
+        """True if a file of revoked certificates is set."""
         return bool(self._settings.tls_revoked)
 
     def is_revoked(self, peer: CertifiedPeer | None) -> bool:
-        """Whether the peer's certificate is revoked."""
+        """Return True if the peer's certificate is revoked."""
         return peer is not None and self.names_revoked(peer.fingerprint)
 
     def names_revoked(self, fingerprint: bytes) -> bool:
-        """Whether the certificate with this fingerprint is revoked."""
+        """Return True if the certificate with this fingerprint is revoked."""
         return self.revokes and fingerprint in self._now(LOOK_INTERVAL_NS).revoked
 
     @property

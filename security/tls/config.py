@@ -25,7 +25,7 @@ class TlsSettings:
 
 
 def has_tls(settings: TlsSettings) -> bool:
-    """Whether any TLS setting is set."""
+    """Return True if any TLS setting is set."""
     return bool(settings.tls_ca or settings.tls_cert or settings.tls_key or settings.tls_revoked)
 
 

@@ -1,8 +1,8 @@
 """PEM files of TLS: certificate and key, list of revoked certificates, validity of certificates.
 
 The file of `tls_revoked` has a SHA-256 fingerprint a line, as `openssl x509 -noout -fingerprint -sha256 -in FILE`
-prints it, or its digits alone; `#` begins a comment. There is no CRL support: an expired CRL would stop the whole
-cluster, and gRPC's Python library accepts none.
+prints it, or its digits alone; `#` begins a comment. CRLs are not supported: an expired CRL would stop the
+whole cluster, and gRPC's Python library accepts none.
 
 Validity is parsed without an X.509 library: from the DER of each certificate down to its `validity`.
 Source: RFC 5280, 4.1 (Certificate, TBSCertificate, Validity); X.690, 8.1 (tag, length, content).

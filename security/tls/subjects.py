@@ -48,7 +48,7 @@ class CertifiedPeer:
         return any(subject.kind == kind and subject.name in (name, ANY) for subject in self.subjects)
 
     def has(self, kind: str) -> bool:
-        """Whether the certificate has a subject of this kind, of any name."""
+        """Return True if the certificate has a subject of this kind, of any name."""
         return any(subject.kind == kind for subject in self.subjects)
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ _LIMITS: Final = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 Check = Callable[[CertifiedPeer | None], None]
 """Called with the identity of the peer's verified certificate (None: none). Raises Untrusted."""
 IsRevoked = Callable[[CertifiedPeer | None], bool]
-"""Whether the peer's certificate is revoked now."""
+"""Returns True if the peer's certificate is revoked now."""
 
 
 class TlsSocket(ssl.SSLSocket):

@@ -39,7 +39,7 @@ def in_background(act: Callable[[], T]) -> "Future[T]":
 
 
 def is_quiet(waiting: "Future[T]") -> bool:
-    """Whether it has not returned after QUIET_S."""
+    """Return True if `waiting` has no result after QUIET_S."""
     try:
         waiting.exception(QUIET_S)
     except TimeoutError:

@@ -114,7 +114,7 @@ def block_of_value(label: str, key: bytes) -> bytes | None:
 
 
 def is_of_values(label: str) -> bool:
-    """Whether blocks of several values may be stored under that namespace."""
+    """Return True if blocks of several values may be stored under that namespace."""
     return len(label) == 2 * ID_BYTES
 
 

@@ -51,7 +51,7 @@ class States(Protocol[K, V]):
         """Set one state for several new keys."""
 
     def are_new(self, keys: Collection[K]) -> bool:
-        """Whether none of the keys is present."""
+        """Return True if none of the keys is present."""
 
 
 class DictStates(dict[K, V]):

@@ -5,13 +5,11 @@ It knows the tree of prefixes by the parents passed to `insert`.
 
 - Only leaves are evicted: a block without its parent cannot be used. A prompt shrinks from its end.
 - A block's worth depends on the class of its visit (visits.py): a shared prefix, a first prompt, or a later turn of a
-  conversation, and
-  its length. How soon blocks of a class return at each age is learned online, from evicted blocks too
-  (reuse_hazard.py). Leaves are evicted
-  in the order of their worth (cohort_order.py).
-- The last block of a prompt is discounted by how rarely such blocks are read again: never, if a prompt's unfinished
-  block has a key of its
-  own.
+  conversation, and its length.
+- The policy learns the reuse of each class by age online, from evicted blocks too (reuse_hazard.py).
+- Leaves are evicted in the order of their worth (cohort_order.py).
+- The last block of a prompt is discounted by the measured reuse of such blocks. If a prompt's unfinished block has a
+  key of its own, it is never read again.
 """
 
 import time
@@ -113,7 +111,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._end_shared(visit, node, now_s)
 
     def _closes_cycle(self, key: K, parent: K) -> bool:
-        """Whether the link would close a cycle. A key without present children has no descendants."""
+        """Return True if the link would close a cycle. A key without present children has no descendants."""
         return key in self._parentless and closes_cycle(key, parent, self._parent_of, self.max_scan)
 
     def _parent_of(self, key: K) -> K | None:
@@ -136,7 +134,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self.insert(keys[-1])
 
     def _are_new_and_alone(self, keys: Sequence[K]) -> bool:
-        """Whether the keys are distinct and unknown, and have no known children."""
+        """Return True if the keys are distinct and unknown, and have no known children."""
         distinct = set(keys)
         is_unknown = self._nodes.are_new(distinct) and self._ghosts.keys().isdisjoint(distinct)
         return len(distinct) == len(keys) and is_unknown and self._parentless.keys().isdisjoint(distinct)

@@ -80,7 +80,7 @@ class PrefixNode(Generic[K]):
         self.home: Cohort[K] | None = None
         """Cohort in which a leaf is filed; the tip of the visit under way is not filed."""
         self.is_tip = False
-        """Whether it is filed among the tips of its cohort."""
+        """True if it is filed among the tips of its cohort."""
 
     @property
     def children(self) -> Children[K]:
@@ -102,8 +102,9 @@ class PrefixNode(Generic[K]):
 
 
 def is_alone(node: PrefixNode[K]) -> bool:
-    """Whether `alone` would recreate this leaf: a block without parent, the only block of the visit that first stored
-    it, which has just ended.
+    """Return True if `alone` would recreate this leaf.
+
+    Such a leaf has no parent, and is the only block of the visit that first stored it and has just ended.
     """
     visit = node.visit
     is_first = visit.blocks == visit.new_blocks == visit.turn == node.birth_turn == 1

@@ -84,7 +84,7 @@ class VisitRun(Generic[K, H]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all keys are present. A removed key may return and must not be in the run twice."""
+        """True if all keys are present. A removed key may return and must not be in the run twice."""
         return self.left == len(self._keys)
 
     def extend(self, keys: Sequence[K]) -> None:
@@ -135,7 +135,7 @@ class Visit(Generic[K]):
         self.cohort: Cohort[K] | None = None
         """None until the visit ends."""
         self.was_read = False
-        """Whether any of its blocks has been visited since."""
+        """True if any of its blocks has been visited since."""
         self.tip: K | None = None
         """Its last block."""
 

@@ -84,7 +84,7 @@ class Peer:
         """Last time it was connected or a slice was begun, on the engine's clock."""
 
     def is_idle(self, since_ns: int) -> bool:
-        """Whether nothing was begun after `since_ns`, and nothing is queued or in flight."""
+        """Return True if nothing was begun after `since_ns`, and nothing is queued or in flight."""
         states = self.chooser.states.values()
         return self.used_ns <= since_ns and self.head() is None and not any(state.in_flight_slices for state in states)
 

@@ -50,7 +50,7 @@ def local_address_towards(address: str) -> str:
 
 
 def reaches(local: Rail, remote: Rail, locals: Sequence[Rail], *, same_host: bool) -> bool:
-    """Whether the local rail can reach the remote one.
+    """Return True if the local rail can reach the remote one.
 
     With IP addresses: if the kernel routes by it, or by none of our rails. Rails without addresses reach every other.
     The loopback reaches only this host.
@@ -275,9 +275,9 @@ class RailAgents:
     def routes(self, info: EngineInfo, peer: Peer | None) -> dict[Path, PathRoute]:
         """Return the routes from our agents to the peer's, reusing those of `peer` that are unchanged.
 
-        Routes of a peer with another secret are not reused: it is another process with the same name and ports. Whether
-        shared memory reaches the peer is decided by its agent. Raises ProtocolError for malformed metadata; nothing
-        stays loaded then.
+        Routes of a peer with another secret are not reused: it is another process with the same name and ports. The
+        shared-memory agent decides if shared memory reaches the peer. Raises ProtocolError for malformed metadata;
+        nothing stays loaded then.
         """
         same_host = info.host == network_id()
         known = peer.info.agents if peer is not None and peer.info.secret == info.secret else ()

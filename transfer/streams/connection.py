@@ -1,7 +1,7 @@
-"""Interface of connections: ordered, bidirectional, blocking. One of two plug-in families; the other, one-sided one is
-transfer/agent.py.
+"""Interface of connections: ordered, bidirectional, blocking.
 
-streams/agent.py makes a TransferAgent of any Connection.
+Connections are two-sided plug-ins. The one-sided plug-ins are agents (transfer/agent.py). streams/agent.py makes a
+TransferAgent of any Connection.
 """
 
 import math
@@ -83,7 +83,7 @@ class Connection(ABC):
         return -1
 
     def has_unread(self) -> bool:
-        """Whether received bytes are buffered in the transport, where the descriptor does not show them."""
+        """Return True if received bytes are buffered in the transport, where the descriptor does not show them."""
         return False
 
     def recv_arrived(self, part: memoryview) -> int:

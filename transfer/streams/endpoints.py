@@ -142,7 +142,7 @@ class EndpointPool(Generic[K, E]):
         return None
 
     def is_draining(self, endpoint: E) -> bool:
-        """Whether users must finish their work on it, release it and take again: another key may wait for its slot."""
+        """Return True if users must finish their work on it, release it and take again. Another key may wait for its slot."""
         return id(endpoint) in self._draining
 
     def expire(self, now_ns: int) -> list[E]:
@@ -197,7 +197,7 @@ class EndpointPool(Generic[K, E]):
         return self._max_endpoints - self.open_count - len(self._opening) + len(self._idle)
 
     def _has_capacity_for(self, key: K) -> bool:
-        """Whether enough slots are free for the key and all earlier waiters. Counts all instead of testing the queue's
+        """Return True if enough slots are free for the key and all earlier waiters. Counts all instead of testing the queue's
         first: any of several unblocked waiters may take first, and is not woken again.
         """
         free_count = self._free_count()

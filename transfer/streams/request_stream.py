@@ -171,8 +171,9 @@ class RequestStream:
         return self.queue.popleft()
 
     def _may_follow(self, request: AgentRequest) -> bool:
-        """Whether the request can be sent while the peer replies: if it exceeded the socket buffers, both sides would
-        block.
+        """Return True if the request can be sent while the peer replies.
+
+        If the request exceeded the socket buffers, both sides would block.
         """
         if request.direction is not self.sent[0].direction:
             return False
@@ -208,8 +209,9 @@ class RequestStream:
         self.finish_first(error)
 
     def _has_stalled(self, endpoint: PeerConnection) -> bool:
-        """Whether the failed step took as long as a stall. Then the path is bad; a connection that died unnoticed fails
-        at once.
+        """Return True if the failed step took as long as a stall.
+
+        Then the path is bad; a connection that died unnoticed fails at once.
         """
         return time.monotonic_ns() - self._step_ns >= endpoint.connection.stall_timeout_s * 1e9
 

@@ -320,8 +320,9 @@ class Target:
         self._forget(peer)
 
     def _should_park(self, poller: select.poll) -> bool:
-        """Whether the thread should park its connection: no request arrived for a while, or another connection waits
-        for a thread.
+        """Return True if the thread should park its connection.
+
+        It should if no request arrived for LINGER_MS, or if another connection waits for a thread.
         """
         while True:
             ready = [fd for fd, _ in poller.poll(LINGER_MS)]

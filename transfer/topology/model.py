@@ -58,7 +58,7 @@ class Nic:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be a rail: up, and with an address or RDMA."""
+        """True if it can be a rail: up, and with an address or RDMA."""
         return self.is_up and (bool(self.addresses) or self.kind in RDMA_KINDS)
 
 

@@ -56,7 +56,7 @@ class UcxConnection(Connection):
         self._operations: set[UcxOperation] = set()
         self._users = 1
         self._is_reported = False
-        """Whether a caller has seen the failure."""
+        """True if the failure was raised to a caller."""
         self._is_released = False
         self._endpoint: Any = None
         try:

@@ -58,7 +58,7 @@ class LoadedUcx(NamedTuple):
     path: str
     """Path of libucp."""
     has_verbs: bool
-    """Whether its module for InfiniBand and RoCE is installed."""
+    """True if its module for InfiniBand and RoCE is installed."""
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def loaded() -> LoadedUcx:
 
 
 def has_verbs(directory: Path) -> bool:
-    """Whether the UCX in this directory supports RDMA devices."""
+    """Return True if the UCX in this directory supports RDMA devices."""
     return bool(list((directory / "ucx").glob("libuct_ib*.so*")))  # a list: an abandoned iterator would keep the folder open
 
 
