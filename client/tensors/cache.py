@@ -244,7 +244,11 @@ class TensorCache:
     # --- keys and blocks of a call ---
 
     def keys(self, prompt: PromptSequence) -> list[Keys]:
-        """For each full block of a sequence, the keys of the values that the rank needs."""
+        """For each full block of a sequence, the keys of the values that the rank needs.
+
+        Raises InvalidArgument: `prompt` is no PromptSequence.
+        """
+        check_prompts([prompt])
         return keys_of(prompt, self._parts)
 
     def _put(self, batch: Sequence[PoolBlock], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
