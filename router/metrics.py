@@ -17,7 +17,7 @@ from kvstore.telemetry.tracing.config import span_counts
 if TYPE_CHECKING:
     from kvstore.telemetry.tracing.spans import Tracing
 
-RENAMED: Final = {"active": "active_requests", "failed": "failures"}
+RENAMED: Final = {"active": "active_requests", "failed": "failures", "disconnects": "client_disconnects"}
 """Counter -> metric without `kvstore_router_`, where the names differ."""
 
 

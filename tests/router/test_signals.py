@@ -60,7 +60,7 @@ async def test_router_ready_needs_a_token_that_may_schedule(tmp_path: Path, role
                     await asyncio.to_thread(server.close)
 
 
-def test_what_is_told_is_what_is_listed() -> None:
+def test_readings_are_the_listed_metrics() -> None:
     counters = RouterCounters(active=1, requests=5, disconnects=2)
     counters.rejected["busy"] += 3
     counters.routed_by_load["salt"] += 4
