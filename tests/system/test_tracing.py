@@ -62,13 +62,13 @@ def test_trace_spans_client_node_and_master_below_engine(cluster: LocalCluster, 
     assert asked
     spans = collector.spans(
         *("kvstore.put", "kvstore.get", "kvstore.locate"),
-        *("kvstore.master.reserve", "kvstore.node.put", "kvstore.node.read", "kvstore.master.lookup"),
+        *("kvstore.master.reserve", "kvstore.node.put", "kvstore.node.read_blocks", "kvstore.master.lookup"),
     )
     assert {span.trace_id for span in spans.values()} == {f"{root.trace_id:032x}"}
     for name in ("put", "get", "locate"):
         assert spans[f"kvstore.{name}"].parent_id == f"{root.span_id:016x}"
         assert spans[f"kvstore.{name}"].service == "kvstore-client"
-    parents = {"master.reserve": "put", "node.put": "put", "node.read": "get", "master.lookup": "locate"}
+    parents = {"master.reserve": "put", "node.put": "put", "node.read_blocks": "get", "master.lookup": "locate"}
     for name, parent in parents.items():
         assert spans[f"kvstore.{name}"].parent_id == spans[f"kvstore.{parent}"].span_id
         assert spans[f"kvstore.{name}"].service == f"kvstore-{name.partition('.')[0]}"
@@ -162,14 +162,14 @@ def test_trace_shows_publication_wait_of_reserved_put(cluster: LocalCluster, col
     assert collector.part_of(put.span_id, "kvstore.node.wait_for_master").duration_ns <= put.duration_ns
 
 
-@pytest.mark.parametrize(("size", "by"), [(1000, "node.put"), (LARGE, "node.commit")])
-def test_trace_of_flush_links_the_puts_it_publishes(traced: Client, collector: Collector, size: int, by: str) -> None:
+@pytest.mark.parametrize(("size", "by"), [(1000, "node.put"), (LARGE, "node.commit_puts")])
+def test_trace_of_flush_links_the_puts_it_commits(traced: Client, collector: Collector, size: int, by: str) -> None:
     with step() as root:
         assert traced.put(b"kept %d" % size, b"x" * size)
         traced.flush()
-    claim = chain(collector, root, "put", by, "master.claim")[-1]
-    flush = chain(collector, root, "flush", "node.flush")[-1]
-    assert claim.links in ((flush.span_id,), ()), "the claim went out with the flush, or before it"
+    commit = chain(collector, root, "put", by, "master.commit_blocks")[-1]
+    flush = chain(collector, root, "flush", "node.wait_committed")[-1]
+    assert commit.links in ((flush.span_id,), ()), "the commit request was sent with the flush, or before it"
 
 
 def test_trace_of_put_shows_replica_copies(traced: Client, collector: Collector) -> None:
@@ -179,15 +179,15 @@ def test_trace_of_put_shows_replica_copies(traced: Client, collector: Collector)
     fetch = collector.spans("kvstore.node.fetch_copies")["kvstore.node.fetch_copies"]
     assert fetch.attributes == {"kvstore.blocks": 1}
     copy = collector.span(fetch.parent_id)
-    asked = collector.span(copy.parent_id)  # the first question orders the copies, those that come after it only look
-    assert (copy.name, asked.name, asked.parent_id) == ("kvstore.node.copy", "kvstore.master.replicate", call.span_id)
-    for name in ("node.read", "master.copied"):
+    asked = collector.span(copy.parent_id)  # the first request orders the copies, the later ones only poll
+    assert (copy.name, asked.name, asked.parent_id) == ("kvstore.node.copy_blocks", "kvstore.master.replicate", call.span_id)
+    for name in ("node.read_blocks", "master.copy_result"):
         (asked,) = chain(collector, fetch.span_id, name)
         assert (asked.trace_id, asked.error) == (call.trace_id, "")
 
 
-def test_a_removal_shows_the_nodes_that_it_waited_for(traced: Client, collector: Collector) -> None:
+def test_trace_of_remove_shows_the_deleting_nodes(traced: Client, collector: Collector) -> None:
     with step() as root:
         traced.put(b"removed", b"x", ack="cluster")
         assert traced.remove([b"removed"]) == 1
-    chain(collector, root, "remove", "master.remove", "node.drop")
+    chain(collector, root, "remove", "master.remove", "node.delete_blocks")
