@@ -125,7 +125,7 @@ class DaemonRoute:
     def mismatch(self, address: Address, welcome: Welcome) -> str:
         """Error text for a connection to another daemon."""
         if self._is_master and address is self.primary:
-            return f"{address} is {welcome.name!r}, which is no master"
+            return f"{address} is {welcome.name!r}, not a master"
         return f"another daemon, {welcome.name!r}, listens at {address} now"
 
     def welcomed(self, welcome: Welcome) -> None:

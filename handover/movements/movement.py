@@ -25,7 +25,7 @@ OnEnd = Callable[[KVStoreError | None], None]
 """Called in the reactor's thread once this side moves no more bytes."""
 MIN_POLL_S: Final = 0.001
 MAX_POLL_S: Final = 0.02
-"""FIRST_LOOK_S to LONGEST_LOOK_S: polling interval for the last peer to leave a region, which is not notified."""
+"""MIN_POLL_S to MAX_POLL_S: polling interval for the last peer to leave a region, which is not notified."""
 
 
 class LayerWindow:

@@ -217,7 +217,7 @@ class Instances:
         self.prefill: dict[str, PrefillMember] = {}
         self.decode: dict[str, DecodeMember] = {}
         self._moves: dict[str, dict[frozenset[str], int]] = {}
-        """By name: pairs of addresses between which it moved, and when last; _TOLD after a duplicate was reported."""
+        """By name: pairs of addresses between which it moved, and when last; _REPORTED after a duplicate was reported."""
 
     def report(self, report: pb.ReportRequest, now_ns: int) -> str:
         """Apply an instance's report. Under a new role it is another instance, and its promises are dropped.

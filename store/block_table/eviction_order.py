@@ -269,12 +269,12 @@ class EvictionOrder:
         return list(found)
 
     def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """Return the next victim of the other groups that was read longest ago, among at most MAX_GROUPS_ASKED groups."""
+        """Return the next victim of the other groups that was read longest ago, among at most MAX_GROUPS_SEARCHED groups."""
         return self._coldest(self._groups, evictable, _last_access, besides=group)
 
     def coldest_of(self, tenant: str, evictable: Callable[[Block], bool]) -> Block | None:
         """Return a retired next victim of the tenant's groups, else the one read longest ago, among at most
-        MAX_GROUPS_ASKED groups."""
+        MAX_GROUPS_SEARCHED groups."""
         return self._coldest(self._groups_of.get(tenant, OrderedDict()), evictable, self._coldness)
 
     def coldest(self, evictable: Callable[[Block], bool]) -> Block | None:
@@ -357,7 +357,7 @@ def _last_access(block: Block) -> int:
 
 
 def _round_robin(groups: OrderedDict[int, Any], found: Sized) -> Iterator[int]:
-    """Iterate over groups round robin: MAX_GROUPS_ASKED, and more until `found` is not empty."""
+    """Iterate over groups round robin: MAX_GROUPS_SEARCHED, and more until `found` is not empty."""
     for asked in range(len(groups)):
         if asked >= MAX_GROUPS_SEARCHED and len(found):
             return

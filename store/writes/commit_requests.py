@@ -227,7 +227,7 @@ class _PendingPut:
                         self._answer.flags[at] = RETRY_LATER
             self._answer.give(None)
         else:
-            # ALREADY_THERE is answered once the present blocks are durable.
+            # ALREADY_STORED is answered once the present blocks are durable.
             self._replicators.when_published(self._frame.waits, self._answer.give, self._span, is_over=self._answer.is_over)
 
     def _record(self) -> None:

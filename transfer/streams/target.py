@@ -360,7 +360,7 @@ class Target:
         elif header.type == Notice.TYPE and peer.key[0]:
             self._responder.handle_notice(peer.connection, peer.key[0], header, Notice.unpack(body))
         else:
-            raise ProtocolError(f"a message of type {header.type} instead of {'a request' if peer.key[0] else 'Join'}")
+            raise ProtocolError(f"a message of type {header.type} instead of {'a request' if peer.key[0] else 'JoinEngine'}")
 
     def _join(self, peer: _InboundConnection, request_id: int, message: JoinEngine) -> None:
         """Raises ProtocolError, Unauthorized, or Unavailable (too many connections)."""

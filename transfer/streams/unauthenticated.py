@@ -66,7 +66,7 @@ class HandshakeState:
 def _join_header(data: memoryview) -> FrameHeader:
     header = unpack_header(data)
     if header.type != JoinEngine.TYPE or header.payload_bytes or header.body_bytes > MAX_JOIN_BYTES:
-        raise ProtocolError(f"a message of type {header.type} instead of Join")
+        raise ProtocolError(f"a message of type {header.type} instead of JoinEngine")
     return header
 
 

@@ -42,7 +42,7 @@ def warn_of_data_bug(version: str) -> None:
 
 PROBE_S: Final = 2.0
 """Timeout of one endpoint. A member answers a status request without the others."""
-MEANWHILE: Final = "reads go on, puts are not confirmed"
+MEANWHILE: Final = "reads continue, puts are not confirmed"
 
 
 class EtcdQuorum:

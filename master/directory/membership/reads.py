@@ -1,7 +1,7 @@
 """Reads that nodes report: the last read of each namespace, and the most read blocks. In memory only. Sans-I/O;
 `now_ns` is passed in.
 
-Each node counts its own reads (store/block_table/access_counts.py). With a heartbeat, at most once in ASK_S, it
+Each node counts its own reads (store/block_table/access_counts.py). With a heartbeat, at most once in REPORT_INTERVAL_S, it
 reports its share of MAX_BLOCKS. Reports are requested only while a consumer wants them, and dropped afterwards."""
 
 import itertools
