@@ -60,7 +60,7 @@ def main() -> None:
 
 def trouble(served: Served, source: Simulated, clock: Clock, browser: BrowserContext) -> None:
     """Capture same cluster with dead nodes, an etcd without a quorum and a certificate that ends soon: whole, and on a narrow screen."""
-    source.role, source.health = "cut off", "etcd has no quorum: 1 of 3 answers; reads go on, puts are not confirmed"
+    source.role, source.health = "cut off", "etcd has no quorum: 1 of 3 answers; reads continue, puts are not confirmed"
     source.expirations = [pb.Expiration(what="certificate tls_cert", left_s=9.5 * DAY_S)]
     for _ in range(3):
         clock.now_s += 10

@@ -40,7 +40,7 @@ def test_a_table_in_a_pipe_is_as_wide_as_it_needs(master: str) -> None:
     assert "…" not in shown
 
 
-def test_a_node_that_is_taken_for_a_master_says_what_it_is(master: str) -> None:
+def test_node_taken_for_a_master_is_named(master: str) -> None:
     (node,) = json.loads(output(master, "nodes", "--json"))
     line = f"kvstore: error: no master can be reached: {node['tcp']} is 'node-0', not a master\n"
     result = CliRunner().invoke(kvstore, ["exists", "key", "--master", node["tcp"]])

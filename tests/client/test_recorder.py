@@ -187,13 +187,13 @@ def test_an_answer_that_cannot_be_understood_is_refused(cluster: LocalCluster, b
         recorder._events("n0", batch)
 
 
-def test_a_node_that_cannot_record_is_said_and_tried_again(cluster: LocalCluster) -> None:
-    """The node records for as many tenants as it can already; one ends, and there is room."""
+def test_node_that_cannot_record_is_reported_and_retried(cluster: LocalCluster) -> None:
+    """The node records for its maximum of tenants; recorders end, and it is retried."""
     clock, heard = Clock(), Reports()
     others = [Recorder(settings(cluster, tenant=f"tenant-{number}"), Reports().append) for number in range(16)]
     with Recorder(settings(cluster), heard.append, now_s=clock) as recorder:
         assert recorder.nodes == []
-        assert heard.has(*["records for 16 tenants already"] * 2)
+        assert heard.has(*["this node records events of 16 tenants already"] * 2)
         for other in others:
             other.close()
 

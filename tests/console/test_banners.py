@@ -61,7 +61,7 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
             ],
         ),
         (
-            {"endings": [pb.Expiration(what="token of node n1", left_s=90_000)]},
+            {"expirations": [pb.Expiration(what="token of node n1", left_s=90_000)]},
             [(WARNING, "Token of node n1 expires in 25 hours", "overview")],
         ),
     ],

@@ -9,9 +9,9 @@ from tests.faults.points import POINTS
 from tests.faults.walking import NODES, Walk
 
 TRIGGERS: Final = {
-    "node.get.Slabs": "come",
+    "node.get.MapSlabs": "come",
     "node.get.OpenIndex": "come",
-    "node.get.Release": "ask",
+    "node.get.ReleaseLeases": "ask",
     "node.drain": "drain",
     "node.publish.register": "start",
     "node.publish.inventory": "start",

@@ -68,10 +68,10 @@ def asking(request_id: bytes, **changes: Any) -> RequestCache:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"way": 9}, InvalidArgument),
+        ({"mode": 9}, InvalidArgument),
         ({"dp": 3}, InvalidArgument),
         ({"part_bytes": 1 << 20, "slots": 0}, ProtocolError),
-        ({"way": PUSH, "regions": [b"nonsense"]}, ProtocolError),
+        ({"mode": PUSH, "regions": [b"nonsense"]}, ProtocolError),
     ],
 )
 def test_invalid_request_fails_on_both_sides(scene: Scene, changes: dict[str, Any], error: type[KVStoreError]) -> None:

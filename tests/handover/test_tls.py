@@ -44,7 +44,7 @@ def test_ranks_without_a_certificate_of_the_tenant_are_rejected(opened: ExitStac
     wanted = destination.receive(b"r", [1], 16, source)
     for sending in sent:
         sending.all_ready()
-    with pytest.raises(KVStoreError, match=r"speaks TLS|is for kvstore://client/red"):
+    with pytest.raises(KVStoreError, match=r"requires TLS|is for kvstore://client/red"):
         wanted[0].wait()
     sent[0].cancel()
 

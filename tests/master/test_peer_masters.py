@@ -41,12 +41,12 @@ def status(asked: PeerMasters, *, timeout_s: float = TIMEOUT_S) -> pb.StatusRepl
     return found
 
 
-def test_who_shows_the_key_is_told_all_and_its_errors_are_typed(tmp_path: Path) -> None:
+def test_peer_with_the_key_may_call_all_and_gets_typed_errors(tmp_path: Path) -> None:
     with master_in_thread(tmp_path / "run", tokens=tokens_file(tmp_path)) as places:
         node = NodeSide(places, token=JOIN)
         with peer_masters({"m:1": PeerMaster("m", MasterContact(places.control, key_of(places)))}) as asked:
             assert [one.name for one in status(asked).nodes] == ["one"]
-            assert status(asked).nodes[0].tiers, "as an operator is told, not as anybody"
+            assert status(asked).nodes[0].tiers, "an operator's view, not an anonymous one"
             told = asked.call("m:1", "Topologies", pb.TopologiesRequest(), timeout_s=TIMEOUT_S)
             assert [one.name for one in told] == ["one"], "a stream, in a list"
             with pytest.raises(InvalidArgument, match="there is no node 'two'"):
@@ -55,7 +55,7 @@ def test_who_shows_the_key_is_told_all_and_its_errors_are_typed(tmp_path: Path) 
                 asked.call("m:1", "Status", pb.StatusRequest(), partition=3, timeout_s=TIMEOUT_S)
         with (
             peer_masters({"m:1": PeerMaster("m", MasterContact(places.control, "guess"))}) as asked,
-            pytest.raises(Unauthorized, match="master's key"),
+            pytest.raises(Unauthorized, match="the master key is not this master's"),
         ):
             status(asked)
         node.close()

@@ -48,7 +48,7 @@ with Client() as client:
 """
 
 
-class Stranger:
+class NewUser:
     """The commands of an environment, and their environment variables."""
 
     def __init__(self, commands: Path, folder: Path, listen: str) -> None:
@@ -61,7 +61,7 @@ class Stranger:
             "KVSTORE_MASTER": listen,
         }
 
-    def says(self, program: str, *arguments: str, statuses: Container[int] = (0,)) -> str:
+    def output(self, program: str, *arguments: str, statuses: Container[int] = (0,)) -> str:
         command = [str(self._commands / program), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=self._environment, check=False)
         assert done.returncode in statuses, done.stderr
@@ -81,7 +81,7 @@ class Stranger:
             process.stdout.close()
 
     def status(self) -> Any:
-        return json.loads(self.says("kvstore", "status", "--json", statuses=(0, 1)))  # 1: something is wrong
+        return json.loads(self.output("kvstore", "status", "--json", statuses=(0, 1)))  # 1: something is wrong
 
 
 def await_line(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def await_line(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stranger(commands: Path, tmp_path: Path) -> Stranger:
-    return Stranger(commands, tmp_path, f"127.0.0.1:{free_ports(2)[0]}")
+def user(commands: Path, tmp_path: Path) -> NewUser:
+    return NewUser(commands, tmp_path, f"127.0.0.1:{free_ports(2)[0]}")
 
 
 class Prometheus:
@@ -156,7 +156,7 @@ def look_around(browser: BrowserContext, console: str) -> None:
             watched.show(view)
         page = watched.show()
         expect(page.locator(".tile", has_text="Nodes alive")).to_contain_text("1of 1", timeout=WAIT_MS)
-        expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("All is well", timeout=WAIT_MS)
+        expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("No problems", timeout=WAIT_MS)
 
 
 def await_trouble(browser: BrowserContext, console: str, text: str) -> None:
@@ -166,26 +166,26 @@ def await_trouble(browser: BrowserContext, console: str, text: str) -> None:
 
 
 @pytest.mark.promise("documented")
-def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> None:
-    with chromium() as browser, stranger.runs("kvstore", "up", "--json", "--listen", stranger.listen, "--dram", "64MiB") as up:
+def test_first_ten_minutes_of_a_new_user(user: NewUser, tmp_path: Path) -> None:
+    with chromium() as browser, user.runs("kvstore", "up", "--json", "--listen", user.listen, "--dram", "64MiB") as up:
         console = await_line(up, "ready")["console"].rstrip("/")
         look_around(browser, console)
 
-        said = stranger.says("python", "-c", PROGRAM).splitlines()
-        assert said[0].startswith("a master answers in ")
-        assert said[1:] == [
+        lines = user.output("python", "-c", PROGRAM).splitlines()
+        assert lines[0].startswith("a master answers in ")
+        assert lines[1:] == [
             "b'a block of a prompt' False",
             "19 bytes without a copy",
             "[b'first'] ['node-0']",
             "1 removed",
         ]
-        assert "1 of 1 alive" in stranger.says("kvstore", "status")
-        assert "catalog" in stranger.says("kvstore", "doctor")
+        assert "1 of 1 alive" in user.output("kvstore", "status")
+        assert "catalog" in user.output("kvstore", "doctor")
 
-        with stranger.runs("kvstore-node", "--name", "second", "--dram", "64MiB") as second:
+        with user.runs("kvstore-node", "--name", "second", "--dram", "64MiB") as second:
             await_line(second, "ready")
-            eventually(lambda: {node["state"] for node in stranger.status()["nodes"]} == {"alive"}, "both nodes are alive")
-            status = stranger.status()
+            eventually(lambda: {node["state"] for node in user.status()["nodes"]} == {"alive"}, "both nodes are alive")
+            status = user.status()
             nodes = {node["name"]: node["http"] for node in status["nodes"]}
             for http in (status["http"], *nodes.values()):
                 assert answer(f"http://{http}/healthz") == answer(f"http://{http}/readyz") == 200
@@ -196,8 +196,8 @@ def test_a_strangers_first_ten_minutes(stranger: Stranger, tmp_path: Path) -> No
                 assert prometheus.alarms() == []
                 os.kill(second.pid, signal.SIGKILL)
                 eventually(lambda: prometheus.alarms() == [nodes["second"]], "the alert fires for the node that was killed")
-            eventually(lambda: "dead" in {node["state"] for node in stranger.status()["nodes"]}, "the master knows that it is dead")
+            eventually(lambda: "dead" in {node["state"] for node in user.status()["nodes"]}, "the master knows that it is dead")
         await_trouble(browser, console, "second is dead")
-        assert "1 of 2 alive" in stranger.says("kvstore", "status", statuses=(1,))
-        stranger.says("kvstore", "forget", "second")
-        assert "1 of 1 alive" in stranger.says("kvstore", "status")
+        assert "1 of 2 alive" in user.output("kvstore", "status", statuses=(1,))
+        user.output("kvstore", "forget", "second")
+        assert "1 of 1 alive" in user.output("kvstore", "status")

@@ -11,10 +11,10 @@ from kvstore.router.config import SECTION, RouterSettings, check_settings
     ("flags", "message"),
     [
         ({}, "model is not set: give --model NAME"),
-        ({"model": "m", "listen": "0.0.0.0:0"}, "listen is 0.0.0.0, which other hosts reach"),
+        ({"model": "m", "listen": "0.0.0.0:0"}, "listen 0.0.0.0 is not loopback, and authentication is off"),
     ],
 )
-def test_settings_that_conflict_are_refused_in_one_line(flags: dict[str, str], message: str) -> None:
+def test_conflicting_settings_are_refused_in_one_line(flags: dict[str, str], message: str) -> None:
     settings = load_settings(RouterSettings, SECTION, flags=flags, environ={})
     with pytest.raises(ConfigError) as refused:
         check_settings(settings)

@@ -350,7 +350,7 @@ class Machine:
         return listener is not None and told == f"{host}/{listener.fileno()}"
 
     def run_gathered(self, operations: Sequence[Operation[Any]], do: Callable[[Any], Any]) -> list[Any]:
-        """kvstore.client.driver.run_together, a thread each."""
+        """kvstore.client.driver.run_gathered, a thread each."""
         process, results, errors = self.world.here, [None] * len(operations), []
 
         def carry_out(index: int, operation: Operation[Any]) -> None:

@@ -74,7 +74,7 @@ def test_daemon_http_uses_tls_with_a_certificate(tmp_path: Path) -> None:
                 assert daemon.facts["http"].startswith("https://")
                 with urllib.request.urlopen(f"{daemon.facts['http']}/readyz", timeout=60, context=trusting) as answer:
                     assert answer.read() == b"ok\n"
-            assert clock(told, fetch, (), time.time).found == "as those of 2 daemons"
+            assert clock(told, fetch, (), time.time).found == "in step with 2 daemons"
 
 
 def test_daemon_status_reports_its_blocks(tmp_path: Path, master: Daemon) -> None:

@@ -168,7 +168,7 @@ def test_console_of_follower_shows_the_whole_by_tls(tmp_path: Path, etcd_url: st
         with chromium() as browser, Watched(browser, f"http://{found.places[1]}") as watched:
             page = watched.show()
             expect(page.locator(".tile", has_text="Nodes alive")).to_contain_text("2of 2")
-            expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("All is well")
+            expect(page.get_by_role("list", name="State of the cluster")).to_contain_text("No problems")
             expect(page.get_by_role("list", name="Masters").locator("li")).to_have_count(2)
             for view in VIEWS:
                 watched.show(view)

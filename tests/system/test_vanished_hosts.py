@@ -26,7 +26,7 @@ UNNOTICED_S = 3600.0
 """A peer timeout that no test lives to see."""
 HOLDER = """
 import sys, time
-from kvstore.protocol.node_messages import Open, Opened
+from kvstore.protocol.node_messages import OpenSlots, OpenSlotsReply
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
@@ -34,8 +34,8 @@ from kvstore.rpc.deadline import Deadline
 channels = []
 for number in range(10):
     channel = Channel.open(parse_address(sys.argv[1]), Hello(ROLE_CLIENT), Deadline(20))
-    message = Open("", [b"%d" % number], [4 << 20], [number + 1], [b""], 1)
-    assert channel.call(message, Opened, Deadline(20)).put_ids[0]
+    message = OpenSlots("", [b"%d" % number], [4 << 20], [number + 1], [b""], 1)
+    assert channel.call(message, OpenSlotsReply, Deadline(20)).put_ids[0]
     channels.append(channel)
 print("held", flush=True)
 time.sleep(3600)

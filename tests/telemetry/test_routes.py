@@ -96,12 +96,12 @@ def post(server: HttpServer, body: object) -> Answer:
     return ask(server.address, "/debug/log-level", method="POST", body=json.dumps(body).encode())
 
 
-def test_a_loggers_level_changes_and_is_told(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_level_changes_and_is_logged(server: HttpServer, caplog: pytest.LogCaptureFixture) -> None:
     assert post(server, {"level": "debug", "of": LOGGER.name}).json()[LOGGER.name] == "debug"
     assert LOGGER.isEnabledFor(logging.DEBUG)
     line = json.loads(JsonLines().format(caplog.records[-1]))
     assert (line["event"], line["level"], line["of"], line["to"]) == ("log_level", "warning", LOGGER.name, "debug")
-    assert line["by"] == "anybody from 127.0.0.1"
+    assert line["by"] == "anonymous from 127.0.0.1"
     assert post(server, {"level": "error"}).status == 200
     assert ask(server.address, "/debug/log-level").json()[LOGGER.name] == "debug", "it has a level of its own"
     assert logging.getLogger("kvstore").level == logging.ERROR

@@ -92,16 +92,16 @@ def test_a_node_that_has_not_registered_yet_is_asked_for_again(node: OracleNode,
     assert len(oracle.sent(Nodes)) == 3, "one that does not come back is not asked for for ever"
 
 
-def test_a_slab_that_cannot_be_mapped_is_told_of_until_it_is(
+def test_unmappable_slab_is_diagnosed_until_mapped(
     running: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def out_of_addresses(fd: int, size_bytes: int, *, writable: bool, asks: bool) -> MappedSlab:
+    def out_of_addresses(fd: int, size_bytes: int, *, writable: bool, transparent_hugepages: bool) -> MappedSlab:
         os.close(fd)
         raise Broken("cannot map a slab: Cannot allocate memory")
 
     key = os.urandom(16)
     with Client(running.address) as writer:
-        writer.put(key, b"value", ack="cluster")  # who cannot map it asks the master
+        writer.put(key, b"value", ack="cluster")  # a reader that cannot map it asks the master
     with Client(running.address) as reader, monkeypatch.context() as patch:
         [name] = reader.shared_memory()
         patch.setattr("kvstore.client.connections.slabs.map_slab", out_of_addresses)

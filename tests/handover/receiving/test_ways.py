@@ -70,11 +70,11 @@ def test_the_way_is_what_both_have_and_the_settings_want(
 @pytest.mark.parametrize(
     ("ours", "theirs", "error", "complaint"),
     [
-        ({}, {"transports": "shm"}, Unreachable, "no way to"),
+        ({}, {"transports": "shm"}, Unreachable, "no common transport with"),
         ({"transports": "shm", "way": "push"}, {"transports": "shm"}, ConfigError, "set way to auto or pull"),
     ],
 )
-def test_where_there_is_no_way_it_is_said_what_to_do(
+def test_impossible_mode_names_the_remedy(
     make: Make, ours: dict[str, Any], theirs: dict[str, Any], error: type[KVStoreError], complaint: str
 ) -> None:
     receiver, sender = make(**ours), make(**theirs)

@@ -21,7 +21,7 @@ class Held(MemoryCatalog):
 
 @dataclass
 class Place:
-    """A PlaceInCluster of which nothing is asked."""
+    """A ClusterPosition that only names its partition."""
 
     partition: int
 

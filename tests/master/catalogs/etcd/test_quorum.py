@@ -10,7 +10,7 @@ from kvstore.master.catalogs.etcd.quorum import EtcdQuorum, outage_of
 from kvstore.testing.transfer.waiting import eventually
 from tests.etcd_cluster import EtcdCluster
 
-MEANWHILE = "; reads go on, puts are not confirmed"
+MEANWHILE = "; reads continue, puts are not confirmed"
 
 
 @pytest.mark.parametrize(
