@@ -290,8 +290,8 @@ class Machine:
             (master, "make_catalog", lambda *_args, partition, **_options: self.make_catalog(partition)),
             (master, "ControlServer", self.control.server),
             (master, "Forwarder", NoForwarder),
-            (operations, "is_local_socket", self.is_here),
-            (resources, "local_socket_problem", lambda unix, told: "" if self.is_here(unix, told) else NOT_LOCAL),
+            (operations, "is_local_socket", self.is_local_socket),
+            (resources, "local_socket_problem", lambda unix, told: "" if self.is_local_socket(unix, told) else NOT_LOCAL),
             (driver, "begin_thread", lambda run: world.here.spawn(run, "background")),
             (driver, "run_gathered", self.run_gathered),
         ]
@@ -304,7 +304,7 @@ class Machine:
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]
-        table += [(module, "is_local_socket", self.is_here) for module in (kvstore.store.master_session.owner_search, fetching)]
+        table += [(module, "is_local_socket", self.is_local_socket) for module in (kvstore.store.master_session.owner_search, fetching)]
         return table + self._of_memory()
 
     def _of_memory(self) -> list[tuple[Any, str, Any]]:
@@ -343,11 +343,11 @@ class Machine:
         host = self.world.here.host.name
         return f"{host}/{self.network.listeners[f'{host}:{unix}'].fileno()}"
 
-    def is_here(self, unix: str, told: str) -> bool:
-        """kvstore.rpc.address.is_here."""
+    def is_local_socket(self, unix: str, expected_id: str) -> bool:
+        """kvstore.rpc.address.is_local_socket."""
         host = self.world.here.host.name
         listener = self.network.listeners.get(f"{host}:{unix}")
-        return listener is not None and told == f"{host}/{listener.fileno()}"
+        return listener is not None and expected_id == f"{host}/{listener.fileno()}"
 
     def run_gathered(self, operations: Sequence[Operation[Any]], do: Callable[[Any], Any]) -> list[Any]:
         """kvstore.client.driver.run_gathered, a thread each."""

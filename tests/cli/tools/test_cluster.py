@@ -22,9 +22,9 @@ from tests.forked import Forked
 
 HOLDER = """
 import time
-from kvstore.cli.tools.cluster import Cluster
+from kvstore.cli.tools.cluster import LocalCluster
 from tests.client.embedded import SMALL, embedded
-with Cluster(SMALL, on_log=lambda name, line: None) as cluster:
+with LocalCluster(SMALL, on_log=lambda name, line: None) as cluster:
     print(cluster.master_pid, cluster.nodes[0].pid, flush=True)
     time.sleep(60)
 """
@@ -153,6 +153,7 @@ def test_cluster_daemons_end_with_killed_program(short_folder: Path) -> None:
     assert holder.stdout is not None
     with holder.stdout:
         pids = [int(pid) for pid in holder.stdout.readline().split()]
+        assert len(pids) == 2
         handles = [os.pidfd_open(pid) for pid in pids]
         holder.kill()
         holder.wait(10)
