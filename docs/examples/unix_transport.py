@@ -62,7 +62,7 @@ class UnixSocket(Connection, Listener):
                 while len(part):
                     sock.settimeout(min(deadline.left_s(), self.stall_timeout_s))
                     if not (count := step(part)):
-                        raise ConnectionResetError("nobody is there")
+                        raise ConnectionResetError("no peer is listening")
                     part = part[count:]
         except BaseException as error:  # whatever it was, the place in the stream is lost
             if not self.is_open:
@@ -73,5 +73,5 @@ class UnixSocket(Connection, Listener):
 
     def close(self) -> None:
         self.is_open = False
-        with suppress(OSError):  # it was never connected, or the peer has hung up
+        with suppress(OSError):  # it was never connected, or the peer has closed it
             self.sock.shutdown(socket.SHUT_RDWR)

@@ -3,8 +3,8 @@
 An engine listens on a TCP port and sends its description and registered memory to every connection. Its name is the
 address of that port, as with Mooncake's P2PHANDSHAKE, so no metadata server is needed.
 
-Security: the reply has the secret that authorizes transfers. As with Mooncake, whoever can connect to the port can read
-and write the memory.
+Security: the reply has the secret that authorizes transfers. As with Mooncake, any host that can connect to the port
+can read and write the memory.
 """
 
 import base64

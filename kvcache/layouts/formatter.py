@@ -149,7 +149,7 @@ class Remapping:
             return found
         self.source.parallel.coordinates(source_rank)
         self.destination.parallel.coordinates(destination_rank)
-        receivers = self.receivers_of(source_rank) or "nobody"
+        receivers = self.receivers_of(source_rank) or "no rank"
         raise InvalidArgument(f"rank {source_rank} sends nothing to rank {destination_rank}: it sends to {receivers}")
 
     def copies(

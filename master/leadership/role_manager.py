@@ -139,7 +139,7 @@ class RoleManager:
         self.owner, self._former = owner, None
         log.info(
             "following %s",
-            f"{owner.name} at {owner.address}, epoch {owner.epoch}, of {self._what}" if owner else f"{self._what}, which nobody owns",
+            f"{owner.name} at {owner.address}, epoch {owner.epoch}, of {self._what}" if owner else f"{self._what}, which has no owner",
             extra=named("owner_followed", owner=owner.address if owner else "", epoch=owner.epoch if owner else 0),
         )
         self._on_change()
