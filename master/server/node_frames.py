@@ -116,7 +116,7 @@ class NodeFrames:
 
     def claim(self, session: Session, header: FrameHeader, message: CommitBlocks) -> None:
         """Reserve and publish in one. Responds when the granted blocks are durable and visible."""
-        peer = _node(session, "claim")
+        peer = _node(session, "commit blocks")
         node = self._directory.members.check(peer.node_id, message.epoch)
         _trace_blocks(session, header, message)
         if not message.acknowledged:
@@ -183,7 +183,7 @@ class NodeFrames:
 
     def query_victims(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
         """Responds at once, from the current state; copies of spilled blocks are ordered later."""
-        peer = _node(session, "ask what may leave it")
+        peer = _node(session, "query victims")
         if len(message.spill) not in (0, len(message.keys)):
             raise ProtocolError(f"{len(message.spill)} flags for {len(message.keys)} blocks that may be spilled: one a block, or none")
         flags = self._directory.last_replicas.may_evict(peer.node_id, message.epoch, message.tenant, message.keys)
@@ -202,7 +202,7 @@ class NodeFrames:
 
     def request_copy(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
         """Responds at once; see `replicate`."""
-        peer = _node(session, "ask for copies")
+        peer = _node(session, "request copies")
         self._directory.members.check(peer.node_id, message.epoch)
         session.reply(header.request_id, Ok())
         self.replicate(message.tenant, message.keys, node_id=peer.node_id, source_node_id=message.source)
