@@ -62,7 +62,7 @@ class UnixSocket(Connection, Listener):
                 while len(part):
                     sock.settimeout(min(deadline.left_s(), self.stall_timeout_s))
                     if not (count := step(part)):
-                        raise ConnectionResetError("no peer is listening")
+                        raise ConnectionResetError("the peer closed the connection")
                     part = part[count:]
         except BaseException as error:  # whatever it was, the place in the stream is lost
             if not self.is_open:
