@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvstore.handover.description import RankInfo, RemoteExecutor
 from kvstore.handover.handles import Handover, ReceiveHandle, SendHandle
-from kvstore.handover.movements.staging import StagingPool
+from kvstore.handover.movements.staging_buffers import StagingPool
 from kvstore.handover.prefix import RankPrefixStore, fetch_prefix
 from kvstore.handover.ranks.completion_tracker import CompletionCoordinator
 from kvstore.handover.ranks.rank_connections import Answer, RankConnections

@@ -10,7 +10,7 @@ from kvstore.handover.description import RankInfo
 from kvstore.handover.handles import Handover
 from kvstore.handover.movements.movement import LayerWindow
 from kvstore.handover.movements.parts import Chunk, PartPlan, plan_parts, unit_tokens
-from kvstore.handover.movements.staging import StagingPool
+from kvstore.handover.movements.staging_buffers import StagingPool
 from kvstore.handover.prefix import RankPrefixStore
 from kvstore.handover.ranks.rank_connections import RankConnections
 from kvstore.kvcache.layouts.formatter import Remapping, remap

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.kvcache.naming import KVSTORE, NAMINGS
+from kvstore.kvcache.key_names import KVSTORE, NAMINGS
 from kvstore.protocol import shared_settings
 from kvstore.protocol.errors import ConfigError
 from kvstore.protocol.settings import Size, constant, setting

@@ -15,7 +15,7 @@ import click
 
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
-from kvstore.kvcache.naming import Naming, make_naming
+from kvstore.kvcache.key_names import Naming, make_naming
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION
 from kvstore.protocol.settings import load_settings, options

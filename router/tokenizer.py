@@ -18,7 +18,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
-from kvstore.kvcache.naming import Naming
+from kvstore.kvcache.key_names import Naming
 from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.router.engines import Engines
 from kvstore.router.metrics import RouterCounters

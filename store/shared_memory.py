@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvstore.protocol.errors import Broken, TierFailed
 from kvstore.protocol.settings import format_size
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.transfer.memory.mapped_memory import map_slab
 
 
 def make_shared_memory(name: str, size_bytes: int, *, mode: int) -> tuple[int, memoryview]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.forked import Forked, is_forked
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 
 V1: Final = Path("/sys/fs/cgroup/memory")
 V2: Final = Path("/sys/fs/cgroup")

@@ -25,7 +25,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.transfer.agent import TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import AgentInfo, EngineInfo, pack_engine, pack_region, unpack_engine, unpack_region
-from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.mapped_memory import allocate
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion
 from kvstore.transfer.memory.signal_safety import Gate, Shield, begin_thread, shielded
 from kvstore.transfer.paths.batch import Batch, begin_transfer, flat

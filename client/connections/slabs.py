@@ -14,7 +14,7 @@ from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.node_messages import MapSlabs
 from kvstore.rpc.client.blocking_socket import MAX_FDS
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.mapping import MappedSlab, map_slab
+from kvstore.transfer.memory.mapped_memory import MappedSlab, map_slab
 
 
 class SlabKey(NamedTuple):

@@ -60,7 +60,7 @@ from kvstore.protocol.writer_page import (
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.client.connection_pool import ConnectionPool
 from kvstore.rpc.deadline import Deadline
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.transfer.memory.mapped_memory import map_slab
 
 
 class OfferedSlot:

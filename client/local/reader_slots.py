@@ -36,7 +36,7 @@ from kvstore.protocol.shared_index import (
     READER_SLOTS_BYTES,
     Words,
 )
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.transfer.memory.mapped_memory import map_slab
 
 
 class Hazard:

@@ -47,7 +47,7 @@ from kvstore.protocol.shared_index import (
     tags_at,
     tags_of,
 )
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.transfer.memory.mapped_memory import map_slab
 
 PART_KEYS: Final = 4096
 """Keys looked up at a time: their scratch fits the processor's cache."""

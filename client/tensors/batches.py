@@ -16,7 +16,7 @@ from kvstore.client.tensors.arrays import as_index, on_side_stream
 from kvstore.client.tensors.parts import ValuePart
 from kvstore.client.tensors.pools import BlockPool
 from kvstore.client.tensors.prompts import Keys, flat
-from kvstore.client.tensors.staging import PoolPiece, Rows, are_values
+from kvstore.client.tensors.staging_buffers import PoolPiece, Rows, are_values
 from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import ProtocolError

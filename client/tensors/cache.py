@@ -31,7 +31,7 @@ from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.parts import ValuePart, ValueShape, namespace_of, value_parts
 from kvstore.client.tensors.pools import BlockPool, Blocks, EnginePool, PoolPlane, holds
 from kvstore.client.tensors.prompts import Keys, Names, PromptSequence, check_prompts, flat, keys_of
-from kvstore.client.tensors.staging import Rows, Stagings, read_values, write_values
+from kvstore.client.tensors.staging_buffers import Rows, Stagings, read_values, write_values
 from kvstore.kvcache.codecs.tensor_value import TensorHeader
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.layouts.parallel import Parallel

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from kvstore.kvcache.naming import Naming
+from kvstore.kvcache.key_names import Naming
 from kvstore.protocol.errors import ProtocolError
 
 BlockHash: TypeAlias = int | bytes

@@ -20,7 +20,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.recorder import Recorder
 from kvstore.client.sync import Client
 from kvstore.engines.publisher.config import SECTION, PublisherSettings, check_settings, topic_of
-from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
+from kvstore.kvcache.key_names import KVSTORE, VLLM, make_naming
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options

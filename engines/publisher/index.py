@@ -16,8 +16,8 @@ from kvstore.client.sync import Client
 from kvstore.engines.kv_events.events import CPU, DISK, Event
 from kvstore.engines.kv_events.subscriber import Subscriber
 from kvstore.engines.publisher.prefix_table import Context, InstanceMatch, PrefixTable, Service
+from kvstore.kvcache.key_names import NamespaceNaming, Naming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming, Naming
 from kvstore.protocol.errors import KVStoreError
 
 WAIT_S: Final = 0.2

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvstore.engines.kv_events.events import CPU, DISK, GPU, BlockHash, BlocksRemoved, BlocksStored, Event, keys_of_stored
 from kvstore.kvcache.hashing import as_int32
-from kvstore.kvcache.naming import Naming
+from kvstore.kvcache.key_names import Naming
 from kvstore.protocol.errors import Full, InvalidArgument
 
 MAX_SERVICES: Final = 1024

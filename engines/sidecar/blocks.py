@@ -11,7 +11,7 @@ from typing import Final
 from kvstore.client.instances.client import EngineCacheChange
 from kvstore.engines.kv_events import events
 from kvstore.engines.kv_events.events import AllBlocksCleared, BlockHash, BlocksRemoved, BlocksStored, Event, keys_of_stored
-from kvstore.kvcache.naming import Naming
+from kvstore.kvcache.key_names import Naming
 
 MAX_CHANGED_BLOCKS: Final = 65_536
 """Limit of one report, set by the master."""

@@ -17,7 +17,7 @@ import click
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.engines.sidecar.config import SECTION, SidecarSettings, check_settings
-from kvstore.kvcache.naming import KVSTORE, VLLM, make_naming
+from kvstore.kvcache.key_names import KVSTORE, VLLM, make_naming
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.extras import DISTRIBUTION, need
 from kvstore.protocol.settings import load_settings, options

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from disaggregation.llama import exact, whole
-from disaggregation.training import trained
+from disaggregation.small_model import trained
 from numpy.typing import NDArray
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging

@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 from kvstore.kvcache.layouts.copies import Bytes, CopyArrays, Int64s, as_bytes
 from kvstore.kvcache.layouts.counterparts import RankPair, find_pairs, intersect
 from kvstore.kvcache.layouts.layout import CacheLayout, TokenSlots
+from kvstore.kvcache.layouts.remap_buffers import Shape, move, unit_bytes
 from kvstore.kvcache.layouts.remap_runs import Units, copies_of, template_of, units_of
-from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
 from kvstore.protocol.errors import InvalidArgument
 
 _SAME: Final = ("layers", "kv_heads", "head_dim", "dtype", "kv_factor", "scheme", "window_tokens", "windowed_layers")

@@ -54,7 +54,7 @@ from kvstore.protocol.shared_index import (
 from kvstore.store.block_table.block import NOT_INDEXED, Block
 from kvstore.store.block_table.rows import keys_of, read, rows_of
 from kvstore.store.shared_memory import make_shared_memory
-from kvstore.transfer.memory.mapping import free_pages
+from kvstore.transfer.memory.mapped_memory import free_pages
 
 FIRST_SETS: Final = 128
 """4,096 entries, 299 kB with keys of 16 bytes."""

@@ -28,6 +28,7 @@ from kvstore.protocol.errors import (
     Unreachable,
 )
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, SOON_S, assert_nothing_is_left, eventually, in_background, within
 from kvstore.testing.transfer.peer import (
     MARK,
     AgentPair,
@@ -43,7 +44,6 @@ from kvstore.testing.transfer.peer import (
     remote_region,
     whole,
 )
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, assert_nothing_is_left, eventually, in_background, within
 from kvstore.transfer.agent import Direction, TransferAgent
 from kvstore.transfer.memory.pieces import table_of
 from kvstore.transfer.memory.region import Piece, Region

@@ -16,8 +16,7 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.peer import pattern
-from kvstore.testing.transfer.waiting import (
+from kvstore.testing.transfer.awaited import (
     PATIENCE_S,
     QUIET_S,
     SHORT_S,
@@ -27,6 +26,7 @@ from kvstore.testing.transfer.waiting import (
     is_quiet,
     within,
 )
+from kvstore.testing.transfer.peer import pattern
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from kvstore.transfer.agent import AgentRequest, Direction, Remote, TransferAgent
 from kvstore.transfer.memory.pieces import Pieces
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion

@@ -16,7 +16,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.security.actor import THIS_MASTER
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.forked import COMMAND, Forked
 from tests.ports import free_ports
 

@@ -20,7 +20,7 @@ import torch
 from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.holds import new_hold
 from kvstore.protocol.errors import Closed, ConfigError, Full, InvalidArgument, LeaseExpired, Unavailable
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 
 SIZES = (1, 1 << 10, (1 << 10) + 1, 64 << 10, (64 << 10) + 1, (1 << 20) + 3)

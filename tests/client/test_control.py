@@ -11,7 +11,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict, cluster_status, find_control
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.embedded import embedded
 from tests.client.stub_control import stub_controls
 from tests.ports import free_ports

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.client import AsyncClient, Client
 from kvstore.client.control import Control
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.line_child import LineChild
 from tests.signals import Struck

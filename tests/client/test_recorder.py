@@ -21,7 +21,7 @@ from kvstore.protocol.errors import InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.event_messages import EventBatch
 from kvstore.store.block_table.event_log import RING_EVENTS
 from kvstore.store.block_table.table import READ_EVENT_BLOCKS
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from tests.client.embedded import embedded
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from tests.client.processes import Cluster, cluster
 

@@ -9,7 +9,7 @@ import pytest
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
-from kvstore.testing.transfer.waiting import eventually, within
+from kvstore.testing.transfer.awaited import eventually, within
 from tests.client.behaviour import ClientBehaviour, MakeClient, client, running, where
 from tests.client.processes import cluster
 from tests.client.scattered import ScatteredBehaviour

@@ -7,7 +7,7 @@ import pytest
 from kvstore.console.documents import FAILURE_S, MAX_CACHED, CachedCalls, host
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Unavailable
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background, is_quiet
 from tests.console.serving import Clock
 from tests.console.simulated import Simulated
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.embedded import embedded
 
 TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from kvstore.console.watch import ClusterWatcher
 from kvstore.protocol.errors import Unavailable
 from kvstore.security.authenticator import Authenticator
 from kvstore.telemetry.http.access import AccessLevel, OperatorAccess
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.embedded import embedded
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.console.serving import Clock, HeaderAccess, Served, served, simulated

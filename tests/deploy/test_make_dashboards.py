@@ -18,7 +18,7 @@ from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
 from kvstore.client import Client
 from kvstore.telemetry.metrics.alerts import ALERTS
 from kvstore.telemetry.metrics.metric import METRICS, MetricKind
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Process
 from tests.forked import Forked
 from tests.telemetry.http.asking import ask

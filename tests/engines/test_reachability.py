@@ -10,7 +10,7 @@ from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.protocol.errors import ConfigError, Full, Unauthorized, Unreachable, Untrusted
-from kvstore.testing.transfer.waiting import within
+from kvstore.testing.transfer.awaited import within
 from tests.ports import free_ports
 
 LOG = logging.getLogger("test.reachability")

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Full, KVStoreError, Retry
-from kvstore.testing.transfer.waiting import eventually, within
+from kvstore.testing.transfer.awaited import eventually, within
 from tests.system.history import value_of
 from tests.system.running import MIB, System, running_system
 

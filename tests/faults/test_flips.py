@@ -13,7 +13,7 @@ from kvstore.client.sync import Client
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
 from kvstore.protocol.shared_index import KEY, key_words_for
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.faults.bits import Memory, Wire, flip_in_file
 from tests.ports import free_ports
 from tests.system.history import value_of

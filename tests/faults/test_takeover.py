@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.faults.fail_points import Controlled
 from tests.faults.points import of
 from tests.system.running import System

@@ -16,7 +16,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.client.local.nodes import PROBE_NS
 from kvstore.protocol.errors import KVStoreError
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.faults.beside import meanwhile
 from tests.faults.client import Plan
 from tests.faults.fail_points import Controlled

@@ -17,7 +17,7 @@ from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region

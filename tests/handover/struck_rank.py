@@ -19,7 +19,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import Handover
 from kvstore.handover.transceiver import CacheTransceiver
 from kvstore.protocol.errors import Cancelled
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.handover.scene import Rank, layout_of
 from tests.handover.test_processes import FILL, LARGE, SETTINGS, Child
 from tests.signals import MAX_OF_ONE

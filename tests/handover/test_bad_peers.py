@@ -14,7 +14,7 @@ from kvstore.protocol.errors import Full, InvalidArgument, KVStoreError, Protoco
 from kvstore.protocol.handover_messages import PULL, PUSH, CancelRequest, ExportRegions, PartReady, ReadsDone, RequestCache
 from kvstore.protocol.message import Message
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.handover.scene import Executor, layout_of

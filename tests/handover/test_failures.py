@@ -14,7 +14,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.handles import SendHandle
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, KVStoreError, StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import assert_nothing_is_left, within
+from kvstore.testing.transfer.awaited import assert_nothing_is_left, within
 from tests.handover.scene import EVERY_WAY, SPEC, Executor, executor, gathered, layout_of, outcomes
 
 BLOCKS, TOKENS = [1, 2], 32

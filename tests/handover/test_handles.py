@@ -8,7 +8,7 @@ import pytest
 from kvstore.handover import handles
 from kvstore.handover.handles import SendHandle
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded
-from kvstore.testing.transfer.waiting import in_background, within
+from kvstore.testing.transfer.awaited import in_background, within
 from kvstore.transfer.memory.signal_safety import UninterruptibleEvent
 
 

@@ -11,7 +11,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.kvcache.layouts.layout import CacheLayout
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unreachable
-from kvstore.testing.transfer.waiting import within
+from kvstore.testing.transfer.awaited import within
 from tests.handover.scene import Rank, layout_of
 from tests.line_child import LineChild
 

@@ -12,7 +12,7 @@ from kvstore.master.catalogs.interface import MasterContact, PeerMaster
 from kvstore.master.peer_masters import PeerMasters
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import Closed, DeadlineExceeded
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 
 

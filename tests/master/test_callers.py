@@ -26,7 +26,7 @@ from kvstore.security.credentials import NO_TENANT
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.permissions import OPEN
 from kvstore.telemetry.metrics.histogram import Histograms
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 

@@ -15,7 +15,7 @@ from kvstore.master.console_source import ELECTION_POLL_S, REST_S, MasterConsole
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, NoOwner, Unavailable
 from kvstore.security.actor import CONSOLE, Actor
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports
 

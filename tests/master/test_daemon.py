@@ -21,7 +21,7 @@ from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import Failure, Flags
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event
 from tests.master.running import MASTER, TIMEOUT_S, MasterProcess, NodeSide, Places, ask, refusal

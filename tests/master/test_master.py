@@ -20,7 +20,7 @@ from kvstore.protocol.master_messages import Exists, Pin
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Flags, Hello, Welcome
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import tokens_file
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event

@@ -11,7 +11,7 @@ import pytest
 from kvstore.master.leadership.role_manager import MasterRole
 from kvstore.master.status import role_in
 from kvstore.protocol import control_pb2 as pb
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 
 

@@ -19,7 +19,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.grpc_metadata import as_metadata
 from kvstore.security.tls.config import TlsSettings
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import JOIN, OPERATOR, tokens_file, tokens_text
 from tests.master.running import TIMEOUT_S, MasterProcess, NodeSide, Places, ask, master_in_thread
 from tests.security.tls.certified import Cluster, certificates, swap

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import cluster
 from tests.telemetry.http.asking import ask
 

@@ -12,7 +12,7 @@ from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Flags
 from kvstore.security.actor import Actor
 from kvstore.security.identity import Identity, IdentityKind, Role
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 
 ALICE = Actor("operator", "alice")

@@ -10,7 +10,7 @@ from kvstore.master.status import PartitionRole, role_in
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.version import VERSION
 from kvstore.security.grpc_metadata import as_metadata
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import OPERATOR, tokens_file
 from tests.etcd_server import EtcdServer
 from tests.master.blocks import Event

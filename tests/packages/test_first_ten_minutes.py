@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.console.browser import VIEWS, WAIT_MS, Watched, chromium
 from tests.ports import free_ports
 

@@ -14,8 +14,8 @@ from aiohttp import ClientPayloadError, ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from kvstore.client.instances.client import Refusal, RequestPlacement
+from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.answer_reader import DONE, EventParser, event
 from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, RouterApp

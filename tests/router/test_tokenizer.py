@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.router.engines import Engines
 from kvstore.router.metrics import RouterCounters
 from kvstore.router.openai_api import parse_request

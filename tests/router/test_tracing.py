@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Unavailable
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.router.answer_reader import event

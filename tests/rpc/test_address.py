@@ -25,7 +25,7 @@ from kvstore.rpc.address import (
     socket_id,
 )
 from kvstore.rpc.reactor import Reactor
-from kvstore.testing.transfer.waiting import within
+from kvstore.testing.transfer.awaited import within
 from tests.forks import told_by_child
 from tests.garbage import assert_no_garbage
 from tests.ports import free_ports

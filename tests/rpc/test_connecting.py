@@ -25,7 +25,7 @@ from kvstore.rpc.server.server import ConnectionLimits, Server
 from kvstore.rpc.server.session import Session
 from kvstore.rpc.server.tls_session import MAX_REFUSED_BYTES
 from kvstore.security.tls.certificates import Certificates
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.rpc.wires import Clock, Recorder, Replies, frame, pump, read_frame
 from tests.security.tls.certified import certificates, shared
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.protocol.errors import GRPC_STATUS, KVStoreError, grpc_status
 from kvstore.rpc.grpc_errors import translated
-from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.testing.transfer.awaited import PATIENCE_S
 
 
 class Ending(grpc.GenericRpcHandler):  # type: ignore[type-arg]

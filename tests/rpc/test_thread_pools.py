@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.protocol.errors import ConfigError
 from kvstore.rpc.thread_pools import started, submit_once
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from tests.no_threads import no_more_threads
 
 

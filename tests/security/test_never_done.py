@@ -10,7 +10,7 @@ ROOT: Final = Path(__file__).parents[2]
 BESIDE: Final = {"tests", "benchmarks", "docs", "deploy", "examples", "build"}
 RUNNERS: Final = {"eval", "exec", "compile", "__import__"}
 UNPICKLERS: Final = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
-WRITES_ONLY: Final = {("kvcache/naming.py", "dumps")}
+WRITES_ONLY: Final = {("kvcache/key_names.py", "dumps")}
 """vLLM's names of blocks are hashes of pickled tuples."""
 LOADERS: Final = {"load", "loads", "Unpickler", "unsafe_load", "full_load"}
 OTHERS: Final = {"torch", "yaml", "np", "numpy"}
@@ -46,4 +46,4 @@ def test_no_source_runs_what_it_reads() -> None:
 def test_what_would_is_found() -> None:
     for source in ("eval(text)", "import pickle\npickle.loads(data)", "from marshal import loads", "torch.load(path)", "np.load(path)"):
         assert runs(ROOT / "store/node.py", ast.parse(source)), source
-    assert not runs(ROOT / "kvcache/naming.py", ast.parse("import pickle\npickle.dumps(value)"))
+    assert not runs(ROOT / "kvcache/key_names.py", ast.parse("import pickle\npickle.dumps(value)"))

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvstore.protocol.errors import Broken
 from kvstore.tiers.memfd import Bytes, Memfd
-from kvstore.transfer.memory.mapping import MappedSlab
+from kvstore.transfer.memory.mapped_memory import MappedSlab
 
 FIRST_FD: Final = 2_000_000
 _OF_PROCESS: Final = "/proc/self/fd/"
@@ -84,7 +84,7 @@ class Descriptors:
         return file.memory[:size_bytes]
 
     def map_slab(self, fd: int, size_bytes: int, *, writable: bool, **_options: bool) -> MappedSlab:
-        """kvstore.transfer.memory.mapping.map_slab."""
+        """kvstore.transfer.memory.mapped_memory.map_slab."""
         try:
             view = self.map(fd, size_bytes).data
         finally:
@@ -104,7 +104,7 @@ class Descriptors:
 
 
 def free_pages(memory: memoryview) -> None:
-    """kvstore.transfer.memory.mapping.free_pages: every mapping of the pages reads zeros."""
+    """kvstore.transfer.memory.mapped_memory.free_pages: every mapping of the pages reads zeros."""
     np.frombuffer(memory, np.uint8)[:] = 0
 
 

@@ -14,7 +14,7 @@ import grpc
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.control_pb2_grpc import ControlStub
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from tests.forked import Forked
 
 PROGRAMS = {

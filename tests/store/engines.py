@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kvstore.testing.transfer import waiting
+from kvstore.testing.transfer import awaited
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import unpack_engine, unpack_region
 from kvstore.transfer.engine import TransferEngine
@@ -51,4 +51,4 @@ def stalled_writer(node: TransferEngine, description: bytes) -> Iterator[RawAske
 
 def eventually(is_so: Callable[[], bool]) -> None:
     """Wait until what another thread brings about has come about."""
-    waiting.eventually(is_so, "what another thread brings about")
+    awaited.eventually(is_so, "what another thread brings about")

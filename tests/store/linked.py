@@ -17,7 +17,7 @@ from kvstore.store.config import NodeSettings
 from kvstore.store.identity import NodeIdentity, new_instance
 from kvstore.store.master_requests import request_master
 from kvstore.store.master_session.master_link import HeartbeatReport, MasterLink
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 
 
 class Deaf:

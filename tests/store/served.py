@@ -45,7 +45,7 @@ from kvstore.store.node_service import NodeService
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
 from kvstore.store.session_authenticator import SessionAuthenticator
 from kvstore.store.storage import Storage
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.engine import TransferEngine
 from tests.rpc.wires import frame, read_frame
 from tests.store.integrity import check

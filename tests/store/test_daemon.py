@@ -21,7 +21,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.store.daemon import main
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.refusals import refused_here
 from tests.rpc.wires import frame
 from tests.security.tls.certified import HOSTS

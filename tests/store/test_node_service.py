@@ -39,7 +39,7 @@ from kvstore.security.identity import Role
 from kvstore.store.block_table.block import Block
 from kvstore.store.node_service import MAX_TENANT_BYTES
 from kvstore.store.session_authenticator import MAX_SLABS
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.rpc.wires import frame, read_frame
 from tests.store.failing_tier import FailingNvme
 from tests.store.served import TIMEOUT_S, Client, Master, Served, served, until

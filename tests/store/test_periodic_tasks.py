@@ -13,7 +13,7 @@ from kvstore.store import periodic_tasks as clockwork
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.config import NodeSettings
 from kvstore.store.node import Node
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from tests.store.engines import LOOPBACK

@@ -15,7 +15,7 @@ import torch
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, ProtocolError, Unavailable
 from kvstore.protocol.frames import HEADER, MAGIC, MAX_KEY_BYTES, MAX_VALUE_BYTES, VERSION
-from kvstore.testing.transfer.waiting import within
+from kvstore.testing.transfer.awaited import within
 from tests.ports import free_ports
 from tests.system.running import DEADLINE_S, descriptors, running_system
 

@@ -25,7 +25,7 @@ from kvstore.security.tls import subjects
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.subjects import CertificateSubject
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import OPERATOR, tokens_file
 from tests.security.tls.certified import Cluster, flags, given_to, revoke, swap
 from tests.system.encrypted import Encrypted, environment

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import CatalogUnavailable, DeadlineExceeded, Retry
-from kvstore.testing.transfer.waiting import within
+from kvstore.testing.transfer.awaited import within
 from tests.etcd_server import EtcdServer
 from tests.ports import free_ports
 from tests.system.history import value_of

@@ -10,7 +10,7 @@ from kvstore.cli.tools.transport_checks import CheckVerdict
 from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.protocol.errors import TooManyConnections
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from tests.store.daemons import master_flags, node_flags, running, status
 
 OPEN_FILES = 200

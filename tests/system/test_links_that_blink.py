@@ -11,7 +11,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.master.leadership.leader import LeaderRole
 from kvstore.protocol.errors import Unavailable
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.running import TIMEOUT_S, Places, master_in_thread
 from tests.store.daemons import running
 

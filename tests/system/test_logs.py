@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.protocol.errors import Unauthorized
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.store.daemons import Daemon, master_flags, node_flags, running
 from tests.telemetry.http.asking import ask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from tests.memory_groups import memory_group
 from tests.store.daemons import Daemon, master_flags, node_flags, running, start, until_nodes_are
 

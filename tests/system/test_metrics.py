@@ -14,7 +14,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.telemetry.metrics.metric import MASTER, NODE, Metric
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.forked import Forked
 from tests.telemetry.http.asking import ask
 

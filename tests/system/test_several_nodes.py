@@ -17,7 +17,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import in_background, is_quiet, within
+from kvstore.testing.transfer.awaited import in_background, is_quiet, within
 from kvstore.transfer.config import TransferSettings
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System, until

@@ -16,7 +16,7 @@ from kvstore.protocol.session_messages import ROLE_CLIENT, Flags, Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import within
+from kvstore.testing.transfer.awaited import within
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, MIB, System, heard, process, running_system, stopped, until
 

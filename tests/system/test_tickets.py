@@ -17,7 +17,7 @@ from kvstore.protocol.node_messages import ReadBlocks, ReadBlocksReply
 from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import OPERATOR, tokens_file, tokens_text
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, System

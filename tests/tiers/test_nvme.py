@@ -24,7 +24,7 @@ from kvstore.kvcache.codecs.tensor_value import encode_value
 from kvstore.protocol.errors import ChecksumMismatch, ConfigError, StaleHandle, TierFailed
 from kvstore.testing.tier_conformance import DurableTierConformance, get, put, read, record, value
 from kvstore.testing.tier_machine import MACHINE_SETTINGS, TierMachine
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually, in_background, is_quiet
 from kvstore.tiers.nvme import LMDB_BYTES, NvmeTier
 from kvstore.tiers.nvme_env import begin_transaction
 from kvstore.tiers.placements import PAGE_BYTES

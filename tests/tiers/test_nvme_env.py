@@ -14,7 +14,7 @@ import lmdb
 import pytest
 
 from kvstore.protocol.errors import Closed, ConfigError, TierFailed
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually, in_background
 from kvstore.tiers import nvme_env
 from kvstore.tiers.nvme_env import TABLE_BYTES, Environment, begin_transaction
 from kvstore.tiers.tier import TierFull

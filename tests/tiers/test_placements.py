@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background, is_quiet
 from kvstore.tiers.placements import ExtentAllocator, PageRun, Placement, Placements, Runs
 
 PAGES = 300

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from kvstore.protocol.errors import KVStoreError
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.transfers import Transfer

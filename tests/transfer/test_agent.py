@@ -5,7 +5,7 @@ import pytest
 from kvstore.protocol.errors import DeadlineExceeded, Full, Unreachable
 from kvstore.protocol.transfers import MAX_NOTICE_BYTES
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, in_background, is_quiet, within
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, in_background, is_quiet, within
 from kvstore.transfer.agent import MAX_NOTICES, MAX_NOTICES_BYTES, AgentRequest, Direction, Notices
 from kvstore.transfer.memory.region import Piece
 from tests.rpc.raw_peers import make_region, shown

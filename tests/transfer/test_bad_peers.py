@@ -34,7 +34,7 @@ from kvstore.protocol.transfers import (
     ReadRegions,
     WriteRegions,
 )
-from kvstore.testing.transfer.waiting import eventually, within
+from kvstore.testing.transfer.awaited import eventually, within
 from kvstore.transfer.agent import Direction
 from kvstore.transfer.memory.region import Exports, Piece, Region
 from kvstore.transfer.streams.agent import ConnectionAgent

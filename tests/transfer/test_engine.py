@@ -19,7 +19,7 @@ from kvstore.protocol.errors import (
     ProtocolError,
     Unreachable,
 )
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, within
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region

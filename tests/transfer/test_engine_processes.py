@@ -10,7 +10,7 @@ import xxhash
 
 from kvstore.protocol.errors import StaleHandle, Unreachable
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import assert_nothing_is_left, within
+from kvstore.testing.transfer.awaited import assert_nothing_is_left, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.batch import Span

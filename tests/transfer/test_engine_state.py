@@ -23,7 +23,7 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from kvstore.transfer.agent import AgentRequest
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.memory.region import Region

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from kvstore.testing.transfer.awaited import eventually, in_background
 from kvstore.testing.transfer.peer import move
-from kvstore.testing.transfer.waiting import eventually, in_background
 from kvstore.transfer.agent import Direction, Remote
 from kvstore.transfer.memory.region import Piece, Region
 from kvstore.transfer.streams.agent import ConnectionAgent

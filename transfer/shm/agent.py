@@ -34,7 +34,7 @@ from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.thread_pools import submit_once
 from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, TransferAgent, cancelled
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.mapping import MappedSlab, map_slab
+from kvstore.transfer.memory.mapped_memory import MappedSlab, map_slab
 from kvstore.transfer.memory.memcpy import copy
 from kvstore.transfer.memory.pieces import check_pieces, local_views, remote_regions, remote_views
 from kvstore.transfer.memory.region import Exports, Region, RemoteRegion

@@ -32,7 +32,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.server import ConnectionLimits, Server, default_run_dir
 from kvstore.rpc.server.session import Session
 from kvstore.transfer.agent import Notices
-from kvstore.transfer.memory.mapping import map_slab
+from kvstore.transfer.memory.mapped_memory import map_slab
 from kvstore.transfer.memory.region import Exports, Region
 
 MAX_LIVE: Final = 65_535

@@ -15,7 +15,7 @@ import pytest
 from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster, reachable
 from kvstore.client import Client
 from kvstore.protocol.errors import Broken, ConfigError
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.embedded import SMALL, embedded
 from tests.credentials import JOIN, OPERATOR, tokens_file
 from tests.forked import Forked

@@ -26,7 +26,7 @@ from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import cluster
 from tests.master.blocks import Event
 from tests.master.running import MasterProcess, NodeSide, Places, master_in_thread

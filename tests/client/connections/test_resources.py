@@ -10,7 +10,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.connections.resources import ClientResources, maps_memory
 from kvstore.client.connections.slabs import SlabKey
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES
+from kvstore.transfer.memory.mapped_memory import HUGE_PAGE_BYTES
 from tests.client.oracle import MASTER, Oracle, OracleNode, is_here
 
 

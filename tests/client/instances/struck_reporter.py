@@ -13,7 +13,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances import reporter as module
 from kvstore.client.instances.client import InstanceReport, InstanceRole, SchedulerClient
 from kvstore.client.instances.reporter import Reporter
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.signals import Striker
 
 LONGEST_S = 5e-4

@@ -28,7 +28,7 @@ from kvstore.protocol.errors import DeadlineExceeded, Full, InvalidArgument, Una
 from kvstore.rpc.address import is_local_socket, local_socket_problem
 from kvstore.rpc.deadline import Deadline
 from kvstore.scheduler.estimators.regression import DecodeSample, PrefillSample
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.embedded import embedded
 from tests.credentials import ENGINE, tokens_file
 from tests.master.running import Places, master_in_thread

@@ -15,7 +15,7 @@ from kvstore.client.instances.weights import WeightsReporter, hidden
 from kvstore.client.sync import Client
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import OPERATOR, tokens_file
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports

@@ -23,7 +23,7 @@ from kvstore.protocol.errors import (
     Unavailable,
 )
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 from tests.forks import told_by_child
 from tests.no_threads import no_more_threads

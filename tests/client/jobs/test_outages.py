@@ -12,7 +12,7 @@ from kvstore.client.jobs.circuit_breaker import BreakerStats, CircuitState
 from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 
 SETTINGS = JobSettings(lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60, probe_interval_s=0.02, probe_deadline_s=1)

@@ -15,7 +15,7 @@ from kvstore.client.connections.uncommitted_puts import UncommittedPuts
 from kvstore.protocol.errors import DeadlineExceeded, Draining, Full, KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.node_messages import RETRY_LATER
 from kvstore.rpc.client.channel import Channel
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from tests.client.local.test_reads import Requests
 from tests.client.processes import Cluster, cluster

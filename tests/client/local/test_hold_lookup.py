@@ -9,7 +9,7 @@ from kvstore.client import Client, new_hold
 from kvstore.client.local.hold_lookup import LocalHoldLookup
 from kvstore.client.local.reader_slots import LocalReaderSlots
 from kvstore.protocol.shared_index import HOLD_WORDS
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.local.test_reads import Requests, stored
 from tests.client.processes import Cluster, cluster
 

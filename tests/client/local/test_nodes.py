@@ -14,8 +14,8 @@ from kvstore.protocol.errors import Broken, DeadlineExceeded, Full, KVStoreError
 from kvstore.protocol.master_messages import Nodes, NodeTable
 from kvstore.protocol.node_messages import OpenIndex
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import eventually
-from kvstore.transfer.memory.mapping import MappedSlab
+from kvstore.testing.transfer.awaited import eventually
+from kvstore.transfer.memory.mapped_memory import MappedSlab
 from tests.client.oracle import Oracle, OracleNode
 from tests.client.processes import Cluster, cluster
 

@@ -16,7 +16,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.local import reads
 from kvstore.client.reads import mapped_values as mapped
 from kvstore.protocol.errors import DeadlineExceeded, Unavailable
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.forks import told_by_child
 

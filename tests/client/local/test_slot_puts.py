@@ -16,7 +16,7 @@ from kvstore.protocol.node_messages import CommitPuts, OpenSlotAhead, OpenSlots
 from kvstore.protocol.writer_page import MAX_SLOT_AHEAD_BYTES
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.memory.memcpy import MemcpyPool
 from tests.client.processes import Cluster, cluster
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.engines.kv_events.events import CPU, AllBlocksCleared, BlockHash, BlocksRemoved, BlocksStored, keys_of_stored, read_batch
+from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import ProtocolError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvstore.client import Client
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster
 from tests.engines.live.full import filled
 from tests.engines.live.vllm.engines import PATIENT, check_all, expected, start_node

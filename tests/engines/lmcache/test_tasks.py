@@ -19,7 +19,7 @@ from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import ChunkKeys
 from kvstore.engines.lmcache.settings import LMCacheSettings
 from kvstore.engines.lmcache.tasks import Locks, Results, StoreResult, Tasks
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.embedded import embedded
 from tests.ports import free_ports
 

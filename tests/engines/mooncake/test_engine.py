@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvstore.engines.mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.engines.mooncake.memory import Room
 from tests.ports import free_ports
 

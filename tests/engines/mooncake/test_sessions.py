@@ -11,7 +11,7 @@ from kvstore.engines.mooncake.arguments import ReplicateConfig
 from kvstore.engines.mooncake.link import WINDOWS, LookupLease
 from kvstore.engines.mooncake.sessions import RENEW_NS, GetSessions
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.engines.mooncake.memory import Room
 
 

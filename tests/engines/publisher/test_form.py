@@ -10,8 +10,8 @@ from kvstore.engines.kv_events.events import AllBlocksCleared, BlocksRemoved, Bl
 from kvstore.engines.publisher import form as module
 from kvstore.engines.publisher.config import DYNAMO, FORMS, LLM_D, VLLM
 from kvstore.engines.publisher.form import EventForm
+from kvstore.kvcache.key_names import VllmNaming
 from kvstore.kvcache.namespace import ID_BYTES
-from kvstore.kvcache.naming import VllmNaming
 from kvstore.kvcache.traces.event_file import READ, REMOVED, STORED, BlockEvent, LostEvents
 
 NAMING = VllmNaming(bytes(ID_BYTES), 2)

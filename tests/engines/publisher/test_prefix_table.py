@@ -5,8 +5,8 @@ import pytest
 from kvstore.engines.kv_events.events import CPU, DISK, AllBlocksCleared, BlocksRemoved, BlocksStored
 from kvstore.engines.publisher import prefix_table as module
 from kvstore.engines.publisher.prefix_table import Context, PrefixTable, RankMatch, Service
+from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.protocol.errors import Full, InvalidArgument
 
 CONTEXT = Context("default", "m", "", "", 2)

@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.engines.publisher.config import DYNAMO, LLM_D
-from kvstore.kvcache.naming import VllmNaming
+from kvstore.kvcache.key_names import VllmNaming
 from tests.client.processes import Cluster, cluster
 from tests.engines.kv_events.publisher import Publisher
 from tests.engines.publisher.test_conductor import PROXY, REFERENCE

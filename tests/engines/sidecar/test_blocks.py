@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.engines.kv_events.events import CPU, AllBlocksCleared, BlocksRemoved, BlocksStored, Event
 from kvstore.engines.sidecar import blocks as module
 from kvstore.engines.sidecar.blocks import EngineBlocks
+from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NamespaceNaming
 from kvstore.master.scheduling.engine_caches import EngineCaches
 from kvstore.protocol import control_pb2 as pb
 

@@ -18,10 +18,10 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import RequestPlacement, SchedulerClient
 from kvstore.engines.sidecar.config import SidecarSettings, check_settings
 from kvstore.engines.sidecar.reporter import _fetch
-from kvstore.kvcache.naming import VllmNaming
+from kvstore.kvcache.key_names import VllmNaming
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import ConfigError, Unavailable
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.engines.kv_events.publisher import Publisher
 from tests.master.running import Places, master_in_thread
 from tests.ports import free_ports

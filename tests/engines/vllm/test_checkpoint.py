@@ -18,7 +18,7 @@ import torch
 from kvstore.engines.vllm.checkpoint import WatchedCheckpoint, WeightFiles, WeightsSource, sample_weights
 from kvstore.engines.weights.identity import WeightsIdentity
 from kvstore.protocol.errors import ConfigError
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.engines.weights.checkpoints import safetensors, write_snapshot
 
 WATCH_S = 0.01

@@ -11,7 +11,7 @@ from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Full, Unavailable
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 
 ROWS, ROW_BYTES = 6, 4096

@@ -9,7 +9,7 @@ import pytest
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.vllm.settings import VllmSettings, connect
-from kvstore.testing.transfer.waiting import eventually, within
+from kvstore.testing.transfer.awaited import eventually, within
 from tests.client.processes import cluster
 from tests.credentials import tokens_file
 from tests.security.tls.certified import flags, shared

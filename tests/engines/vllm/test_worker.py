@@ -16,7 +16,7 @@ from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
 from tests.engines.put_client import PutClient
 from tests.engines.vllm.clock import HandClock

@@ -13,7 +13,7 @@ from kvstore.kvcache.codecs.schemes import CacheScheme  # noqa: E402
 from kvstore.kvcache.layouts.layout import CacheLayout  # noqa: E402
 from kvstore.kvcache.layouts.parallel import Parallel  # noqa: E402
 from kvstore.kvcache.models.spec import CacheSpec  # noqa: E402
-from kvstore.transfer.memory.mapping import allocate  # noqa: E402
+from kvstore.transfer.memory.mapped_memory import allocate  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from kvstore.handover.movements.movement import LayerWindow, Movement, MovementEnd, MoveOperation
 from kvstore.protocol.errors import Cancelled, Closed, Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.rpc.reactor import Reactor
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine
 from tests.handover.loop import running

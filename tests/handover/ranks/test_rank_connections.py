@@ -19,7 +19,7 @@ from kvstore.protocol.handover_messages import CancelRequest, RankHello, ReadsDo
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.rpc.address import Address, parse_address
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.handover.link_end import End
 from tests.handover.loop import running
 from tests.ports import free_ports

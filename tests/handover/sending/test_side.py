@@ -10,7 +10,7 @@ from kvstore.handover.config import HandoverSettings
 from kvstore.handover.sending.side import SenderSide
 from kvstore.protocol.errors import Unreachable
 from kvstore.protocol.settings import Size
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.handover.scene import DIRECT, GATHERED, Rank, layout_of
 
 BLOCKS, TOKENS = [1, 2], 32

@@ -11,7 +11,7 @@ from kvstore.master.catalogs import group_commit
 from kvstore.master.catalogs.group_commit import MAX_GROUP_BYTES, MAX_GROUP_OPS, MAX_VALUE_BYTES, Backoff, GroupCommit
 from kvstore.master.catalogs.interface import BlockDeletes, BlockPuts, Change, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, InvalidArgument, StaleEpoch
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.catalogs.conformance import Outcomes
 
 DEADLINE_S = 60.0

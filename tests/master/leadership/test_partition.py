@@ -9,7 +9,7 @@ from kvstore.master.catalogs.interface import CatalogOwner, Change, Op
 from kvstore.master.leadership.partition import EventLoopBridge
 from kvstore.protocol.errors import Corrupt, KVStoreError, StaleEpoch
 from kvstore.rpc.reactor import Reactor
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background, is_quiet
 
 OWNER = CatalogOwner("m", "m:1", 7)
 WHY = StaleEpoch("over")

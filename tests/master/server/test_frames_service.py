@@ -51,7 +51,7 @@ from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.server.session import Session
 from kvstore.security.actor import THIS_MASTER
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread, unix_client
 from tests.rpc.wires import frame

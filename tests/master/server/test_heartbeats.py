@@ -10,7 +10,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import Heartbeat, HeartbeatResponse
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
 from kvstore.protocol.session_messages import Failure
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 

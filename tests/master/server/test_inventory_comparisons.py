@@ -12,7 +12,7 @@ from kvstore.protocol.catalog_messages import PHASE_SYNC, PHASE_SYNC_BEGIN, PHAS
 from kvstore.protocol.frames import pack_header
 from kvstore.protocol.master_messages import Exists
 from kvstore.protocol.session_messages import Failure, Flags
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.blocks import Event
 from tests.master.directory.index.test_inventory_comparison import digests, events
 from tests.master.running import NodeSide, Places, ask, master_in_thread

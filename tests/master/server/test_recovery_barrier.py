@@ -29,7 +29,7 @@ from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_NO_BLOCK, 
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.rpc.client.channel import Channel
 from kvstore.security.actor import THIS_MASTER
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.blocks import TENANT, Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, ask, master_in_thread
 from tests.rpc.wires import frame, read_frame

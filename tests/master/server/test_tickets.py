@@ -11,7 +11,7 @@ from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok
 from kvstore.security.actor import THIS_MASTER
 from kvstore.security.tickets.ticket import Ticket, fingerprint, key_id_of, unseal
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.credentials import JOIN, tokens_file, tokens_text
 from tests.master.blocks import Event, publish
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread

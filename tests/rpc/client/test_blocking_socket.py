@@ -12,7 +12,7 @@ from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.rpc.client.blocking_socket import BlockingSocket
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.gil_contention import HELD_WAIT_MS, LATE_NS
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.rpc.wires import Looks, read_exactly
 
 

@@ -27,7 +27,7 @@ from kvstore.rpc.busy_poll import BusyPoll
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import MAX_VECTORS
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.rpc.encrypted_pair import tls_pair
 from tests.rpc.wires import Looks, frame, read_frame
 

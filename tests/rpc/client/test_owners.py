@@ -23,7 +23,7 @@ from kvstore.rpc.client.owners import (
     probe_delays,
 )
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.garbage import assert_no_garbage
 from tests.ports import free_ports
 from tests.rpc.stub_masters import StubMaster, stub_masters

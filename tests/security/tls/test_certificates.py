@@ -15,7 +15,7 @@ from kvstore.security.tls.config import ServerTlsSettings, TlsSettings
 from kvstore.security.tls.own_certificate import OwnRole
 from kvstore.security.tls.subjects import MASTER, CertificateSubject, CertifiedPeer, check_has
 from kvstore.security.tls.tls_socket import TlsSocket
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, revoke, shared, swap
 
 

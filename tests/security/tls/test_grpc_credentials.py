@@ -15,7 +15,7 @@ from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.grpc_credentials import add_port, caller, open_channel
 from kvstore.security.tls.subjects import CLIENT, MASTER, CertificateSubject
-from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.testing.transfer.awaited import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster, certificates, past, shared, swap
 
 METHOD = "/tests.Who/Is"

@@ -10,7 +10,7 @@ import pytest
 from kvstore.protocol.errors import ConfigError
 from kvstore.security.tls.https import HttpsCertificate
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.security.tls.certified import HOSTS, Cluster
 
 

@@ -15,7 +15,7 @@ from kvstore.security.tls.certificates import SERVERS, Certificates
 from kvstore.security.tls.config import ServerTlsSettings
 from kvstore.security.tls.refusals import tls_error
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared, to_come
 
 PEER = "127.0.0.1"

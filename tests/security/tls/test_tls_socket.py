@@ -18,7 +18,7 @@ from kvstore.security.tls import authority
 from kvstore.security.tls.config import TlsSettings
 from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.security.tls.tls_socket import READ, RECORD_BYTES, WRITE, TlsSocket
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.security.tls.certified import Cluster, certificates, past, shared
 
 MIB = 1 << 20

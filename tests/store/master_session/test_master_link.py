@@ -24,7 +24,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.grpc_credentials import open_channel
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.master.running import Places, master_in_thread
 from tests.rpc.stub_masters import stub_masters
 from tests.store.daemons import Daemon, master_flags, node_flags, running, status, until_nodes_are

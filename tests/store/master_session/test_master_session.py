@@ -12,7 +12,7 @@ from kvstore.protocol.errors import KVStoreError, Unavailable
 from kvstore.store.config import NodeSettings
 from kvstore.store.master_session.master_session import MasterSession
 from kvstore.store.replication.last_replica import LastReplicaQueries
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.rpc.wires import read_frame
 from tests.store.served import TIMEOUT_S, Served, served
 

@@ -13,7 +13,7 @@ from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
 from kvstore.store.block_table.evictor import MAX_EXTRA_EVICTIONS
 from kvstore.store.config import NodeSettings
 from kvstore.store.tiering.mover import SlowRead, TierMover
-from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.testing.transfer.awaited import PATIENCE_S
 from kvstore.tiers.tier import Record, TierFull
 from tests.no_threads import no_more_threads
 from tests.rpc.wires import pump

@@ -11,7 +11,7 @@ import pytest
 from kvstore.protocol.errors import ChecksumMismatch
 from kvstore.protocol.node_messages import RETRY_LATER, STORED
 from kvstore.store.writes.checksums import AT_ONCE_BYTES, ChecksumVerifier
-from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.testing.transfer.awaited import PATIENCE_S
 from kvstore.transfer.engine import TransferEngine
 from tests.store.engines import LOOPBACK, FarClient
 from tests.store.served import Client, Served, in_background, served, until

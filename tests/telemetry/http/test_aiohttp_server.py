@@ -21,7 +21,7 @@ from kvstore.telemetry.http import aiohttp_server as module
 from kvstore.telemetry.http.access import AccessLevel, TokenAccess
 from kvstore.telemetry.http.aiohttp_server import ConnectionFactory
 from kvstore.telemetry.http.server import Handler, HttpServer, run_in_thread
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import TIMEOUT_S, Answer, ask
 from tests.telemetry.http.served import fine, running, serving

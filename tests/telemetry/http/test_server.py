@@ -20,7 +20,7 @@ from kvstore.security.tls.subjects import MASTER, CertificateSubject
 from kvstore.telemetry.http import server as module
 from kvstore.telemetry.http.access import AccessLevel, LocalAccess
 from kvstore.telemetry.http.server import HttpServer, open_http, run_in_thread
-from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.testing.transfer.awaited import PATIENCE_S
 from tests.security.tls.certified import HOSTS, Cluster
 from tests.telemetry.http.asking import Answer, ask
 from tests.telemetry.http.served import fine, running, serving

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from kvstore.rpc.gil_contention import FIRST_HELD, LATE_NS
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from kvstore.transfer.memory import memcpy
 from kvstore.transfer.memory.memcpy import (
     COPY_BYTES,

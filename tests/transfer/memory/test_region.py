@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, Denied, InvalidArgument, KVStoreError, StaleHandle
 from kvstore.protocol.transfers import ReadRegions, WriteRegions
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.memory import region as location
 from kvstore.transfer.memory.region import ANYWHERE, Exports, PlainRegion, Region, location_of, node_of
 from kvstore.transfer.memory.signal_safety import Shield

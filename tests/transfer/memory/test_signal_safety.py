@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background, is_quiet
 from kvstore.transfer.memory import signal_safety as latch_module
 from kvstore.transfer.memory import signal_safety as module
 from kvstore.transfer.memory.signal_safety import Gate, Shield, UninterruptibleEvent, shielded

@@ -24,8 +24,8 @@ from kvstore.protocol.errors import (
 )
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, SOON_S, eventually, within
 from kvstore.testing.transfer.peer import AgentPair, PeerProcess, RegionAllocator, ask, outcome, pattern, remote_region, whole
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, within
 from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine

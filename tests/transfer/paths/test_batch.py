@@ -11,7 +11,7 @@ import pytest
 
 from kvstore.protocol.errors import Closed, InvalidArgument, Unreachable
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background, is_quiet
 from kvstore.transfer.agent import Direction
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.description import EngineInfo

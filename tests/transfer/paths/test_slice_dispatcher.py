@@ -13,7 +13,7 @@ from kvstore.protocol.errors import (
     StaleHandle,
     Unreachable,
 )
-from kvstore.testing.transfer.waiting import PATIENCE_S
+from kvstore.testing.transfer.awaited import PATIENCE_S
 from kvstore.transfer.agent import AgentRequest
 from kvstore.transfer.engine import TransferEngine
 from kvstore.transfer.paths.path_chooser import PathState

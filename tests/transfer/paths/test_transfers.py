@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, KVStoreError
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, is_quiet
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually, in_background, is_quiet
 from kvstore.transfer.memory.region import Region
 from kvstore.transfer.paths import transfers
 from kvstore.transfer.paths.transfers import Priority, Transfer

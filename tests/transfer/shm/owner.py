@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.mapped_memory import allocate
 from kvstore.transfer.memory.region import RemoteRegion
 from kvstore.transfer.shm.agent import SharedMemoryAgent
 from tests.line_child import LineChild

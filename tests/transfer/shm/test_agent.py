@@ -30,11 +30,11 @@ from kvstore.protocol.transfers import SERVER_AGENT
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually, in_background, within
 from kvstore.testing.transfer.peer import move
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually, in_background, within
 from kvstore.transfer.agent import AgentRequest, Direction, Rail, TransferAgent
 from kvstore.transfer.config import TransferSettings
-from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.mapped_memory import allocate
 from kvstore.transfer.memory.region import Piece, Region, RemoteRegion
 from kvstore.transfer.shm.agent import MAGIC, SharedMemoryAgent, _PeerProcess
 from tests.no_threads import no_more_threads

@@ -31,8 +31,8 @@ from kvstore.protocol.transfers import ROLE_AGENT, Attach
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import eventually
-from kvstore.transfer.memory.mapping import allocate, map_slab
+from kvstore.testing.transfer.awaited import eventually
+from kvstore.transfer.memory.mapped_memory import allocate, map_slab
 from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.shm.target import CLOSED_COUNT, LiveRegions, SharedTarget
 from tests.rpc.wires import frame, read_frame

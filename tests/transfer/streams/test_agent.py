@@ -18,8 +18,8 @@ from kvstore.protocol.errors import (
 from kvstore.protocol.transfers import MAX_PIECE_BYTES, MAX_PIECES
 from kvstore.rpc.deadline import Deadline
 from kvstore.testing.transfer.agents import AgentConformance
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
 from kvstore.testing.transfer.peer import move
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, is_quiet, within
 from kvstore.transfer.agent import AgentRequest, Direction, Rail, Remote, TransferAgent
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Piece, Region, RemoteRegion

@@ -21,7 +21,7 @@ from kvstore.protocol.frames import HEADER_BYTES, FrameHeader, unpack_header
 from kvstore.protocol.session_messages import Failure, Ok
 from kvstore.protocol.transfers import Fence, JoinEngine, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, POLL_S
+from kvstore.testing.transfer.awaited import PATIENCE_S, POLL_S
 from kvstore.transfer.agent import AgentRequest, Direction, Rail
 from kvstore.transfer.memory.region import Piece
 from kvstore.transfer.streams.request_stream import MAX_AHEAD_PIECES, NoticeRequest, PeerConnection, RequestStream

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.testing.transfer.waiting import PATIENCE_S, eventually
+from kvstore.testing.transfer.awaited import PATIENCE_S, eventually
 from kvstore.transfer.streams.server_threads import EXTRA_THREAD_DELAY_NS, RETRY_NS, ServerThreads
 
 USUAL, MOST = 2, 4

@@ -22,7 +22,7 @@ from kvstore.protocol.frames import HEADER, MAGIC, VERSION
 from kvstore.protocol.session_messages import Ok
 from kvstore.protocol.transfers import Fence, JoinEngine, JoinReply, Notice, ReadRegions, WriteRegions
 from kvstore.rpc.deadline import Deadline
-from kvstore.testing.transfer.waiting import PATIENCE_S, SOON_S, eventually, in_background, within
+from kvstore.testing.transfer.awaited import PATIENCE_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.memory.region import Exports, Region
 from kvstore.transfer.streams import responder as answering

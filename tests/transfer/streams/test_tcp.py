@@ -18,8 +18,8 @@ from kvstore.protocol.transfers import JoinEngine, JoinReply, Notice
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.tls.certificates import Certificates
 from kvstore.security.tls.subjects import NODE, CertificateSubject
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.testing.transfer.connections import ConnectionConformance, is_readable
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.config import TransferSettings
 from kvstore.transfer.engine import TransferEngine

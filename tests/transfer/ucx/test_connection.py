@@ -13,8 +13,8 @@ import pytest
 
 from kvstore.protocol.errors import Closed, DeadlineExceeded, ProtocolError, Unreachable
 from kvstore.rpc.deadline import Deadline
+from kvstore.testing.transfer.awaited import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.testing.transfer.connections import ConnectionConformance
-from kvstore.testing.transfer.waiting import SHORT_S, SOON_S, eventually, in_background, within
 from kvstore.transfer.agent import Rail
 from kvstore.transfer.streams.connection import Connection, Listener
 from kvstore.transfer.ucx import connection
@@ -240,7 +240,7 @@ def is_gone(sock: socket.socket) -> bool:
 def test_a_program_may_end_with_connections_open() -> None:
     code = """
 from kvstore.transfer.agent import Rail
-from kvstore.testing.transfer.waiting import in_background
+from kvstore.testing.transfer.awaited import in_background
 from kvstore.rpc.deadline import Deadline
 from kvstore.transfer.ucx.connection import UcxConnection
 listener = UcxConnection.listen(Rail())

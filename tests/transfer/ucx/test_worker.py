@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Unreachable
-from kvstore.testing.transfer.waiting import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, SHORT_S, SOON_S, eventually, in_background
 from kvstore.transfer.ucx import worker as ucx_worker
 from kvstore.transfer.ucx.worker import TaggedMessage, UcxOperation, UcxWorker
 from tests.no_threads import no_more_threads

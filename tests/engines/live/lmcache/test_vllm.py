@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.environments import python_of
 from tests.engines.live.lmcache.test_server import server

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.environments import python_of
 from tests.engines.live.mooncake.package import install

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.mooncake.package import install
 from tests.engines.live.pages import MASTER, command, configuration

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.engines.live.child import EngineChild
 from tests.engines.live.environments import ROOT
 from tests.engines.live.sglang.hicache import FOLDER, VANISHING, extra_config, path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import Client
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.environments import python_of
 from tests.engines.live.sglang.engines import PAGE, PATIENT, Engine, prompt

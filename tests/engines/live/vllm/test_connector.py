@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kvstore.client import Client
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.engines.live.sharing import Sharing
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, check_all, expected, prompt
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, check_all, expected, prompt, start_node, transfer_to
 from tests.ports import free_ports

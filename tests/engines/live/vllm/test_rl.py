@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster
 from tests.docs.shell_blocks import ROOT, SHELL, code
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, expected, prompt

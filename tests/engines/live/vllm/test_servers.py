@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.client import Client
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.pages import MASTER, configuration
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, PATIENT, Engine, expected, prompt

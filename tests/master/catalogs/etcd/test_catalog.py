@@ -14,7 +14,7 @@ from kvstore.master.catalogs.etcd.writer import cut
 from kvstore.master.catalogs.interface import BlockDeletes, Catalog, CatalogOwner, Op
 from kvstore.protocol.errors import CatalogUnavailable, Closed, ConfigError, StaleEpoch
 from kvstore.protocol.partitions import SHARDS
-from kvstore.testing.transfer.waiting import eventually, within
+from kvstore.testing.transfer.awaited import eventually, within
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import OPEN_DEADLINE_S, CatalogConformance, MakeCatalog, Outcomes, blocks, commit, elected, opened
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd

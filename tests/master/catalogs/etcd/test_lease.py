@@ -17,7 +17,7 @@ from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel, ReplyStream
 from kvstore.master.catalogs.etcd.lease import EtcdLease
 from kvstore.protocol.errors import CatalogUnavailable, StaleEpoch
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd

@@ -16,7 +16,7 @@ from kvstore.master.catalogs.etcd.channel import EtcdAccess
 from kvstore.master.catalogs.etcd.maintenance import CORRUPT, NO_SPACE, EtcdMaintenance, MaintenanceLimits, problem_of
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum
 from kvstore.master.catalogs.interface import Candidate, Op
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.conformance import Outcomes, blocks, commit, elected, opened
 from tests.master.catalogs.etcd.breaking_channel import BreakingChannel

@@ -11,7 +11,7 @@ from aetcd.rpc import rpc_pb2
 from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.members import EtcdMembers
 from kvstore.master.catalogs.interface import Candidate, MasterContact, PeerMaster
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.etcd_server import EtcdServer
 from tests.master.catalogs.etcd.breaking_channel import BreakingChannel
 from tests.master.catalogs.etcd.faulty_etcd import FaultyEtcd

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.master.catalogs.etcd.channel import EtcdAccess
 from kvstore.master.catalogs.etcd.quorum import EtcdQuorum, outage_of
-from kvstore.testing.transfer.waiting import eventually
+from kvstore.testing.transfer.awaited import eventually
 from tests.etcd_cluster import EtcdCluster
 
 MEANWHILE = "; reads continue, puts are not confirmed"

@@ -12,7 +12,7 @@ from kvstore.master.catalogs.etcd.channel import EtcdAccess, EtcdChannel
 from kvstore.master.catalogs.etcd.lease import end_of
 from kvstore.master.catalogs.etcd.watch import ALIVE, CompactedError, EtcdWatch, WatchEvents
 from kvstore.protocol.errors import CatalogUnavailable
-from kvstore.testing.transfer.waiting import PATIENCE_S, in_background
+from kvstore.testing.transfer.awaited import PATIENCE_S, in_background
 from tests.etcd_server import EtcdServer
 
 EtcdServerFactory = Callable[..., EtcdServer]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kvstore.kvcache.codecs.schemes import CacheScheme
-from kvstore.kvcache.layouts import remap_staging
+from kvstore.kvcache.layouts import remap_buffers
 from kvstore.kvcache.layouts.layout import CacheLayout, TokenSlots
 from kvstore.kvcache.layouts.orders import ORDERS
-from kvstore.kvcache.layouts.remap_staging import Shape, move, unit_bytes
+from kvstore.kvcache.layouts.remap_buffers import Shape, move, unit_bytes
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.protocol.errors import InvalidArgument
 from tests.kvcache.layouts.pools import Bytes, layout_of, noisy_pools, spec_of
@@ -51,7 +51,7 @@ def cases(layout: CacheLayout) -> list[tuple[TokenSlots, Shape]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.spec.scheme.name}: {layout.order}")
 def test_units_are_gathered_in_canonical_order(layout: CacheLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remap_staging, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(remap_buffers, "_CHUNK_BYTES", 100)
     for placed, shape in cases(layout):
         regions = noisy_pools(layout, seed=1)[RANK]
         staged = np.zeros(len(placed.blocks) * unit_bytes(layout, shape), np.uint8)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvstore.protocol.errors import Closed, Full
 from kvstore.protocol.settings import format_size
-from kvstore.transfer.memory.mapping import allocate
+from kvstore.transfer.memory.mapped_memory import allocate
 from kvstore.transfer.memory.region import Region
 
 SMALLEST_BYTES: Final = 64 << 10

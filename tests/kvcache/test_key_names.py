@@ -1,4 +1,4 @@
-"""Promises of naming.py: keys are those of the engines, however they are come by."""
+"""Promises of key_names.py: keys are those of the engines, however they are come by."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.kvcache.key_names import NAMINGS, Naming, VllmNaming, make_naming
 from kvstore.kvcache.namespace import Namespace
-from kvstore.kvcache.naming import NAMINGS, Naming, VllmNaming, make_naming
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 
 ID = "000102030405060708090a0b0c0d0e0f"

@@ -1,4 +1,4 @@
-"""disaggregation/training.py: one recipe, one model; made once."""
+"""disaggregation/small_model.py: one recipe, one model; made once."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from disaggregation.llama import Tensor, whole  # noqa: E402
-from disaggregation.training import trained  # noqa: E402
+from disaggregation.small_model import trained  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 pytestmark = pytest.mark.slow

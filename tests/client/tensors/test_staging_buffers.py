@@ -1,4 +1,4 @@
-"""client/tensors/staging.py: values have the format of tensor_value.py, in memory of any strides."""
+"""client/tensors/staging_buffers.py: values have the format of tensor_value.py, in memory of any strides."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvstore.client.tensors.config import TensorSettings
-from kvstore.client.tensors.staging import PoolPiece, PoolStaging, Stagings, read_values, write_values
+from kvstore.client.tensors.staging_buffers import PoolPiece, PoolStaging, Stagings, read_values, write_values
 from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import InvalidArgument

@@ -1,10 +1,10 @@
-"""Promises of staging.py: buffers come back for the next request, within the limit, and go at the end."""
+"""Promises of staging_buffers.py: buffers come back for the next request, within the limit, and go at the end."""
 
 import pytest
 
-from kvstore.handover.movements.staging import SMALLEST_BYTES, StagingPool
+from kvstore.handover.movements.staging_buffers import SMALLEST_BYTES, StagingPool
 from kvstore.protocol.errors import Closed, Full
-from kvstore.testing.transfer.waiting import assert_nothing_is_left
+from kvstore.testing.transfer.awaited import assert_nothing_is_left
 
 
 def test_what_is_over_the_limit_is_refused_and_nothing_is_taken() -> None:

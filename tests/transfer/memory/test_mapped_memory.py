@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import Broken, Full, InvalidArgument
-from kvstore.transfer.memory.mapping import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, free_pages, map_slab
+from kvstore.transfer.memory.mapped_memory import HUGE_PAGE_BYTES, MAX_REGION_BYTES, allocate, free_pages, map_slab
 
 SIZE = 1 << 16
 
