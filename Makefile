@@ -130,6 +130,10 @@ bench-rails: $(BIN)/.dev namespaces  ## the transfer engine over three shaped ra
 bench-policy: $(BIN)/.dev  ## eviction policies on the conversation trace, their cost, and the live store's replay; writes benchmarks/out/policy.json
 	$(BIN)/python -m benchmarks.policy
 
+.PHONY: bench-pool
+bench-pool: $(BIN)/.dev  ## four nodes as one pool on the conversation trace, live; writes benchmarks/out/pool.json
+	$(BIN)/python -m benchmarks.pool
+
 .PHONY: bench-scheduler
 bench-scheduler: $(BIN)/.dev  ## dispatchers and early rejection in the cluster simulator; writes benchmarks/out/scheduler.json
 	$(BIN)/python -m benchmarks.scheduler

@@ -83,10 +83,11 @@ class MasterSettings(ServerTlsSettings):
         minimum=0,
         maximum=60,
     )
-    spill: bool = setting(
-        False,
-        "Copy the coldest blocks of a nearly full node to nodes with free space, other hosts' first, and evict them from the full node "
-        "first (docs/operations.md).",
+    home_copy_rate: Size = setting(
+        Size(1 << 30),
+        "Bytes a second of blocks that nearly full nodes commit and that are copied to other nodes, so that the cluster's memory is one "
+        "pool (docs/operations.md); 0: each node evicts for itself.",
+        minimum=0,
     )
     hot_copies: int = setting(
         0,
@@ -157,9 +158,6 @@ class MasterSettings(ServerTlsSettings):
     directory does not list there."""
     repair_after_s: float = constant(30.0)
     """Lost replicas of a dead node are copied again after this long: a restarted node is back with its NVMe by then."""
-    spill_free_share: float = constant(0.1)
-    """With `spill`: share of a node's tiers that must be free for it to take spilled blocks. It spills its own while
-    less than half of this share is free in its lowest tier."""
     command_timeout_s: float = constant(5.0)
     """Deadline of a command to a node."""
     control_timeout_s: float = constant(5.0)

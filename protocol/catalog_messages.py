@@ -137,8 +137,6 @@ class CopyBlocks(Message):
       none is needed.
     - Answer, at once: Flags. 1: queued, until an uncommitted block of that key here is committed or dropped; 0: the
       block is here or being written, or the queue is full.
-    - `spilled` 1: the source spills these blocks. The receiver evicts none of its own for them, and does not spill them
-      again.
 
     `epoch` is the master's.
     """
@@ -158,7 +156,6 @@ class CopyBlocks(Message):
     parents: Parents
     transfer: CountedBlobs
     ticket: CountedU8s = b""
-    spilled: U8 = 0
 
 
 @message
@@ -275,12 +272,22 @@ class QueryVictims(Message):
     """Node to master: next eviction victims of its lowest tier, blocks of `tenant`. `epoch` is the registration's.
 
     Answer: Flags. 1: enough other nodes hold and keep the block to meet its replica target, so it may be evicted first.
-    0: it may be the last replica; where `spill` is 1 the master may copy it to a node with free space. `spill` has a
-    flag a key, or is empty where nothing is spilled.
+    0: it may be the last replica.
     """
 
     TYPE = 39
     epoch: U64
     tenant: Text
     keys: Keys
-    spill: CountedU8s = b""
+
+
+@message
+class MarkSecondary(Message):
+    """Master to node: these blocks of `tenant` have a copy at their home node; the copies here are secondary, and are
+    to be evicted first. Answer: Ok, at once. `epoch` is the master's.
+    """
+
+    TYPE = 24
+    epoch: U64
+    tenant: Text
+    keys: Keys

@@ -166,7 +166,7 @@ class TenantUse(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., hbm_bytes: _Optional[int] = ..., dram_bytes: _Optional[int] = ..., nvme_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., requests_in_flight: _Optional[int] = ..., connections: _Optional[int] = ..., hbm_slabs: _Optional[int] = ..., dram_slabs: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "catalog", "ticket_key", "quotas", "spill_at_share", "known_blocks", "retired", "removal_horizon", "is_new")
+    __slots__ = ("node_id", "registration_epoch", "master_epoch", "heartbeat_interval_s", "catalog", "ticket_key", "quotas", "known_blocks", "retired", "removal_horizon", "is_new")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -174,7 +174,6 @@ class RegisterReply(_message.Message):
     CATALOG_FIELD_NUMBER: _ClassVar[int]
     TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
-    SPILL_AT_SHARE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RETIRED_FIELD_NUMBER: _ClassVar[int]
     REMOVAL_HORIZON_FIELD_NUMBER: _ClassVar[int]
@@ -186,12 +185,11 @@ class RegisterReply(_message.Message):
     catalog: str
     ticket_key: TicketKey
     quotas: Quotas
-    spill_at_share: float
     known_blocks: int
     retired: RetiredNamespaces
     removal_horizon: int
     is_new: bool
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., spill_at_share: _Optional[float] = ..., known_blocks: _Optional[int] = ..., retired: _Optional[_Union[RetiredNamespaces, _Mapping]] = ..., removal_horizon: _Optional[int] = ..., is_new: bool = ...) -> None: ...
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., master_epoch: _Optional[int] = ..., heartbeat_interval_s: _Optional[float] = ..., catalog: _Optional[str] = ..., ticket_key: _Optional[_Union[TicketKey, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., known_blocks: _Optional[int] = ..., retired: _Optional[_Union[RetiredNamespaces, _Mapping]] = ..., removal_horizon: _Optional[int] = ..., is_new: bool = ...) -> None: ...
 
 class RetiredNamespaces(_message.Message):
     __slots__ = ("version", "tenants")

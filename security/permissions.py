@@ -152,6 +152,7 @@ NODE_FRAMES: Final[Mapping[int, Permission]] = MappingProxyType(
         catalog.TicketKey.TYPE: COMMANDS,
         catalog.RevokeCredentials.TYPE: COMMANDS,
         catalog.PrefetchBlocks.TYPE: COMMANDS,
+        catalog.MarkSecondary.TYPE: COMMANDS,
     }
 )
 RPCS: Final[Mapping[str, Permission]] = MappingProxyType(

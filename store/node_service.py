@@ -8,6 +8,7 @@ from kvstore.protocol.catalog_messages import (
     DRAIN_OFF,
     CopyBlocks,
     DeleteBlocks,
+    MarkSecondary,
     PrefetchBlocks,
     RequestCopy,
     RevokeCredentials,
@@ -123,6 +124,7 @@ class NodeService:
             TicketKey.TYPE: self._ticket_key,
             RevokeCredentials.TYPE: self._revoke,
             PrefetchBlocks.TYPE: self._prefetch,
+            MarkSecondary.TYPE: self._mark_secondary,
         }
 
     def frame(self, session: Session, header: FrameHeader, body: memoryview) -> None:
@@ -421,6 +423,11 @@ class NodeService:
             if (link := self.links.get(partition)) is not None:
                 want = RequestCopy(self._epochs[partition], message.tenant, message.source, part)
                 request_master(link, want, Ok, lambda _reply: None)
+
+    def _mark_secondary(self, session: Session, header: FrameHeader, message: MarkSecondary) -> None:
+        self._check_epoch(session, message.epoch)
+        self._table.mark_secondary(message.tenant, message.keys)
+        session.reply(header.request_id, Ok())
 
     def _drain(self, session: Session, header: FrameHeader, message: SetDraining) -> None:
         self._drainer.drain(message.mode, self._check_epoch(session, message.epoch))

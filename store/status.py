@@ -115,6 +115,7 @@ class NodeStatus:
             "undecided": len(self._table.uncommitted),
             "moving": self._table.evictor.under_way,
             "spares": len(self._table.lowest.replicated_victims),
+            "secondary_blocks": self._table.secondary_blocks,
             "publish_backlog": storage.replicators.backlog,
             "closed": int(storage.drainer.is_closed),
             "synced": int(storage.replicators.is_synced),

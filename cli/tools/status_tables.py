@@ -52,8 +52,10 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("partitions", _partitions_line(status))
     elif status.http:
         table.add_row("console", f"{url_of(status.http)}/")
-    if spilled := status.counters.get("spilled_blocks", 0):
-        table.add_row("spilled", f"{spilled:,} blocks, {format_size(status.counters['spilled_bytes'])}, from nodes that were nearly full")
+    if copies := status.counters.get("home_copies", 0):
+        table.add_row(
+            "home copies", f"{copies:,} blocks, {format_size(status.counters['home_copied_bytes'])}, from nodes that were nearly full"
+        )
     if copies := status.counters.get("hot_copies", 0):
         size = format_size(status.counters["hot_copied_bytes"])
         table.add_row("hot", f"{status.counters['hot_blocks']:,} blocks, {copies:,} copies made of such, {size}")

@@ -35,8 +35,8 @@ class HotCopyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryLimits:
-    """Times and limits: live nodes, known dead nodes, tombstones, reservations, copies under way, the share of
-    capacity that is kept free for spilled blocks (0: no spilling), and hot copies."""
+    """Times and limits: live nodes, known dead nodes, tombstones, reservations, copies under way, bytes a
+    second of home copies (0: none), and hot copies."""
 
     timing: DirectoryTiming = field(default_factory=DirectoryTiming)
     nodes: int = 1024
@@ -44,7 +44,7 @@ class DirectoryLimits:
     kept_removals: int = 100_000
     reservations: int = 1 << 20
     pace: CopyLimits = field(default_factory=CopyLimits)
-    spill_free_share: float = 0.0
+    home_copy_bytes_per_s: int = 0
     spread: HotCopyLimits = field(default_factory=HotCopyLimits)
     recorded: str = ALL
     """Blocks that have a record: see record_policy.py."""

@@ -28,12 +28,12 @@ from kvstore.master.directory.membership.members import Membership, NodeInfo, No
 from kvstore.master.directory.membership.node_load import NodeRates
 from kvstore.master.directory.membership.reads import BlockHeat, LastReads
 from kvstore.master.directory.placement.drains import NodeDrains
+from kvstore.master.directory.placement.home_copies import HomeCopies, HomeCopy
 from kvstore.master.directory.placement.hot_copies import HotBlock, HotCopies
 from kvstore.master.directory.placement.last_replica import LastReplicas
 from kvstore.master.directory.placement.placement import place
 from kvstore.master.directory.placement.replica_targets import ReplicaTargets
 from kvstore.master.directory.placement.replication import ReplicaPlanner
-from kvstore.master.directory.placement.spilled_blocks import SpilledBlock, SpilledBlocks
 from kvstore.master.directory.records import NO_DESCRIPTION, Description, DrainRecord, NodeRecord, PinRecord, StoppedRecord
 from kvstore.master.directory.weights import WeightsTable
 from kvstore.master.directory.weights_records import NamespaceRecord, WeightsRecord
@@ -106,10 +106,17 @@ class Directory:
         self.replication = ReplicaPlanner(parts)
         self.drains = NodeDrains(parts, self.replication, limits.pace)
         self.targets = ReplicaTargets(parts, self.replication, limits.pace, patience_ns=_ns(self._timing.repair_after_s))
-        guests: OrderedDict[tuple[str, bytes], SpilledBlock] = OrderedDict()
+        secondary: OrderedDict[tuple[str, bytes], HomeCopy] = OrderedDict()
         hot: dict[tuple[str, bytes], HotBlock] = {}
-        self.last_replicas = LastReplicas(parts, guests, hot)
-        self.spiller = SpilledBlocks(parts, self.replication, guests, limits.pace, free_share=limits.spill_free_share)
+        self.last_replicas = LastReplicas(parts, secondary, hot)
+        self.home_copies = HomeCopies(
+            parts,
+            self.replication,
+            secondary,
+            limits.pace,
+            bytes_per_s=limits.home_copy_bytes_per_s,
+            slow_start_ns=_ns(self._timing.slow_start_s),
+        )
         self.block_heat = BlockHeat()
         self.hot_copies = HotCopies(parts, self.replication, self.block_heat, hot, limits.pace, spread=limits.spread, rng=rng)
         self._removals = RemovedKeys(self._tenants, self.members, limit=limits.kept_removals)
@@ -169,6 +176,7 @@ class Directory:
         self._events.registered(node, same_process=same_process)
         self.replication.end_orders_of_node(node.node_id)
         node.known_blocks = self._rows.sets.blocks_at(node.node_id)
+        self.home_copies.heartbeat(node)
         self._set_live()
         ops = [records.put_node(info.name, node.node_id, node.removal_horizon)] if is_new else []
         if was_stopping:
@@ -220,6 +228,7 @@ class Directory:
     ) -> None:
         """Raises StaleEpoch: the node must register again."""
         self.members.heartbeat(node_id, epoch, tiers, counters, now_ns, tenants=tenants)
+        self.home_copies.heartbeat(self.members.check(node_id, epoch))
 
     def set_rates(self, node_id: int, epoch: int, rates: Sequence[pb.PeerRate], now_ns: int) -> None:
         """Replace the rates at which the node received from others. Raises StaleEpoch, InvalidArgument; nothing has

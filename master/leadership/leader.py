@@ -42,7 +42,7 @@ MAX_ABSENT_NODES: Final = 1024
 """Known dead nodes; beyond this the one dead longest is forgotten, as by `kvstore forget`. After a failover or
 restart, a node that has not registered counts as dead after `forget_node_s`."""
 COPY_BLOCKS: Final = 4096
-"""Blocks of drained nodes under way at once; as many again for replicas, for spilled blocks, and for hot blocks."""
+"""Blocks of drained nodes under way at once; as many again for replicas, for home copies, and for hot blocks."""
 COPY_BYTES: Final = 256 << 20
 """Bytes of these; a larger block is copied alone."""
 SCAN_ROWS: Final = 20_000
@@ -130,7 +130,7 @@ class LeaderRole:
             kept_removals=_share(settings.max_kept_removals, count),
             reservations=_share(settings.max_reservations, count),
             pace=CopyLimits(_share(COPY_BLOCKS, count), _share(COPY_BYTES, count), SCAN_ROWS),
-            spill_free_share=settings.spill_free_share if settings.spill else 0.0,
+            home_copy_bytes_per_s=settings.home_copy_rate,
             spread=HotCopyLimits(settings.hot_copies, settings.hot_reads_per_s),
             recorded=settings.records,
         )
@@ -251,7 +251,6 @@ class LeaderRole:
             ticket_key=tickets.key_for(node.node_id, now_ns) if tickets is not None else None,
             quotas=quotas,
             retired=retired,
-            spill_at_share=self.directory.spiller.at_share,
             known_blocks=node.known_blocks,
             removal_horizon=node.removal_horizon,
             is_new=node.is_new,

@@ -22,6 +22,7 @@ from kvstore.protocol.catalog_messages import (
     CopyResult,
     Digests,
     Heartbeat,
+    MarkSecondary,
     PrefetchBlocks,
     Publish,
     QueryVictims,
@@ -97,7 +98,7 @@ class FramesService:
         settings = master.settings
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "compared", "commands_failed", "copies_ordered", "copies_entered")
-            + ("spilled_blocks", "spilled_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
+            + ("home_copies", "home_copied_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
             0,
         )
         self.loads = master.loads
@@ -171,7 +172,7 @@ class FramesService:
         self._recovery_barrier.run_due(now_ns)
         self.drains.run_due(now_ns)
         self.make_replicas(now_ns)
-        self._spill(now_ns)
+        self._copy_home(now_ns)
         self._spread_reads(now_ns)
         if self.tickets is not None:
             self.tickets.run_due(now_ns)
@@ -190,12 +191,16 @@ class FramesService:
             self.connections.notify(node_id, PrefetchBlocks(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
         return len(keys)
 
-    def _spill(self, now_ns: int) -> None:
-        """Order copies of blocks that nearly full nodes offer."""
-        spiller = self._directory.spiller
-        for tenant, keys, node_id, source_node_id in spiller.step(now_ns):
-            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, as_guests=True)
-        self.counters["spilled_blocks"], self.counters["spilled_bytes"] = spiller.spilled_blocks, spiller.spilled_bytes
+    def _copy_home(self, now_ns: int) -> None:
+        """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes."""
+        home_copies = self._directory.home_copies
+        for tenant, keys, node_id, source_node_id in home_copies.step(now_ns):
+            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+        for node_id, tenant, keys in home_copies.take_secondary():
+            for begin in range(0, len(keys), MAX_BATCH):
+                message = MarkSecondary(self._master_epoch, tenant, keys[begin : begin + MAX_BATCH])
+                self.connections.notify(node_id, message, Ok, lambda _is_done: None)
+        self.counters["home_copies"], self.counters["home_copied_bytes"] = home_copies.copied_blocks, home_copies.copied_bytes
 
     def _spread_reads(self, now_ns: int) -> None:
         """Order copies of hot blocks."""

@@ -4,7 +4,16 @@ import logging
 from collections.abc import Callable, Sequence
 
 from kvstore.master.directory.placement.commands import NodeCommands
-from kvstore.protocol.catalog_messages import CopyBlocks, DeleteBlocks, PrefetchBlocks, RevokeCredentials, SetDraining, SetPinned, TicketKey
+from kvstore.protocol.catalog_messages import (
+    CopyBlocks,
+    DeleteBlocks,
+    MarkSecondary,
+    PrefetchBlocks,
+    RevokeCredentials,
+    SetDraining,
+    SetPinned,
+    TicketKey,
+)
 from kvstore.protocol.errors import KVStoreError, ProtocolError
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import Message
@@ -12,7 +21,7 @@ from kvstore.protocol.session_messages import Flags
 from kvstore.rpc.server.session import Session
 
 Command = DeleteBlocks | SetPinned | CopyBlocks
-Notification = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks
+Notification = SetDraining | TicketKey | RevokeCredentials | PrefetchBlocks | MarkSecondary
 Answers = list[tuple[int, Command, bytes | None]]
 """(node id, command, flags or None without a response)."""
 
@@ -80,7 +89,7 @@ class NodeConnections:
                 session.request(message, self._on_answer(node_id, message, answered), deadline_s=self._command_timeout_s)
 
     def notify(self, node_id: int, message: Notification, answer: type[Message], then: Callable[[bool], None]) -> None:
-        """Send a node a message that is about no blocks. Call `then` with True if it responds with `answer`; False
+        """Send a node a message that needs no flags in return. Call `then` with True if it responds with `answer`; False
         without a connection."""
         session = self._connections.get(node_id)
         if session is None:

@@ -28,7 +28,7 @@ from kvstore.protocol.catalog_messages import (
     QueryVictims,
     RequestCopy,
 )
-from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unauthorized, Unavailable
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unauthorized, Unavailable
 from kvstore.protocol.frames import MAX_VALUE_BYTES, FrameHeader
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
@@ -129,6 +129,7 @@ class NodeFrames:
         if not message.acknowledged:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
         self._counters["published"] += len(publish.keys)
+        self._directory.home_copies.committed(peer.node_id, message.tenant, publish.keys)
 
         def answer() -> None:
             try:
@@ -140,10 +141,10 @@ class NodeFrames:
         # The response precedes the entry: no request is served in between, and the node continues meanwhile.
         self._take_in(peer.node_id, publish, answer, is_answered_first=True)
 
-    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, as_guests: bool = False) -> int:
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`.
         Return the number of newly ordered blocks. Fire and forget: results go to the directory, failures to the log,
-        once a call. With `as_guests` the node evicts none of its own blocks for them. For the loop's thread."""
+        once a call. For the loop's thread."""
         if not keys:
             return 0
         session = self._connections.get(node_id)
@@ -156,8 +157,6 @@ class NodeFrames:
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
             return 0
-        for order in orders:
-            order.spilled = int(as_guests)
         if self._tickets is not None:
             self._tickets.stamp(orders, session.reactor.now_ns())
         ordered = sum(len(order.keys) for order in orders)
@@ -182,13 +181,9 @@ class NodeFrames:
         self._connections.send(entered.commands)  # after the flags: the node enters the blocks only then
 
     def query_victims(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
-        """Responds at once, from the current state; copies of spilled blocks are ordered later."""
+        """Responds at once, from the current state."""
         peer = _node(session, "query victims")
-        if len(message.spill) not in (0, len(message.keys)):
-            raise ProtocolError(f"{len(message.spill)} flags for {len(message.keys)} blocks that may be spilled: one a block, or none")
         flags = self._directory.last_replicas.may_evict(peer.node_id, message.epoch, message.tenant, message.keys)
-        if message.spill:
-            self._directory.spiller.offered(peer.node_id, message.tenant, message.keys, message.spill, flags)
         session.reply(header.request_id, Flags(flags))
 
     def heartbeat(self, session: Session, header: FrameHeader, message: Heartbeat) -> None:

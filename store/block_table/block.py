@@ -25,7 +25,7 @@ MOVING: Final = 4
 
 STAYS_RAW: Final = 8
 
-SPILLED: Final = 16
+SECONDARY: Final = 16
 
 ON_HOLD: Final = (32, 64, 128)
 """Bits of `BlockColumns.states`. ON_HOLD is by tier: a hold keeps the copy there (holds.py)."""
@@ -177,7 +177,7 @@ class Block(int):
     - `lossy`: empty, or by tier the Loss of copies that give other bytes, the same bytes in all
     - `index_entry`: its entry in the shared-memory index
     - `stays_raw`: the codec has refused it
-    - `is_spilled`: another node has spilled it here; it is not spilled again
+    - `is_secondary`: its home is another node, which has a copy; it is evicted first, and never demoted
     """
 
     __slots__ = ()
@@ -202,12 +202,12 @@ class Block(int):
         columns.free.append(int(self))
 
     @property
-    def is_spilled(self) -> bool:
-        return bool(self.columns.states[self] & SPILLED)
+    def is_secondary(self) -> bool:
+        return bool(self.columns.states[self] & SECONDARY)
 
-    @is_spilled.setter
-    def is_spilled(self, is_spilled: bool) -> None:
-        self._set_state(SPILLED, is_spilled)
+    @is_secondary.setter
+    def is_secondary(self, is_secondary: bool) -> None:
+        self._set_state(SECONDARY, is_secondary)
 
     # --- copies ---
 

@@ -28,8 +28,8 @@ MAX_GROUPS_SEARCHED: Final = 256
 """Groups searched per eviction, round robin, a few us each. Thousands of small tenants would stop the loop."""
 
 
-MAX_RETIRED_EXAMINED: Final = 256
-"""Retired blocks of a group examined per victim. Those in use are examined last the next time."""
+MAX_EARLY_EXAMINED: Final = 256
+"""Retired and secondary blocks of a group examined per victim. Those in use are examined last the next time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +39,15 @@ class _OrderGroup:
 
     `retired` are the keys of retired namespaces (retired_blocks.py), in the order of their puts. The last is evicted
     first, so that the beginning of a prompt stays longest.
+
+    `secondary` are the keys of secondary copies (master/directory/placement/home_copies.py), the one read longest ago
+    first. They are evicted after the retired ones.
     """
 
     policy: EvictionPolicy[bytes]
     tenant: str
     retired: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    secondary: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
 
 class EvictionOrder:
@@ -114,6 +118,13 @@ class EvictionOrder:
         if members is not None and block.key in members.policy:
             members.retired[block.key] = None
 
+    def mark_secondary(self, block: Block, group: int) -> None:
+        """Mark a block whose copy here is secondary."""
+        self.flush_touches()
+        members = self._groups.get(group)
+        if members is not None and block.key in members.policy:
+            members.secondary[block.key] = None
+
     @staticmethod
     def _insert(members: _OrderGroup, block: Block) -> None:
         key, label = block.key, block.namespace
@@ -148,17 +159,28 @@ class EvictionOrder:
             return
         untold, self._pending_touches = self._pending_touches, []
         for group, key in untold:
-            self._groups[group].policy.touch(key)
+            members = self._groups[group]
+            members.policy.touch(key)
+            if key in members.secondary:
+                members.secondary.move_to_end(key)
 
     def remove(self, block: Block, group: int) -> None:
         self.flush_touches()
         members = self._groups[group]
         policy = members.policy
         self.remembered -= policy.remembered
-        policy.remove(block.key)
-        if members.retired:
-            members.retired.pop(block.key, None)
+        self._remove(members, block.key)
         self._have_left(group, 1)
+
+    @staticmethod
+    def _remove(members: _OrderGroup, key: bytes) -> None:
+        if members.retired:
+            members.retired.pop(key, None)
+        if members.secondary and key in members.secondary:
+            del members.secondary[key]
+            members.policy.release(key)
+        else:
+            members.policy.remove(key)
 
     def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_evict: Callable[[Block], bool]) -> list[Block]:
         """As `victim` and `remove` in turn, up to `count` blocks. Stops at the first that `may_evict` refuses."""
@@ -170,11 +192,10 @@ class EvictionOrder:
         self.remembered -= policy.remembered
         found: list[bytes] = []
         is_over = False
-        while len(found) < count and not is_over and (block := self._retired_in(members, evictable)) is not None:
+        while len(found) < count and not is_over and (block := self._early_in(members, evictable)) is not None:
             is_over = not may_evict(block)
             if not is_over:
-                policy.remove(block.key)
-                del members.retired[block.key]
+                self._remove(members, block.key)
                 found.append(block.key)
         if len(found) < count and not is_over:
             more = policy.take_victims(count - len(found), lambda key: evictable(blocks[key]), lambda key: may_evict(blocks[key]))
@@ -222,23 +243,37 @@ class EvictionOrder:
         members = self._groups.get(group)
         return self._victim(members, evictable) if members is not None else None
 
-    def retired_victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """Return the group's next victim of a retired namespace, or None."""
+    def early_victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
+        """Return the group's next victim that is of a retired namespace, or secondary; else None."""
         members = self._groups.get(group)
-        return self._retired_in(members, evictable) if members is not None else None
+        return self._early_in(members, evictable) if members is not None else None
 
     def _victim(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
-        if (retired := self._retired_in(members, evictable)) is not None:
-            return retired
+        if (early := self._early_in(members, evictable)) is not None:
+            return early
         blocks = self._blocks_of(members.tenant)
         key = members.policy.victim(lambda key: evictable(blocks[key]))
         return blocks[key] if key is not None else None
+
+    def _early_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
+        """Return an evictable retired block of the group, else a secondary one, or None."""
+        if not members.retired and not members.secondary:  # usual
+            return None
+        if (retired := self._retired_in(members, evictable)) is not None:
+            return retired
+        secondary, blocks = members.secondary, self._blocks_of(members.tenant)
+        for _ in range(min(len(secondary), MAX_EARLY_EXAMINED)):
+            key = next(iter(secondary))
+            if evictable(blocks[key]):
+                return blocks[key]
+            secondary.move_to_end(key)
+        return None
 
     def _retired_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
         """Return an evictable retired block of the group. Blocks whose namespace is used again are unmarked; blocks in
         use are examined last the next time."""
         retired, is_retired = members.retired, self.is_retired
-        for _ in range(min(len(retired), MAX_RETIRED_EXAMINED)):
+        for _ in range(min(len(retired), MAX_EARLY_EXAMINED)):
             key = next(reversed(retired))
             block = self._blocks_of(members.tenant)[key]
             if is_retired is not None and is_retired(block):
@@ -249,8 +284,9 @@ class EvictionOrder:
                 del retired[key]
         return None
 
-    def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int) -> list[Block]:
-        """Return up to `count` different blocks of the group, in approximate eviction order.
+    def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int, *, has_early: bool = True) -> list[Block]:
+        """Return up to `count` different blocks of the group, in approximate eviction order. Without `has_early` the
+        retired and secondary ones are left out, as far as the policy offers others.
 
         A policy may offer a refused block twice, as SIEVE does in its second round.
         """
@@ -263,7 +299,7 @@ class EvictionOrder:
                 found[block] = None
             return len(found) == count
 
-        if members is not None and self._retired_in(members, look) is None:
+        if members is not None and (not has_early or self._early_in(members, look) is None):
             blocks = self._blocks_of(members.tenant)
             members.policy.victim(lambda key: look(blocks[key]))
         return list(found)

@@ -198,7 +198,7 @@ class Evictor:
         if block.is_also_outside(level.index):
             self._copies.drop_copy(block, level.index)
             return True
-        lower = self._lower(level.index)
+        lower = self._lower(level.index) if not block.is_secondary else None
         if lower is not None and block.generation == UNCOMMITTED:
             return False  # demoted once it is committed
         if lower is not None and not is_dropped and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
@@ -271,6 +271,8 @@ class Evictor:
         for block in self._next_to_leave(level, is_too_full):
             if block.is_also_outside(level.index):
                 self._copies.drop_copy(block, level.index)
+            elif block.is_secondary:
+                self.evict(block, level)
             else:
                 lower = self._lower(level.index)
                 if lower is None or not self._plan_move(block, level, lower):
@@ -362,7 +364,7 @@ class Evictor:
         return True
 
     def _can_leave_now(self, block: Block, level: TierView) -> bool:
-        return block.is_also_outside(level.index) or self._lower(level.index) is None
+        return block.is_also_outside(level.index) or block.is_secondary or self._lower(level.index) is None
 
     def _lower(self, index: int) -> TierView | None:
         """Return the next lower tier that takes values."""

@@ -30,12 +30,11 @@ MAX_SHARE: Final = 16
 class FreeSlots:
     """Allocates DRAM slots for many new blocks at once. Unused ones are returned by `free`."""
 
-    def __init__(self, ingest_tier: TierView, block_limit: BlockLimit, evictor: Evictor, *, is_lowest: bool) -> None:
-        """`ingest_tier` is DRAM. `is_lowest`: its evictions drop blocks from the node."""
+    def __init__(self, ingest_tier: TierView, block_limit: BlockLimit, evictor: Evictor) -> None:
+        """`ingest_tier` is DRAM."""
         self._ingest_tier = ingest_tier
         self._block_limit = block_limit
         self._evictor = evictor
-        self._is_lowest = is_lowest
 
     def spare_slots(self, tenant: str, size_bytes: int, count: int) -> list[Slot]:
         """Return up to `count` free slots for `open_at`, without evictions. Unused ones must be freed before any other
@@ -53,14 +52,6 @@ class FreeSlots:
             self.free(found)
             raise
         return found
-
-    def spill_slot(self, tenant: str, size_bytes: int) -> Slot | None:
-        """Return a slot for a block that another node spills here, or None. Nothing is evicted for it: with a lower
-        tier none is given above DRAM's high watermark."""
-        level = self._ingest_tier
-        if not self._is_lowest and level.tier.used_bytes + size_bytes > level.high_bytes:
-            return None
-        return next(iter(self.spare_slots(tenant, size_bytes, 1)), None)
 
     def free_slots(self, tenant: str, size_bytes: int, count: int, *, may_drop: bool = False) -> list[Slot]:
         """As `spare_slots`, but evict blocks that can be dropped at once if too few are free. `may_drop`: see

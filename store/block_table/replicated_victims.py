@@ -77,15 +77,6 @@ class ReplicatedVictims:
         state = self._groups.get(group)
         return state is not None and bool(state.victims)
 
-    def begin_query(self, group: int) -> bool:
-        """Begin a query ahead of evictions; `set_answer` or `forget` follows. Return False if one is in progress."""
-        state = self._groups.setdefault(group, _VictimGroup())
-        if state.is_queried:
-            return False
-        state.is_queried = True
-        self._due.discard(group)
-        return True
-
     def take_due(self) -> set[int]:
         """Return the groups to query; `set_answer` follows for each, or `forget`."""
         due, self._due = self._due, set()

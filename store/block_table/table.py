@@ -33,7 +33,7 @@ from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_block
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
 from kvstore.store.block_table.tier_view import EncodedTotals, IsEvictable, TierView, evictable_in
-from kvstore.store.block_table.uncommitted import UncommittedBlocks
+from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
 from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.tier import Slot, Tier
@@ -123,12 +123,14 @@ class BlockTable:
         """Open puts."""
         self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)
         self.reads = NamespaceReads()
+        self.secondary_blocks = 0
+        """Blocks that became secondary copies, since the start."""
         self.retired = RetiredBlocks(self._visible, self._levels)
         self._block_limit = BlockLimit(
             self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.evictor, max_blocks=max_blocks
         )
         self._ended = EndedPuts(self.puts, self._ingest_tier.tier)
-        self.slots = FreeSlots(self._ingest_tier, self._block_limit, self.evictor, is_lowest=self._ingest_tier is self.lowest)
+        self.slots = FreeSlots(self._ingest_tier, self._block_limit, self.evictor)
         self.ahead = SlotsAhead(self.slots, capacity_bytes=self._ingest_tier.tier.capacity_bytes)
         """Slots opened ahead for connections."""
         self.misses = 0
@@ -295,6 +297,17 @@ class BlockTable:
         self._visible.access(block)
         for index in block.tiers():
             self._levels[index].order.touch(block, block.group_in(index))
+
+    def mark_secondary(self, tenant: str, keys: Sequence[bytes]) -> None:
+        """Mark blocks whose home is another node, which holds a copy. Absent and uncommitted ones are skipped."""
+        for key in keys:
+            block = self._visible.find(tenant, key)
+            if block is None or block.generation == UNCOMMITTED:
+                continue
+            self.secondary_blocks += not block.is_secondary
+            block.is_secondary = True
+            for index in block.tiers():
+                self._levels[index].order.mark_secondary(block, block.group_in(index))
 
     def wants_promotion(self, block: Block) -> bool:
         """Return True if a block outside DRAM was read often enough to be copied there."""

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from typing import Final
 
 from kvstore.store.block_table.access_counts import TierCounts
-from kvstore.store.block_table.block import DRAM, HELD, IN_USE, Block, BlockColumns, Loss
+from kvstore.store.block_table.block import DRAM, HELD, IN_USE, SECONDARY, Block, BlockColumns, Loss
 from kvstore.store.block_table.eviction_order import EvictionOrder
 from kvstore.store.block_table.limits import SlabLimits, TierLimits
 from kvstore.store.block_table.replicated_victims import LOOK_AHEAD, ReplicatedVictims
@@ -150,9 +150,12 @@ class TierView:
         def may_evict(block: Block) -> bool:
             columns = block.columns
             is_coldest = (
-                colder_access is None or colder_access >= columns.last_accesses[block] or (is_retired is not None and is_retired(block))
+                colder_access is None
+                or colder_access >= columns.last_accesses[block]
+                or columns.states[block] & SECONDARY
+                or (is_retired is not None and is_retired(block))
             )
-            return is_coldest and not columns.held[block] & elsewhere
+            return bool(is_coldest) and not columns.held[block] & elsewhere
 
         found = self.order.take_victims(group, count, self._evictable_of(tenant), may_evict)
         self.replicated_victims.clear_copies(group, len(found))
@@ -225,7 +228,7 @@ class TierView:
         """Victims for a new block of `group`. Empty while earlier ones are being demoted. In this order:
 
         - a slab of a tenant over its quota;
-        - a block of the group whose namespace is retired;
+        - a block of the group whose namespace is retired, or whose copy here is secondary;
         - the group's coldest block;
         - a slab of another group with colder blocks, paid by rebalance credit.
 
@@ -238,8 +241,8 @@ class TierView:
                 if limits.is_above(tenant) and (found := self.own_slab(tenant)):
                     return found
         may_leave = self._evictable_for_put()
-        if (retired := self.order.retired_victim(group, may_leave)) is not None:
-            return [retired]
+        if (early := self.order.early_victim(group, may_leave)) is not None:
+            return [early]
         own = self.replicated_victims.next(group, may_leave) or self.order.victim(group, may_leave)
         if own is None and self._has_lower_tier is not None:
             own = self.order.victim(group, self.evictable_now())  # wait for it instead of taking another group's memory
@@ -259,10 +262,17 @@ class TierView:
             return may_leave
         return lambda block: block.generation != UNCOMMITTED and may_leave(block)
 
-    def coldest(self, group: int, count: int = LOOK_AHEAD) -> list[Block]:
-        """Return the group's next committed victims, at most `count`."""
+    def coldest(self, group: int) -> list[Block]:
+        """Return the group's next committed victims that are neither retired nor secondary, at most LOOK_AHEAD."""
+        return [block for block in self._next_committed(group, LOOK_AHEAD, has_early=False) if not block.is_secondary]
+
+    def _next_committed(self, group: int, count: int, *, has_early: bool) -> list[Block]:
         may_leave = self.evictable_now()
-        return self.order.next_victims(group, lambda block: block.generation != UNCOMMITTED and may_leave(block), count)
+
+        def is_committed(block: Block) -> bool:
+            return block.generation != UNCOMMITTED and may_leave(block)
+
+        return self.order.next_victims(group, is_committed, count, has_early=has_early)
 
     def coldest_of_all(self, group: int, count: int) -> list[Block]:
         """Return the group's next committed victims that no other group's block is colder than; none if a tenant is
@@ -270,13 +280,12 @@ class TierView:
         if self.limits.over_quota or self.slab_limits.over_quota:
             return []
         colder = self.order.coldest_elsewhere(group, self.evictable_now())
-        blocks = self.coldest(group, count)
-        return blocks if colder is None else list(takewhile(lambda block: block.last_access <= colder.last_access, blocks))
-
-    def coldest_group(self) -> int | None:
-        """Return the group whose next victim was read longest ago; None if nothing is evictable."""
-        block = self.order.coldest(self.evictable_now())
-        return block.group_in(self.index) if block is not None else None
+        blocks = self._next_committed(group, count, has_early=True)
+        return (
+            blocks
+            if colder is None
+            else list(takewhile(lambda block: block.is_secondary or block.last_access <= colder.last_access, blocks))
+        )
 
     def _rebalance_price(self, colder: Block, own: Block) -> int:
         """Bytes that `own`'s group evicts before it gets the slab of `colder`. 0 if everything in the slab is colder

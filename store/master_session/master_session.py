@@ -100,8 +100,7 @@ class MasterSession:
         link = _PartitionConnection(session)
         self._replica_queue.link_up(link.report, registration.registration_epoch, partition)
         self._victim_queries.link_down(partition)
-        share = registration.spill_at_share
-        self._victim_queries.link_up(link.query_victims, registration.registration_epoch, partition, spill_at_share=share)
+        self._victim_queries.link_up(link.query_victims, registration.registration_epoch, partition)
         self._commit_requests.link_up(link.commit, registration.registration_epoch, partition)
         self._replicator.link_up(
             link.publish,

@@ -2,8 +2,7 @@
 
 A copy is a put whose writer is this node: an invisible DRAM slot, filled by a thread (replica_fetch.py). It becomes
 visible only after the master confirms that the block is still the ordered one, so removed or replaced blocks do not
-return. A copy evicts as a put does, but waits behind its tenant's queued puts, for at most ROOM_WAIT_NS. For a spilled
-block nothing is evicted.
+return. A copy evicts as a put does, but waits behind its tenant's queued puts, for at most ROOM_WAIT_NS.
 """
 
 import logging
@@ -20,7 +19,7 @@ from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.thread_pools import started
 from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.security.tls.certificates import Certificates
-from kvstore.store.block_table.block import DRAM, Block, Loss
+from kvstore.store.block_table.block import DRAM, Loss
 from kvstore.store.block_table.open_puts import OpenPut
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
@@ -51,7 +50,6 @@ class _CopyOrder:
     hello: Hello
     namespace: str
     epoch: int
-    are_spilled: bool = False
     span: TraceSpan | None = None
     partition: int = 0
     """Partition of the ordering master."""
@@ -131,8 +129,6 @@ class ReplicaQueue:
         self._thread = started(1, "copies")
         self.copied_blocks = 0
         self.copied_bytes = 0
-        self.guests = 0
-        """Copied blocks that their sources have spilled."""
         self.failed = 0
         """Accepted blocks that did not become visible."""
 
@@ -142,7 +138,7 @@ class ReplicaQueue:
 
     def counters(self) -> dict[str, int]:
         """Counters for the node's status."""
-        copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes, "guest_blocks": self.guests}
+        copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes}
         return {**copied, "copies_failed": self.failed, "copies_waiting": len(self)}
 
     def link_up(self, ask: SendResult, epoch: int, partition: int = 0) -> None:
@@ -173,7 +169,7 @@ class ReplicaQueue:
         """
         source = SourceNode(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
         _ask, epoch = self._links.get(hello.partition, (None, 0))
-        order = _CopyOrder(source, hello, message.namespace, epoch, bool(message.spilled), span, hello.partition)
+        order = _CopyOrder(source, hello, message.namespace, epoch, span, hello.partition)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags, uncommitted = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
@@ -266,20 +262,10 @@ class ReplicaQueue:
         if not self._is_absent(tenant, item.key):
             raise StaleHandle("the block was stored here meanwhile")
         block = self._table.rows.make(tenant, item.key, item.size_bytes, item.generation, item.order.namespace, item.parent)
-        if item.order.are_spilled:
-            return self._open_spilled(block, batch)
         put = self._table.open(block, batch, now_ns=self._reactor.now_ns())
         if put is None and (exceeded := self._table.quotas.exceeded(tenant, item.size_bytes)) is not None:
             raise exceeded
         return put
-
-    def _open_spilled(self, block: Block, batch: _CopyBatch) -> OpenPut:
-        """Open a put without evictions. Raises Full if no slot is free or the tenant is at its quota."""
-        slot = self._table.slots.spill_slot(block.tenant, block.size_bytes)
-        if slot is None:
-            raise Full("no free slot for a spilled block")
-        block.is_spilled = True
-        return self._table.open_at(block, slot, batch, now_ns=self._reactor.now_ns())
 
     def _give_up(self) -> _CopyBatch:
         """Return the rest of the first order as a batch without puts."""
@@ -381,7 +367,6 @@ class ReplicaQueue:
                 self._table.enter_granted(put.block)
                 self.copied_blocks += 1
                 self.copied_bytes += item.size_bytes
-                self.guests += put.block.is_spilled
                 continue
             self.failed += 1
             if put is None:

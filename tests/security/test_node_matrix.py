@@ -13,6 +13,7 @@ from kvstore.protocol.catalog_messages import (
     DRAIN_CLOSED,
     CopyBlocks,
     DeleteBlocks,
+    MarkSecondary,
     PrefetchBlocks,
     RevokeCredentials,
     SetDraining,
@@ -74,6 +75,7 @@ FRAMES: Final[dict[type[Message], Message]] = {
         TicketKey(1, 1, 0, bytes(32)),
         RevokeCredentials(1, "red", [1]),
         PrefetchBlocks(1, "red", 1, [b"k"]),
+        MarkSecondary(1, "red", [b"k"]),
     )
     if (kind := type(message))
 }
@@ -83,7 +85,10 @@ ALLOWED: Final[dict[type[Message], set[str]]] = {
     **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs), READS | {"a pass"}),
     **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds), READS),
     **dict.fromkeys((Put, OpenSlots, CommitPuts, AbortPuts, OpenSlotAhead, PutFromSlot, WaitCommitted), WRITES),
-    **{kind: set() for kind in (DeleteBlocks, SetPinned, CopyBlocks, SetDraining, TicketKey, RevokeCredentials, PrefetchBlocks)},
+    **{
+        kind: set()
+        for kind in (DeleteBlocks, SetPinned, CopyBlocks, SetDraining, TicketKey, RevokeCredentials, PrefetchBlocks, MarkSecondary)
+    },
 }
 KNOWN: Final = READS | {"a pass"}
 """Whose Hello is answered with Welcome."""

@@ -69,6 +69,12 @@ class BlockValues(EvictionPolicy[bytes]):
             del self._values[block]
             self._blocks.remove(block)
 
+    def release(self, key: bytes) -> None:
+        if key in self._block_of:
+            self.remove(key)
+        else:
+            self._blocks.release(key)
+
     def victim(self, evictable: Callable[[bytes], bool] = lambda key: True) -> bytes | None:
         chosen: dict[bytes, bytes] = {}
 

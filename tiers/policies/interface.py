@@ -105,6 +105,11 @@ class EvictionPolicy(ABC, Generic[K]):
     def remove(self, key: K) -> None:
         """Remove a key that was evicted or deleted. Absent keys are ignored."""
 
+    def release(self, key: K) -> None:
+        """Remove a key whose block another node keeps. It is no ghost, and its children can still be hit. Absent keys
+        are ignored."""
+        self.remove(key)
+
     @abstractmethod
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         """Return the key to evict next, skipping those that `evictable` refuses (leased, pinned, moving), or None.

@@ -190,6 +190,22 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._remember(key, (node.visit, node.birth_turn, node.forks))
         if node.child is not None:
             self._orphan(key, node.children)
+        self._leave_parent(key, node)
+
+    def release(self, key: K) -> None:
+        node = self._find(key)
+        if node is None:
+            return
+        del self._nodes[key]
+        if node.home is not None:
+            self._unfile(key, node)
+        self._log.unwatch(node.visit, self._clock())
+        if node.child is not None:
+            self._parentless[key] = node.children
+        self._leave_parent(key, node)
+
+    def _leave_parent(self, key: K, node: PrefixNode[K]) -> None:
+        """Remove an absent block from its parent's children."""
         parent = node.parent
         if parent is None:
             return

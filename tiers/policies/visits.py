@@ -220,6 +220,15 @@ class VisitLog(Generic[K]):
             self.tips_read += visit.tip == key
             visit.was_read = True
 
+    def unwatch(self, visit: Visit[K], now_s: float) -> None:
+        """Stop watching one of the visit's blocks: reads of it are seen elsewhere."""
+        cohort = visit.cohort
+        if cohort is None or not cohort.is_watched:
+            return
+        share = min(1 / visit.blocks, cohort.unread)
+        self.hazard.leave(cohort.klass, cohort.bucket, share, cohort.time_s + EDGES_S[cohort.bucket], now_s, was_read=False)
+        cohort.unread -= share
+
     def advance(self, now_s: float) -> None:
         """Pass cohorts into the buckets of their age; each does so BUCKETS times at most."""
         for bucket in reversed(range(BUCKETS - 1)):  # keeps each bucket's cohorts ordered by age

@@ -1,7 +1,7 @@
 """Copies that the master initiates: which are under way, which nodes have free space for more, and which refused.
 Sans-I/O.
 
-drains.py, replica_targets.py, hot_copies.py and spilled_blocks.py choose blocks and receivers, within these limits;
+drains.py, replica_targets.py, hot_copies.py and home_copies.py choose blocks and receivers, within these limits;
 replication.py keeps the orders."""
 
 from collections.abc import Collection, Mapping, Sequence

@@ -67,6 +67,10 @@ def _weights(nodes: Sequence[NodeMember], slow_start_ns: int, now_ns: int) -> di
 
 
 def _weight(node: NodeMember, slow_start_ns: int, now_ns: int) -> float:
+    return float(max(0, node.free_bytes) + FULL_SHARE * node.capacity_bytes + 1) * ramp(node, slow_start_ns, now_ns)
+
+
+def ramp(node: NodeMember, slow_start_ns: int, now_ns: int) -> float:
+    """Return the weight factor of a node, below 1 for `slow_start_ns` after its registration."""
     age_ns = now_ns - node.changed_ns
-    ramp = max(MIN_RAMP, min(1.0, age_ns / slow_start_ns)) if slow_start_ns else 1.0
-    return float(max(0, node.free_bytes) + FULL_SHARE * node.capacity_bytes + 1) * ramp
+    return max(MIN_RAMP, min(1.0, age_ns / slow_start_ns)) if slow_start_ns else 1.0

@@ -1,5 +1,6 @@
 """Promises of master/frames: what clients and nodes say, over real sockets."""
 
+import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.master.directory.placement import home_copies
 from kvstore.master.server import client_frames as clients
 from kvstore.master.server.client_frames import SLICE_ROWS
 from kvstore.protocol import control_pb2 as pb
@@ -20,8 +22,8 @@ from kvstore.protocol.catalog_messages import (
     CopyBlocks,
     CopyResult,
     DeleteBlocks,
+    MarkSecondary,
     PrefetchBlocks,
-    QueryVictims,
     SetDraining,
     SetPinned,
 )
@@ -349,30 +351,35 @@ def test_copies_from_the_order_to_the_lookup(two: Two, client: Channel) -> None:
     assert (counters["copies_ordered"], counters["copies_entered"]) == (2, 1)
 
 
-def test_spilled_block_is_copied_and_may_be_evicted(tmp_path: Path) -> None:
-    with master_in_thread(tmp_path, node_ttl_s=60.0, spill=True, spill_free_share=0.5) as places:
+def test_home_copies_are_ordered_and_marked_secondary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home_copies, "REFRESH_NS", 0)
+    with master_in_thread(tmp_path, node_ttl_s=60.0) as places:
         one, two = NodeSide(places, "one"), NodeSide(places, "two")
-        assert one.registration.spill_at_share == 0.25
-        one.sync(Event(b"a", 2), Event(b"b", 3))  # by its generation the first is kept by its source
+        one.sync()
         two.sync()
-        query_victims = QueryVictims(one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1\0")
-        assert one.ask(query_victims)[1] == Flags(b"\0\0").pack()
+        one.beat(tiers=[pb.TierStatus(name="dram", capacity_bytes=1 << 20, used_bytes=1 << 20, health="ok")])
+        granted: dict[bytes, int] = {}
+        for number in range(500):  # until the master has seen the full node, and a prompt's home is the empty one
+            key = b"%d" % number
+            claim = CommitBlocks(one.registration.registration_epoch, TENANT, "", [key], [100], [7], [b""], acknowledged=1)
+            granted[key] = ReserveReply.unpack(one.ask(claim)[1]).generations[0]
+            if select.select([two.sock], [], [], 0.05)[0]:
+                break
         header, body = two.read()
         order = CopyBlocks.unpack(body)
-        assert (order.keys, order.source, order.spilled) == ([b"a"], 1, 1)
-        two.answer(header, Flags(b"\1"))
-        assert two.ask(CopyResult(two.registration.registration_epoch, TENANT, [b"a"], [2], b"\1"))[1] == Flags(b"\1").pack()
-        eventually(lambda: one.ask(query_victims)[1] == Flags(b"\1\0").pack(), "the master knows the guest")
+        assert order.source == 1
+        flags = Flags(b"\1" * len(order.keys))
+        two.answer(header, flags)
+        generations = [granted[key] for key in order.keys]
+        arrived = CopyResult(two.registration.registration_epoch, TENANT, order.keys, generations, flags.flags)
+        assert two.ask(arrived)[1] == flags.pack()
+        header, body = one.read()
+        assert (header.type, MarkSecondary.unpack(body).keys) == (MarkSecondary.TYPE, order.keys)
+        one.answer(header, Ok())
         with places.stub() as stub:
-            assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters["spilled_blocks"] == 1
+            assert stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters["home_copies"] == len(order.keys)
         one.close()
         two.close()
-
-
-def test_spill_flags_of_wrong_length_are_refused(two: Two) -> None:
-    assert two.one.registration.spill_at_share == 0
-    message = QueryVictims(two.one.registration.registration_epoch, TENANT, [b"a", b"b"], b"\1")
-    assert failure(two.one, message) == ProtocolError.code
 
 
 def test_copy_of_a_pinned_block_is_pinned_after_the_flags(two: Two, client: Channel) -> None:

@@ -36,7 +36,7 @@ def used(block: Block) -> Block:
     """After everything that a block may have has been said of it."""
     block.readers, block.hits, block.event_seq, block.index_entry, block.last_access = 3, 7, 9, 11, 13
     block.checksum = LARGEST
-    block.pinned = block.moving = block.stays_raw = block.is_spilled = block.is_dropped = True
+    block.pinned = block.moving = block.stays_raw = block.is_secondary = block.is_dropped = True
     block.demoted_from = DRAM
     block.set_slot(HBM, Slot(1, 2, 3))
     block.set_slot(NVME, Slot(1, 2, 3))
@@ -50,7 +50,7 @@ def is_as_new(block: Block) -> bool:
         block.pinned,
         block.moving,
         block.stays_raw,
-        block.is_spilled,
+        block.is_secondary,
         block.is_dropped,
         block.demoted_from,
         block.hbm,

@@ -183,16 +183,38 @@ def test_recovery_keeps_the_newest_up_to_the_block_limit(make_store: MakeStore) 
     assert again.names() == "cd"
 
 
-def test_a_spilled_block_gets_a_slot_without_evictions(make_store: MakeStore) -> None:
-    alone, demoting = make_store(1000, slab_bytes=100), make_store(1000, nvme_bytes=5000, high=0.8, low=0.5, slab_bytes=100)
-    for store, count in ((alone, 10), (demoting, 8)):
-        for number in range(count - 1):
-            store.put(str(number), 100)
-        slot = store.table.slots.spill_slot("red", 100)
-        assert slot is not None
-        put = store.table.open_at(store.block("guest"), slot, "the copies", now_ns=0)
-        store.commit(put)
-        assert store.table.slots.spill_slot("red", 100) is None
-        store.settle()
-        assert len(list(store.table.blocks())) == count
-    assert demoting.table.evictor.take_moves() == []
+@pytest.mark.promise("last-replica-last")
+def test_secondary_copies_are_evicted_first(make_store: MakeStore) -> None:
+    store = make_store(400, slab_bytes=400)
+    blocks = [store.put(name) for name in "abcd"]
+    store.table.mark_secondary("red", [b"c", b"d", b"absent"])
+    store.table.mark_secondary("blue", [b"a"])
+    assert store.table.secondary_blocks == 2
+    store.table.hit(blocks[2])
+    for name in "ef":
+        store.put(name)
+    assert store.names() == "abef", "d is the secondary copy read longest ago"
+
+
+def test_secondary_copies_are_dropped_instead_of_demoted(make_store: MakeStore) -> None:
+    store = make_store(400, nvme_bytes=5000, slab_bytes=400)
+    for name in "abcd":
+        store.put(name)
+    store.table.mark_secondary("red", [b"d"])
+    store.put("e")
+    assert store.names() == "abce"
+    assert store.table.evictor.take_moves() == []
+
+
+def test_secondary_copies_in_use_stay(make_store: MakeStore) -> None:
+    store = make_store(300, slab_bytes=300)
+    first, second = store.put("a"), store.put("b")
+    store.put("c")
+    store.table.mark_secondary("red", [b"a", b"b"])
+    store.table.copies.acquire(first)
+    second.pinned = True
+    store.put("d")
+    assert store.names() == "abd"
+    store.table.copies.release(first)
+    store.put("e")
+    assert store.names() == "bde"

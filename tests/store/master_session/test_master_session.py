@@ -36,11 +36,10 @@ class Linked:
     def lost(self, partition: int, registration_epoch: int) -> None:
         return
 
-    def begin(self, epoch: int, *, spill_at_share: float = 0.0) -> socket.socket:
+    def begin(self, epoch: int) -> socket.socket:
         ours, theirs = socket.socketpair()
         theirs.settimeout(TIMEOUT_S)
         reply = pb.RegisterReply(node_id=5, registration_epoch=epoch)
-        reply.spill_at_share = spill_at_share
         self.node.call(lambda: self.session.begin(ours, reply, accepts_traces=False))
         return theirs
 

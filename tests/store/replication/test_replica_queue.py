@@ -206,28 +206,6 @@ def test_present_blocks_and_a_full_queue_are_refused(pair: Pair, client: Client)
     pair.target.call(pair.ruler.decide)
 
 
-@pytest.mark.promise("last-replica-last")
-def test_a_spilled_replica_evicts_nothing(pair: Pair, client: Client, lines: Callable[[], list[str]]) -> None:
-    order = pair.order(["k0"])
-    order.spilled = 1
-    assert pair.send(order) == [1]
-    pair.settle()
-    assert pair.blocks()["k0"].is_spilled
-    own = {f"own{number}": b"o" * KIB for number in range(300)}
-    client.put(own)
-    before = pair.blocks().keys()
-    assert pair.target.call(lambda: pair.target.store.dram.free_bytes) < len(VALUES["k1"]), "it is full"
-    order = pair.order(["k1"])
-    order.spilled = 1
-    pair.send(order)
-    pair.settle()
-    assert pair.blocks().keys() == before
-    assert lines() == ["1 of 1 blocks not copied from node 5: Full: no free slot for a spilled block"]
-    pair.copy("k1")
-    assert not pair.blocks()["k1"].is_spilled
-    assert pair.target.call(pair.target.replica_queue.counters)["guest_blocks"] == 1
-
-
 # --- what may happen meanwhile ---
 
 

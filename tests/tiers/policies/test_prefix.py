@@ -82,6 +82,12 @@ class PrefixMachine(RuleBasedStateMachine):
         self.one_by_one.remove(key)
         self.parents.pop(key, None)
 
+    @rule(key=KEYS)
+    def release(self, key: int) -> None:
+        self.policy.release(key)
+        self.one_by_one.release(key)
+        self.parents.pop(key, None)
+
     @rule(refused=st.frozensets(KEYS, max_size=4), take=st.booleans())
     def evict(self, refused: frozenset[int], take: bool) -> None:
         victim = self.policy.victim(lambda key: key not in refused)
@@ -132,6 +138,28 @@ def evictions(policy: PrefixPolicy[str]) -> list[str]:
         policy.check_integrity()
         evicted.append(victim)
     return evicted
+
+
+@pytest.mark.parametrize(("removed", "released"), [("a", "b"), ("b", "a")])
+def test_children_of_released_blocks_are_no_orphans(removed: str, released: str) -> None:
+    clock = Clock()
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=clock)
+    for prompt in (words("a", 2), words("b", 2), words("c", 1)):
+        store(policy, prompt)
+        clock.now_s += 1
+    policy.release(f"{released}0")
+    policy.remove(f"{removed}0")
+    assert evictions(policy)[0] == f"{removed}1", "the orphan, whichever is older"
+
+
+def test_released_blocks_are_no_ghosts() -> None:
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=Clock())
+    store(policy, words("a", 4))
+    for key in words("a", 4):
+        policy.release(key)
+    policy.release("absent")
+    policy.check_integrity()
+    assert (len(policy), policy.remembered) == (0, 0)
 
 
 def words(name: str, count: int) -> list[str]:

@@ -3,8 +3,8 @@
 import pytest
 
 from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.home_copies import HomeCopy
 from kvstore.master.directory.placement.last_replica import LastReplicas
-from kvstore.master.directory.placement.spilled_blocks import SpilledBlock
 from kvstore.protocol.errors import StaleEpoch
 from tests.master.blocks import TENANT, Event, Master, die
 
@@ -61,16 +61,16 @@ def test_what_a_node_has_not_told_yet_counts_for_no_copy(master: Master) -> None
     assert kept(master) == ["a"] * 6
 
 
-def test_source_of_a_spilled_block_does_not_keep_it(master: Master) -> None:
+def test_source_of_a_home_copy_does_not_keep_the_block(master: Master) -> None:
     a, b = node(master, "a").node_id, node(master, "b").node_id
-    guests = {(TENANT, KEYS[0]): SpilledBlock(a, source_node_id=b), (TENANT, KEYS[1]): SpilledBlock(77, source_node_id=b)}
-    last_replicas = LastReplicas(master.directory._parts, guests, {})
+    secondary = {(TENANT, KEYS[0]): HomeCopy(a, source_node_id=b), (TENANT, KEYS[1]): HomeCopy(77, source_node_id=b)}
+    last_replicas = LastReplicas(master.directory._parts, secondary, {})
 
     def may_evict(name: str) -> list[int]:
         asker = node(master, name)
         return list(last_replicas.may_evict(asker.node_id, asker.epoch, TENANT, KEYS[:2]))
 
-    assert kept(master)[:2] == ["b", "c"], "as it is without guests"
+    assert kept(master)[:2] == ["b", "c"], "as without home copies"
     assert [may_evict(name) for name in NAMES] == [[1, 1], [1, 1], [0, 0]], "node 77 has nothing"
     master.commit(master.directory.targets.ask(TENANT, KEYS[:1], 2).ops)
     assert [may_evict(name)[0] for name in NAMES] == [0, 1, 0]

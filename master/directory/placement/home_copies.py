@@ -1,0 +1,272 @@
+"""Home copies: blocks that a nearly full node commits are copied to their home node, so that the memory of all nodes
+is one pool. Sans-I/O; `now_ns` is passed in.
+
+A put stays at the writer's node. While that node is nearly full, each block that it commits has a home:
+
+- the node that holds the block's parent, so that one eviction order knows the whole prompt;
+- for the first block of a prompt, and for one behind a shared prefix: a node chosen by weighted rendezvous hashing.
+
+While any node has free space, a block does not stay at a nearly full one. If the home is another node, it fetches a
+copy and evicts as for a put. Then the writer's copy is *secondary*, and is evicted first.
+So the home's eviction policy decides when a block leaves the cluster, and a victim moves at most once.
+
+Rendezvous hashing sends a prompt that was evicted and is stored again to its former home, which remembers it.
+Source: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, IEEE/ACM Transactions on Networking
+1998; weights as in Schindelhauer and Schomaker, Weighted Distributed Hash Tables, SPAA 2005."""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvstore.master.directory.directory_parts import DirectoryParts
+from kvstore.master.directory.index.holders import HINT
+from kvstore.master.directory.index.keys import NO_ROW
+from kvstore.master.directory.index.lineage import NO_PARENT
+from kvstore.master.directory.index.tenants import Tenant
+from kvstore.master.directory.membership.members import NodeMember
+from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder
+from kvstore.master.directory.placement.placement import ramp
+from kvstore.master.directory.placement.replication import ReplicaPlanner
+from kvstore.protocol.node_states import ALIVE
+
+
+class HomeCopy(NamedTuple):
+    """The home node of a block, and the node whose copy is secondary."""
+
+    node_id: int
+    source_node_id: int
+
+
+SHORT_SHARE: Final = 0.1
+"""A node is nearly full while less than this share of its tiers is free. Blocks committed meanwhile have a copy at
+home before the node is full."""
+SHARED_CHILDREN: Final = 4
+"""A block with this many children ends a shared prefix: prompts behind it have homes of their own."""
+FREE_WEIGHT: Final = 15.0
+"""An empty node gets this much more of the new prompts than a full one, relative to its capacity."""
+REFRESH_NS: Final = 1_000_000_000
+"""Interval at which the nodes' weights are computed: that of heartbeats."""
+MAX_QUEUED: Final = 1 << 16
+"""Committed blocks that wait for a copy; further ones get none."""
+MAX_SECONDARY: Final = 1 << 18
+"""Known secondary copies, the newest ones: of older ones the generation selects the keeper. About 60 MB."""
+CHECKED_SECONDARY: Final = 256
+"""Secondary copies that a step checks for being there still."""
+_ANY_FREE_SHARE: Final = -1.0
+"""Receivers evict for home copies; a node's capacity bounds what is under way to it."""
+_MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class HomeNodes:
+    """Nodes that can be the home of blocks, with their weights. Recomputed every REFRESH_NS."""
+
+    def __init__(self, nodes: Sequence[NodeMember], *, slow_start_ns: int, now_ns: int) -> None:
+        accepting = [node for node in nodes if node.takes_blocks and node.state == ALIVE and node.capacity_bytes]
+        self.ids = {node.node_id: at for at, node in enumerate(accepting)}
+        self._free = [node.node_id for node in accepting if not is_short(node)]
+        self._of = [node.node_id for node in accepting]
+        self._salts: npt.NDArray[np.uint64] = np.array([xxhash.xxh3_64_intdigest(node.info.name.encode()) for node in accepting], np.uint64)
+        self._weights = np.array([_weight(node) * ramp(node, slow_start_ns, now_ns) for node in accepting])
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def choose(self, key: bytes) -> int:
+        """Return the home of a prompt that begins with `key`."""
+        return self._of[int(self._scores(key).argmax())]
+
+    def instead(self, node_id: int, key: bytes) -> int:
+        """Return the home of a block that would stay at this nearly full node: one with free space, if any has."""
+        return self.best_of(self._free, key) if self._free else node_id
+
+    def best_of(self, node_ids: Sequence[int], key: bytes) -> int:
+        """Return the one of these nodes, which are all known, that `choose` would prefer."""
+        if len(node_ids) == 1:
+            return node_ids[0]
+        scores = self._scores(key)
+        return max(node_ids, key=lambda node_id: float(scores[self.ids[node_id]]))
+
+    def _scores(self, key: bytes) -> npt.NDArray[np.float64]:
+        mixed = self._salts ^ np.uint64(xxhash.xxh3_64_intdigest(key))
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
+        mixed ^= mixed >> np.uint64(31)
+        uniform = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+        return np.asarray(np.log(uniform) / self._weights, np.float64)
+
+
+class _Committed(NamedTuple):
+    """Blocks that a node has committed, those before `begin` done."""
+
+    node_id: int
+    tenant: str
+    keys: Sequence[bytes]
+    begin: int = 0
+
+
+class HomeCopies:
+    """Committed blocks that wait for a copy, copies under way, and secondary copies. Not thread-safe."""
+
+    def __init__(
+        self,
+        parts: DirectoryParts,
+        replication: ReplicaPlanner,
+        secondary: OrderedDict[tuple[str, bytes], HomeCopy],
+        pace: CopyLimits,
+        *,
+        bytes_per_s: int,
+        slow_start_ns: int,
+    ) -> None:
+        """`bytes_per_s` bounds the copies of all nodes together; 0 turns home copies off. `secondary` is filled here,
+        and read by LastReplicas."""
+        self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
+        self._batcher = CopyBatcher(parts, replication, pace, full_share=_ANY_FREE_SHARE)
+        self._bytes_per_s, self._slow_start_ns = bytes_per_s, slow_start_ns
+        self.secondary = secondary
+        self._nodes = HomeNodes((), slow_start_ns=slow_start_ns, now_ns=0)
+        self._short: set[int] = set()
+        """Nearly full nodes, as of their last heartbeats."""
+        self._refreshed_ns: int | None = None
+        self._stepped_ns = 0
+        self._left_bytes = 0.0
+        """Bytes that may be copied now; refilled at `bytes_per_s`."""
+        self._queue: deque[_Committed] = deque()
+        self._queued = 0
+        self._under_way: dict[tuple[str, bytes], HomeCopy] = {}
+        self._arrived: dict[tuple[int, str], list[bytes]] = {}
+        self.copied_blocks = 0
+        """Since this master owns the catalog, as `copied_bytes` and `skipped_blocks`."""
+        self.copied_bytes = 0
+        self.skipped_blocks = 0
+        """Blocks without a home copy, because too many waited."""
+
+    def heartbeat(self, node: NodeMember) -> None:
+        """The node has reported how much of its tiers is used."""
+        if is_short(node):
+            self._short.add(node.node_id)
+        else:
+            self._short.discard(node.node_id)
+
+    def committed(self, node_id: int, tenant: str, keys: Sequence[bytes]) -> None:
+        """The node has committed these blocks, in the order of their prompts."""
+        if node_id not in self._short or len(self._nodes) < 2 or not keys:
+            return
+        if self._queued + len(keys) > MAX_QUEUED:
+            self.skipped_blocks += len(keys)
+            return
+        self._queued += len(keys)
+        self._queue.append(_Committed(node_id, tenant, keys))
+
+    def step(self, now_ns: int) -> list[CopyOrder]:
+        """Order the next copies."""
+        if not self._bytes_per_s:
+            return []
+        if self._refreshed_ns is None or now_ns >= self._refreshed_ns + REFRESH_NS:
+            self._nodes = HomeNodes(self._members.live(), slow_start_ns=self._slow_start_ns, now_ns=now_ns)
+            self._refreshed_ns = now_ns
+        self._left_bytes = min(self._bytes_per_s, self._left_bytes + self._bytes_per_s * (now_ns - self._stepped_ns) / 1e9)
+        self._stepped_ns = now_ns
+        for block_id in self._batcher.begin(now_ns):
+            self._ended(block_id)
+        self._drop_stale()
+        homes: dict[int, int] = {}
+        while self._queue and not self._is_limited(len(homes)):
+            committed = self._queue.popleft()
+            end = self._order(committed, homes)
+            self._queued -= end - committed.begin
+            if end < len(committed.keys):
+                self._queue.appendleft(committed._replace(begin=end))
+        return self._batcher.take_orders()
+
+    def take_secondary(self) -> list[tuple[int, str, list[bytes]]]:
+        """Return and clear (node id, tenant, keys) of copies that are secondary since the last call."""
+        arrived, self._arrived = self._arrived, {}
+        return [(node_id, tenant, keys) for (node_id, tenant), keys in arrived.items()]
+
+    def _is_limited(self, checked: int) -> bool:
+        return self._batcher.is_busy or self._left_bytes <= 0 or checked * CHECK_COST >= self._batcher.pace.rows
+
+    def _order(self, committed: _Committed, homes: dict[int, int]) -> int:
+        """Order copies of the blocks, within the limits; return the index of the first block left. `homes` are those
+        of rows that were examined in this step."""
+        source, tenant, keys, begin = committed
+        owner = self._tenants.get(tenant)
+        if owner is None or source not in self._nodes.ids:
+            return len(keys)
+        for at in range(begin, len(keys)):
+            if self._is_limited(len(homes)):
+                return at
+            row = owner.rows.get(keys[at], NO_ROW)
+            if row == NO_ROW:
+                continue
+            holders = {node_id for node_id, state in self._rows.pairs(row) if not state & HINT}
+            if source not in holders or self._replication.is_ordered(tenant, keys[at]):
+                continue
+            if len(holders) > 1:
+                others = [node_id for node_id in holders if node_id != source and node_id in self._nodes.ids]
+                homes[row] = self._nodes.best_of(others or [source], keys[at])
+                continue
+            home = self._home(owner, row, source, homes)
+            if home == source:
+                home = self._nodes.instead(source, keys[at])
+            homes[row] = home
+            size_bytes = self._rows.sizes[row]
+            if home == source or self._batcher.room.get(home, 0) < size_bytes or len(self._under_way) >= MAX_QUEUED:
+                continue
+            self._left_bytes -= size_bytes
+            self._under_way[tenant, keys[at]] = HomeCopy(home, source)
+            self._batcher.add(tenant, keys[at], size_bytes, node_id=home, source_node_id=source)
+        return len(keys)
+
+    def _home(self, owner: Tenant, row: int, source: int, homes: dict[int, int]) -> int:
+        parent, key = self._rows.parents[row], self._rows.keys[row]
+        if parent == NO_PARENT or self._rows.children[parent] >= SHARED_CHILDREN:
+            return self._nodes.choose(key)
+        if parent in homes:
+            return homes[parent]
+        receivers = [node_id for node_id in self._replication.receivers(owner.name, self._rows.keys[parent]) if node_id in self._nodes.ids]
+        holders = receivers or self._holders(parent)
+        if not holders:
+            return self._nodes.choose(key)
+        return self._nodes.best_of([node_id for node_id in holders if node_id != source] or holders, key)
+
+    def _holders(self, row: int) -> list[int]:
+        """Return the nodes of `HomeNodes` at which the block is known to be."""
+        return [node_id for node_id, state in self._rows.pairs(row) if not state & HINT and node_id in self._nodes.ids]
+
+    def _ended(self, block_id: tuple[str, bytes]) -> None:
+        """A copy has arrived, or failed."""
+        copy, owner = self._under_way.pop(block_id), self._tenants.get(block_id[0])
+        row = owner.rows.get(block_id[1], NO_ROW) if owner is not None else NO_ROW
+        if not {copy.node_id, copy.source_node_id} <= dict(self._rows.pairs(row)).keys():
+            return
+        self.copied_blocks += 1
+        self.copied_bytes += self._rows.sizes[row]
+        self.secondary.pop(block_id, None)
+        if len(self.secondary) >= MAX_SECONDARY:
+            self.secondary.popitem(last=False)
+        self.secondary[block_id] = copy
+        self._arrived.setdefault((copy.source_node_id, block_id[0]), []).append(block_id[1])
+
+    def _drop_stale(self) -> None:
+        """Drop secondary copies that are gone at their home or at their source."""
+        for _ in range(min(CHECKED_SECONDARY, len(self.secondary))):
+            block_id, copy = self.secondary.popitem(last=False)
+            owner = self._tenants.get(block_id[0])
+            holders = dict(self._rows.pairs(owner.rows.get(block_id[1], NO_ROW))) if owner is not None else {}
+            if {copy.node_id, copy.source_node_id} <= holders.keys():
+                self.secondary[block_id] = copy  # to the end of the queue
+
+
+def is_short(node: NodeMember) -> bool:
+    """Return True if the node is nearly full."""
+    return node.free_bytes < SHORT_SHARE * node.capacity_bytes
+
+
+def _weight(node: NodeMember) -> float:
+    free_share = min(1.0, max(0.0, node.free_bytes / node.capacity_bytes))
+    return node.capacity_bytes * (1 + FREE_WEIGHT * free_share)

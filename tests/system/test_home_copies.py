@@ -1,0 +1,94 @@
+"""Home copies, with real processes: the memory of two nodes is one pool, though one host writes all blocks."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client.sync import Client
+from tests.system.history import value_of
+from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
+from tests.system.test_acks import tied
+
+BLOCK_BYTES = 64 << 10
+DRAM_BLOCKS = 64
+AT_ONCE = 4
+"""Blocks that are put before their copies are awaited."""
+SETTLE_S = 0.3
+"""The master orders copies ten times a second."""
+KEYS = [b"block-%d" % number for number in range(2 * DRAM_BLOCKS)]
+
+
+def values(keys: list[bytes]) -> list[bytes]:
+    return [value_of(key, 0, BLOCK_BYTES) for key in keys]
+
+
+def put(client: Client, keys: list[bytes]) -> None:
+    assert client.put_batch(keys, values(keys)) == [True] * len(keys)
+    client.flush(deadline_s=DEADLINE_S)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[System]:
+    """A master and n0, which holds half of KEYS."""
+    with System(tmp_path) as system:
+        system.start_master()
+        start_small(system, "n0")
+        yield system
+
+
+def start_small(system: System, name: str) -> None:
+    system.start_node(name, "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--policy", "lru")
+
+
+def put_slowly(system: System, client: Client, keys: list[bytes]) -> None:
+    """Put a few at a time. Copies and heartbeats keep up: each batch waits for all secondary copies to be marked."""
+
+    def is_quiet() -> bool:
+        return system.node_status("n0").counters["secondary_blocks"] >= system.status().counters["home_copies"]
+
+    for begin in range(0, len(keys), AT_ONCE):
+        put(client, keys[begin : begin + AT_ONCE])
+        time.sleep(SETTLE_S)
+        until(is_quiet, "secondary copies are marked", every_s=STATUS_POLL_S)
+
+
+@pytest.mark.promise("last-replica-last")
+def test_blocks_stay_in_the_cluster_while_another_node_has_space(pool: System) -> None:
+    pool.start_node("n1", "--dram", "32MiB")
+    with tied(pool, "n0") as client:
+        put_slowly(pool, client, KEYS)
+        pool.await_settled()
+        assert [key for key, found in zip(KEYS, client.exists_batch(KEYS), strict=True) if not found] == []
+        assert client.get_batch(KEYS) == values(KEYS)
+        counters = pool.status().counters
+        assert counters["home_copies"] >= len(KEYS) - DRAM_BLOCKS
+        assert counters["home_copied_bytes"] >= (counters["home_copies"] - 1) * BLOCK_BYTES, "a client's first block is a byte"
+
+
+def test_full_nodes_share_the_blocks_of_one_writer(pool: System) -> None:
+    start_small(pool, "n1")
+    more = [b"more-%d" % number for number in range(4 * DRAM_BLOCKS)]
+    with tied(pool, "n0") as client:
+        put_slowly(pool, client, more)
+        pool.await_settled()
+        newest = more[-DRAM_BLOCKS - DRAM_BLOCKS // 2 :]
+        present = sum(client.exists_batch(newest))
+        assert present > DRAM_BLOCKS, "more than one node holds"
+        found = client.get_batch(newest)
+        assert all(value in (None, right) for value, right in zip(found, values(newest), strict=True))
+
+
+@pytest.mark.promise("last-replica-last")
+def test_rate_zero_evicts_despite_space_elsewhere(tmp_path: Path) -> None:
+    with System(tmp_path) as system:
+        system.start_master(0, "--home-copy-rate", "0")
+        start_small(system, "n0")
+        system.start_node("n1", "--dram", "32MiB")
+        with tied(system, "n0") as client:
+            put(client, KEYS[:DRAM_BLOCKS])
+            put(client, KEYS[DRAM_BLOCKS:])
+            system.await_settled()
+            assert client.get_batch(KEYS[: DRAM_BLOCKS - 1]) == [None] * (DRAM_BLOCKS - 1)
+            assert system.status().counters["home_copies"] == 0
