@@ -387,6 +387,45 @@ def prefix_hits(policy: EvictionPolicy[int], clock: Clock, *, seed: int, request
     return hits
 
 
+def overfill(policy: PrefixPolicy[str], clock: Clock, *, batch: int, pace_s: float, has_parents: bool, capacity: int = 1000) -> list[str]:
+    """Store three times `capacity` blocks in batches, of which none is read, as the block table does it. Return the keys."""
+    stored: list[str] = []
+    for index in range(3 * capacity // batch):
+        keys = words(f"{index}-", batch)
+        policy.take_victims(len(policy) + batch - capacity, lambda key: True, lambda key: True)
+        policy.insert_all(keys, [None, *keys[:-1]] if has_parents else None)
+        stored += keys
+        clock.now_s += pace_s
+    policy.check_integrity()
+    return stored
+
+
+@pytest.mark.parametrize("has_parents", [False, True])
+@pytest.mark.parametrize("pace_s", [0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 10.0])
+@pytest.mark.parametrize("batch", [8, 64])
+def test_blocks_that_were_never_read_leave_by_age(batch: int, pace_s: float, has_parents: bool) -> None:
+    clock = Clock()
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=clock)
+    stored = overfill(policy, clock, batch=batch, pace_s=pace_s, has_parents=has_parents)
+    assert all(key in policy for key in stored[-900:])
+
+
+def test_prompts_stay_until_a_decode_engine_reads_them() -> None:
+    """A second later, when 400 blocks of 1,000 are newer; none is read again."""
+    clock = Clock()
+    policy: PrefixPolicy[str] = PrefixPolicy(clock=clock)
+    for index in range(400):
+        clock.now_s = index / 10
+        policy.take_victims(len(policy) + 40 - 1000, lambda key: True, lambda key: True)
+        keys = words(f"{index}-", 40)
+        policy.insert_all(keys, [None, *keys[:-1]])
+        if index >= 10:
+            read = words(f"{index - 10}-", 40)
+            assert all(key in policy for key in read)
+            for key in read:
+                policy.touch(key)
+
+
 def test_on_conversations_it_hits_more_than_lru() -> None:
     clock = Clock()
     ours = prefix_hits(PrefixPolicy(clock=clock), clock, seed=11, requests=2500, capacity=2000)

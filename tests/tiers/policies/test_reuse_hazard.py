@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, WIDTHS_S, ReuseHazard, bucket_of
+from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, WIDTHS_S, YOUNG_BUCKETS, YOUNGER, ReuseHazard, bucket_of
 
 
 def watched(hazard: ReuseHazard, klass: int, *, count: int, read_at_s: float | None, until_s: float = 4000.0) -> None:
@@ -39,8 +39,18 @@ def test_worth_drops_after_the_usual_reuse_age() -> None:
     assert at > before > 10 * after
 
 
+@pytest.mark.parametrize("until_s", [0.05, 0.3, 5.0, 300.0])
+@pytest.mark.parametrize("count", [10, 3000, 100_000])
+def test_worth_falls_with_age_while_nothing_is_read(until_s: float, count: int) -> None:
+    """Unobserved ages are worth no more than those that were observed in vain, and a class no more than a younger block of another."""
+    hazard = ReuseHazard(2)
+    watched(hazard, 0, count=count, read_at_s=None, until_s=until_s)
+    for row in hazard.worth(until_s):
+        assert np.all(np.diff(row) < 0)
+
+
 def naive_worth(share: list[float]) -> list[float]:
-    """For each bucket, the best ratio of hits to time over all buckets to stop after."""
+    """For each bucket, the best ratio of hits to time over all buckets to stop after; for a young one at least the next one's worth."""
     found = []
     for first in range(BUCKETS):
         alive, hits, held_s, best = 1.0, 0.0, 0.0, 0.0
@@ -50,6 +60,8 @@ def naive_worth(share: list[float]) -> list[float]:
             alive *= 1 - share[bucket]
             best = max(best, hits / held_s)
         found.append(best)
+    for bucket in reversed(range(YOUNG_BUCKETS)):
+        found[bucket] = max(found[bucket], found[bucket + 1] * YOUNGER)
     return found
 
 
