@@ -1,5 +1,6 @@
 """`make bench-policy`: every eviction policy on the public conversation trace and on conversations that none has seen; what an operation
-costs; and whether a live store hits what the lab says. One run, one machine. Rows go to benchmarks/out/policy.json.
+costs; whether new blocks stay until they are read; and whether a live store hits what the lab says. One run, one machine. Rows go to
+benchmarks/out/policy.json.
 
 Without the trace its part is left out. The live store replays the first LIVE_REQUESTS prompts only, to end within minutes, one after the
 other: one node, values of 4 KiB, DRAM for LIVE_BLOCKS of them, every byte checked. The lab it is compared with gets the prompts at the
@@ -32,12 +33,15 @@ from kvstore.lab.replay import CacheReplay
 from kvstore.lab.report import bounds, policy_table
 from kvstore.lab.runs import run_jobs, spread
 from kvstore.tiers.policies.by_name import POLICIES, make_policy
+from kvstore.tiers.policies.interface import EvictionPolicy
 from kvstore.tiers.policies.prefix import PrefixPolicy
 
 OUT: Final = Path(__file__).parent / "out" / "policy.json"
 TRACE: Final = Path(__file__).parents[2] / "shared/data/traces/conversation_trace.jsonl"
 CAPACITIES: Final = (1000, 3000, 10_000, 30_000, 50_000)
 OURS: Final = PrefixPolicy.name
+FLOORS: Final = (0.0663, 0.1291, 0.2353, 0.3383, 0.3547)
+"""Least prefix hit ratios of our policy on the trace, by capacity: those before new blocks were protected, less .0005."""
 UNSEEN_SEEDS: Final = (2026, 2027)
 REQUESTS: Final = 12_031
 """As many as the trace has."""
@@ -45,6 +49,15 @@ COST_BLOCKS: Final = 50_000
 LIVE_BLOCKS: Final = 3000
 LIVE_REQUESTS: Final = 4000
 LIVE_BYTES: Final = 4096
+FRESH_BLOCKS: Final = 1024
+FRESH_BATCH: Final = 64
+FRESH_BYTES: Final = 65_536
+FRESH_PACES_S: Final = (0.001, 0.01, 0.05, 0.2, 1.0, 10.0)
+"""Seconds between batches that are not read."""
+LIVE_PACE_S: Final = 0.05
+HANDOVER_BLOCKS: Final = 40
+"""Of a prompt that one engine stores and another reads HANDOVER_S later; ten prompts a second."""
+HANDOVER_S: Final = 1.0
 POOL_INSTANCES: Final = 4
 POOL_BLOCKS: Final = 5859
 """3M tokens in blocks of 512: the local cache of an instance in the paper."""
@@ -59,9 +72,9 @@ def main() -> int:
         console.print(f"\n[bold]{name}[/bold]")
         rows += ratio_rows(name, requests, console)
     if trace:
-        rows += reference_rows(trace, rows)
+        rows += [*reference_rows(trace, rows), *floor_rows(rows)]
     first = trace or unseen[f"generated {UNSEEN_SEEDS[0]}"]
-    for part in (cost_rows(first), live_rows(first[:LIVE_REQUESTS])):
+    for part in (cost_rows(first), fresh_rows(), live_rows(first[:LIVE_REQUESTS])):
         for row in part:
             print(f"{row.name}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
             rows.append(row)
@@ -104,6 +117,15 @@ def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[BenchRow]) -> I
         gain = found.gain or 0.0
         is_blind = routing is not Routing.CACHE_AWARE
         yield BenchRow(name, gain, "ratio", "1.4 to 2.4", 1.4 <= gain <= 2.4) if is_blind else BenchRow(name, gain, "ratio")
+
+
+def floor_rows(rows: Sequence[BenchRow]) -> Iterator[BenchRow]:
+    """Rows of our policy's hit ratios on the trace against FLOORS."""
+    by_name = {row.name: row.value for row in rows}
+    for blocks, floor in zip(CAPACITIES, FLOORS, strict=True):
+        yield at_least(
+            f"{OURS} at {blocks:,} blocks, new ones protected", by_name[ratio_name("conversation", OURS, blocks)], "prefix hit ratio", floor
+        )
 
 
 def near(name: str, value: float, unit: str, aim: float, tolerance: float) -> BenchRow:
@@ -171,6 +193,71 @@ def costs(name: str, requests: Sequence[TraceRequest]) -> tuple[Cost, Cost, Cost
             cost.seconds += seconds
             cost.count += count
     return touch, evict, insert
+
+
+# --- new blocks ---
+
+
+def fresh_rows() -> Iterator[BenchRow]:
+    """Whether new blocks stay: where nothing is read, in the policy and in a live node; and where each prompt is read once."""
+    for pace_s in FRESH_PACES_S:
+        present = newest_present(pace_s)
+        yield at_least(f"unread batches, {pace_s:g} s apart: of the newest half, present", present, "share", 0.98)
+    yield at_least("live store: of the newest half, present", newest_present_live(), "share", 0.98)
+    yield at_least(f"prompts read {HANDOVER_S:g} s after they were stored: blocks found", handed_over(), "share", 1)
+
+
+def unread_batches() -> list[list[bytes]]:
+    """Keys for two and a half times FRESH_BLOCKS."""
+    return [[b"%d-%d" % (number, at) for at in range(FRESH_BATCH)] for number in range(FRESH_BLOCKS * 5 // 2 // FRESH_BATCH)]
+
+
+def store_batch(policy: EvictionPolicy[bytes], keys: Sequence[bytes], parents: Sequence[bytes | None] | None = None) -> None:
+    """Store a batch in a tier of FRESH_BLOCKS as the block table does: all victims first."""
+    policy.take_victims(len(policy) + len(keys) - FRESH_BLOCKS, lambda key: True, lambda key: True)
+    policy.insert_all(keys, parents)
+
+
+def newest_present(pace_s: float) -> float:
+    """Share of the newest FRESH_BLOCKS / 2 blocks that are present after unread batches."""
+    now_s = 0.0
+    policy: EvictionPolicy[bytes] = PrefixPolicy(clock=lambda: now_s)
+    batches = unread_batches()
+    for keys in batches:
+        store_batch(policy, keys)
+        now_s += pace_s
+    newest = list(itertools.chain.from_iterable(batches))[-FRESH_BLOCKS // 2 :]
+    return sum(key in policy for key in newest) / len(newest)
+
+
+def newest_present_live() -> float:
+    """As `newest_present`, in a live node."""
+    value, batches = bytes(FRESH_BYTES), unread_batches()
+    plan = ClusterPlan(is_private=True, dram=str(FRESH_BLOCKS * FRESH_BYTES), policy=OURS)
+    with LocalCluster(plan, on_log=show_warning) as running:
+        running.wait_warm()
+        with Client(running.address) as client:
+            for keys in batches:
+                client.put_batch(keys, [value] * len(keys), ack="cluster")
+                time.sleep(LIVE_PACE_S)
+            newest = list(itertools.chain.from_iterable(batches))[-FRESH_BLOCKS // 2 :]
+            return sum(client.exists_batch(newest)) / len(newest)
+
+
+def handed_over() -> float:
+    """Share of the blocks that are present when another engine reads their prompt."""
+    now_s, found, asked = 0.0, 0, 0
+    policy: EvictionPolicy[bytes] = PrefixPolicy(clock=lambda: now_s)
+    prompts = [[b"%d-%d" % (number, at) for at in range(HANDOVER_BLOCKS)] for number in range(400)]
+    behind = round(HANDOVER_S * 10)
+    for number, keys in enumerate(prompts):
+        now_s = number / 10
+        store_batch(policy, keys, [None, *keys[:-1]])
+        for key in prompts[number - behind] if number >= behind else ():
+            asked += 1
+            found += key in policy
+            policy.touch(key)
+    return found / asked
 
 
 # --- the live store ---
