@@ -93,6 +93,7 @@ class NodeFrames:
             self._tickets.on_inventory_begin(peer.node_id)
         self._counters["published"] += len(message.keys)
         _trace_blocks(session, header, message)
+        self._directory.home_copies.published(peer.node_id, message)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
         if message.phase == PHASE_SYNC_BEGIN:
             self._recovery_barrier.node_connected(peer.node_id)

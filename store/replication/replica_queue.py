@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvstore.protocol.catalog_messages import CopyBlocks, CopyResult
-from kvstore.protocol.errors import Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
@@ -320,7 +320,7 @@ class ReplicaQueue:
             put = batch.puts[index]
             assert put is not None
             if not isinstance(result, KVStoreError) and not self._table.puts.holds(put):
-                result = StaleHandle("its slot expired before it arrived (put_ttl_s)")
+                result = DeadlineExceeded("its slot expired before it arrived (put_ttl_s)")
             if isinstance(result, KVStoreError):
                 self._table.abort(put)
                 batch.puts[index] = None
@@ -333,7 +333,9 @@ class ReplicaQueue:
         items, order = batch.items, batch.order
         if batch.errors:
             error, lost = batch.errors[0], batch.puts.count(None)
-            log.warning("%d of %d blocks not copied from node %d: %s: %s", lost, len(items), order.source.node_id, _name(error), error)
+            # Copies race with evictions at their source: a block that is gone there is no fault.
+            level = logging.INFO if all(isinstance(one, StaleHandle) for one in batch.errors) else logging.WARNING
+            log.log(level, "%d of %d blocks not copied from node %d: %s: %s", lost, len(items), order.source.node_id, _name(error), error)
         ask = self._sender_of(order)
         if ask is None:
             self._decided(batch, Unavailable("the link that ordered the copies was lost"))

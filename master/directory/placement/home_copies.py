@@ -31,6 +31,7 @@ from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.placement import ramp
 from kvstore.master.directory.placement.replication import ReplicaPlanner
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Publish
 from kvstore.protocol.node_states import ALIVE
 
 
@@ -161,6 +162,17 @@ class HomeCopies:
         self._queued += len(keys)
         self._queue.append(_Committed(node_id, tenant, keys))
 
+    def published(self, node_id: int, message: Publish) -> None:
+        """As `committed`, for the commits among the events of a node."""
+        if node_id not in self._short or message.phase != PHASE_STREAM:
+            return
+        keys: dict[int, list[bytes]] = {}
+        for key, kind, tenant in zip(message.keys, message.kinds, message.tenant_indexes, strict=True):
+            if kind == EVENT_COMMIT:
+                keys.setdefault(tenant, []).append(key)
+        for tenant, part in keys.items():
+            self.committed(node_id, message.tenants[tenant], part)
+
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Order the next copies."""
         if not self._bytes_per_s:
@@ -242,10 +254,12 @@ class HomeCopies:
         """A copy has arrived, or failed."""
         copy, owner = self._under_way.pop(block_id), self._tenants.get(block_id[0])
         row = owner.rows.get(block_id[1], NO_ROW) if owner is not None else NO_ROW
-        if not {copy.node_id, copy.source_node_id} <= dict(self._rows.pairs(row)).keys():
+        if owner is None or not {copy.node_id, copy.source_node_id} <= dict(self._rows.pairs(row)).keys():
             return
         self.copied_blocks += 1
         self.copied_bytes += self._rows.sizes[row]
+        if owner.targets.get(block_id[1], 1) > 1:
+            return  # both are replicas that the writer asked for
         self.secondary.pop(block_id, None)
         if len(self.secondary) >= MAX_SECONDARY:
             self.secondary.popitem(last=False)

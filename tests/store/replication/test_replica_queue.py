@@ -323,7 +323,7 @@ def test_a_late_fetch_writes_into_no_reused_slot(pair: Pair, monkeypatch: pytest
     assert pair.target.call(lambda: pair.target.store.dram.quarantined_bytes) > 0, "the thread may still write"
     gate.open()
     pair.settle()
-    assert lines() == ["1 of 1 blocks not copied from node 5: StaleHandle: its slot expired before it arrived (put_ttl_s)"]
+    assert lines() == ["1 of 1 blocks not copied from node 5: DeadlineExceeded: its slot expired before it arrived (put_ttl_s)"]
 
 
 def test_a_replica_that_expires_before_its_grant_is_retracted(pair: Pair) -> None:

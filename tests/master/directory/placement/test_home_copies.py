@@ -8,6 +8,7 @@ from kvstore.master.directory.placement import home_copies as module
 from kvstore.master.directory.placement.copies import REFUSED_NS, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.home_copies import REFRESH_NS, HomeNodes
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, PHASE_STREAM, Publish
 from tests.master.blocks import TENANT, Event, die, tier_of
 from tests.master.directory.placement.copying import KEYS, Copying
 
@@ -75,6 +76,39 @@ def test_home_keeps_the_block_and_the_source_does_not(cluster: Cluster) -> None:
     two = cluster.node("two", "y")
     cluster.move()
     assert (cluster.may_evict(cluster.one), cluster.may_evict(two)) == (b"\1\1\1", bytes(3)), "for all generations"
+
+
+@pytest.mark.usefixtures("empty_two")
+def test_a_writers_replicas_are_not_secondary(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.commit(b"a")
+    orders = cluster.step()
+    cluster.master.commit(cluster.master.directory.targets.ask(TENANT, [b"a"], 2).ops)
+    cluster.arrive(*orders)
+    assert (cluster.step(), cluster.homes.take_secondary()) == ([], [])
+
+
+@pytest.mark.usefixtures("empty_two")
+def test_published_commits_are_copied_home(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.step(REFRESH_NS)
+    events = Publish(
+        epoch=cluster.one.epoch,
+        phase=PHASE_STREAM,
+        tenants=[TENANT],
+        namespaces=[""],
+        keys=[b"a", b"b"],
+        kinds=bytes((EVENT_COMMIT, EVENT_REMOVED)),
+        tenant_indexes=[0, 0],
+        namespace_indexes=[0, 0],
+        sizes=[SIZE, SIZE],
+        checksums=[0, 0],
+        generations=[1, 2],
+        tiers=b"\2\2",
+        parents=[b"", b""],
+    )
+    cluster.homes.published(cluster.one.node_id, events)
+    assert [order.keys for order in cluster.step()] == [[b"a"]]
 
 
 def test_a_node_with_free_space_copies_nothing() -> None:
