@@ -128,6 +128,22 @@ def exists(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
     _answer(keys, found, as_json, ("there", "not there"))
 
 
+@click.command(short_help="Bring blocks into this host's node.")
+@keys_argument
+@click.option("--to", type=click.Choice(("dram", "local")), default="dram", help="dram: also from the node's NVMe. Default: dram.")
+@json_option
+@client_options
+def prefetch(keys: Sequence[bytes], to: str, as_json: bool, settings: ClientSettings) -> None:
+    """Have this host's node bring blocks into its DRAM, from its NVMe or other nodes, in the background. Prints how many it
+    has queued: blocks in DRAM and unknown ones are not."""
+    with Client(settings=settings) as client:
+        queued = client.prefetch(keys, to)
+    if as_json:
+        echo_json({"queued": queued, "asked": len(keys)})
+    else:
+        click.echo(f"queued {queued:,} of {len(keys):,}")
+
+
 @click.command(short_help="Keep blocks from eviction.")
 @keys_argument
 @click.option("--ttl-s", type=float, help="Unpin after this many seconds.")

@@ -28,6 +28,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "exists": ("kvstore exists greeting hex:00ff",),
     "locate": ("kvstore locate greeting",),
     "keys": ("kvstore keys --namespace docs --limit 10",),
+    "prefetch": ("kvstore prefetch greeting hex:00ff",),
     "rm": ("kvstore rm greeting", "kvstore rm --namespace docs --pattern 'chat-*'"),
     "pin": ("kvstore pin greeting --ttl-s 3600",),
     "unpin": ("kvstore unpin greeting",),

@@ -56,5 +56,6 @@ def _decisions(found: pb.InstancesReply) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in rejected.items())
     return (
         f"{counters.get('scheduled', 0):,} scheduled, {sum(rejected.values()):,} rejected{f' ({reasons})' if reasons else ''}; "
-        f"{counters.get('transfers', 0):,} transfers of {counters.get('transfer_blocks', 0):,} blocks"
+        f"{counters.get('transfers', 0):,} transfers of {counters.get('transfer_blocks', 0):,} blocks, "
+        f"{counters.get('promoted_blocks', 0):,} blocks brought up from NVMe"
     )

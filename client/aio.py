@@ -245,6 +245,12 @@ class AsyncClient(BaseClient):
         await self._run(self._operations.release(hold))
 
     @timed_async
+    async def prefetch(self, keys: Sequence[bytes], to: str = "dram", *, deadline_s: float | None = None) -> int:
+        """Have this host's node bring blocks into its DRAM in the background; return how many it has queued or requested
+        from other nodes. See `Client.prefetch`."""
+        return await self._run(self._operations.prefetch(keys, to=to, deadline_s=deadline_s))
+
+    @timed_async
     async def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:
         """Return the replicas of each block, [] for a miss."""
         return await self._run(self._operations.locate(keys, deadline_s=deadline_s))

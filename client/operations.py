@@ -23,6 +23,7 @@ from kvstore.client.core.arguments import (
     check_limit,
     check_offsets,
     check_parents,
+    check_prefetch,
     check_replicas,
     namespace_text,
 )
@@ -38,6 +39,7 @@ from kvstore.client.local.reads import LocalReads
 from kvstore.client.metadata_requests import MetadataOperations, replicate
 from kvstore.client.reads.batch_read import BatchGet, open_view
 from kvstore.client.reads.mapped_values import CopyOut, OpenView, close_view
+from kvstore.client.reads.prefetch import prefetch
 from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Sink, SinkPart
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.batch_put import BatchPut
@@ -310,6 +312,13 @@ class Operations:
         self.check_process()
         require_hold(hold, is_optional=False)
         return self._holds.release(hold)
+
+    def prefetch(self, keys: Sequence[bytes], *, to: str, deadline_s: float | None) -> Operation[int]:
+        deadline = self.deadline(deadline_s)
+        check_keys(keys)
+        check_prefetch(keys, to)
+        self.resources.counters.add(requests=1)
+        return prefetch(self.resources.daemons, keys, to, deadline)
 
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
         return self._metadata.locate(keys, self.deadline(deadline_s))

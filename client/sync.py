@@ -304,6 +304,21 @@ class Client(BaseClient):
         self._run(self._operations.release(hold))
 
     @timed
+    def prefetch(self, keys: Sequence[bytes], to: str = "dram", *, deadline_s: float | None = None) -> int:
+        """Have this host's node bring blocks into its DRAM in the background; return how many it has queued or requested
+        from other nodes. Returns at once, before any block has arrived.
+
+        `to` is "dram": the node's blocks on NVMe are copied into its DRAM, and blocks that it lacks are copied from
+        other nodes. "local": only the latter. `keys` are at most 16,384, in the order in which they are needed.
+
+        It is a hint. Blocks that are in DRAM already or nowhere are ignored. At most 1/16 of the node's DRAM may hold
+        prefetched blocks that nobody has read; from the first block beyond that on, and while the node drains, it
+        refuses blocks and counts them. A prefetch is no access: a block that is not read counts as wasted
+        (docs/metrics.md). Raises Unavailable without a node on this host.
+        """
+        return self._run(self._operations.prefetch(keys, to=to, deadline_s=deadline_s))
+
+    @timed
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:
         """Return the replicas of each block, [] for a miss."""
         return self._run(self._operations.locate(keys, deadline_s=deadline_s))

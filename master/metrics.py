@@ -112,4 +112,5 @@ class MasterMetrics:
                 (name.removeprefix(REJECTED),): count for name, count in scheduled.items() if name.startswith(REJECTED)
             },
             "kvstore_master_scheduled_transfer_blocks": scheduled["transfer_blocks"],
+            "kvstore_master_scheduled_promoted_blocks": scheduled["promoted_blocks"],
         }

@@ -238,10 +238,11 @@ class HeartbeatResponse(Message):
 
 @message
 class PrefetchBlocks(Message):
-    """Master of partition 0 to node: prefetch these blocks of `tenant` from node `source`, for an engine of this node's
-    host.
+    """Master of partition 0 to node: prefetch these blocks of `tenant` for an engine of this node's host. Answer: Ok, at
+    once. `epoch` is the master's.
 
-    The node sends RequestCopy to the masters of the blocks' partitions. Answer: Ok, at once. `epoch` is the master's.
+    From node `source`: the node sends RequestCopy to the masters of the blocks' partitions. A `source` of 0: the node
+    copies its own blocks into DRAM, those that are below it.
     """
 
     TYPE = 28
@@ -253,11 +254,11 @@ class PrefetchBlocks(Message):
 
 @message
 class RequestCopy(Message):
-    """Node to master: request copies of these blocks of `tenant`, which node `source` holds.
+    """Node to master: request copies of these blocks of `tenant` from node `source`; 0: from any node that holds the
+    block. `epoch` is the registration's.
 
-    `epoch` is the registration's.
-
-    Answer: Ok, at once; the master then sends CopyBlocks for those that the node lacks.
+    Answer: Flags, at once. 1: the master has sent a CopyBlocks with the block to this node, now or before, and awaits its
+    result. 0: the node holds the block, no other readable node does, or too many copies are under way.
     """
 
     TYPE = 29

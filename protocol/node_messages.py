@@ -37,6 +37,10 @@ MISS, INLINE, MAPPED, DEFERRED = 0, 1, 2, 3
 answer: request it again."""
 HOLD_MISS, HOLD_GRANTED, HOLD_REFUSED = 0, 1, 2
 """Results of HoldBlocks: not here; held; here, but over the limit of held blocks."""
+TO_LOCAL, TO_DRAM = 0, 1
+"""Targets of Prefetch: any tier of the node; its DRAM."""
+MAX_PREFETCH_KEYS: Final = 16_384
+"""Keys in one Prefetch: the blocks of a prompt of 262,144 tokens, and some 10 ms of the node's loop."""
 
 
 @message
@@ -290,3 +294,18 @@ class PutFromSlot(Message):
     checksums: U64s
     parents: Parents
     ack: U8 = ACK_NODE
+
+
+@message
+class Prefetch(Message):
+    """Bring these blocks (at most MAX_PREFETCH_KEYS) into the node in the background. `to` TO_LOCAL: those that the
+    node lacks are copied from other nodes into its DRAM. TO_DRAM: in addition its own blocks below DRAM are copied into
+    DRAM.
+
+    Answer: Count, at once: the blocks that are queued or requested from the masters. Not an access.
+    """
+
+    TYPE = 80
+    WIRE = ("to", "keys")
+    keys: Keys
+    to: U8 = TO_DRAM

@@ -25,6 +25,9 @@ from kvstore.protocol.node_messages import (
     HOLD_GRANTED,
     HOLD_MISS,
     HOLD_REFUSED,
+    MAX_PREFETCH_KEYS,
+    TO_DRAM,
+    TO_LOCAL,
     AbortPuts,
     CommitPuts,
     ExportSlabs,
@@ -35,6 +38,7 @@ from kvstore.protocol.node_messages import (
     OpenIndex,
     OpenSlotAhead,
     OpenSlots,
+    Prefetch,
     Put,
     PutFromSlot,
     ReadBlocks,
@@ -77,6 +81,7 @@ class NodeService:
         self._socket_puts = storage.socket_puts
         self._reads = storage.reads
         self._regions = storage.regions
+        self._prefetcher = storage.prefetcher
         self._replica_queue = storage.replica_queue
         self._shared_index = storage.shared_index
         self._commit_waits = storage.commit_waits
@@ -121,9 +126,10 @@ class NodeService:
             WaitCommitted.TYPE: commit_batcher.await_all,
             HoldBlocks.TYPE: self._hold_blocks,
             ReleaseHolds.TYPE: self._release_holds,
+            Prefetch.TYPE: self._prefetch,
             TicketKey.TYPE: self._ticket_key,
             RevokeCredentials.TYPE: self._revoke,
-            PrefetchBlocks.TYPE: self._prefetch,
+            PrefetchBlocks.TYPE: self._prefetch_for_engine,
             MarkSecondary.TYPE: self._mark_secondary,
         }
 
@@ -274,6 +280,46 @@ class NodeService:
             self._table.holds.release(peer_of(session).tenant, number)
         self._waiting.retry()
 
+    def _prefetch(self, session: Session, header: FrameHeader, message: Prefetch) -> None:
+        """Queue promotions, and request copies of the blocks that are not here. Answered at once."""
+        if message.to not in (TO_LOCAL, TO_DRAM):
+            raise InvalidArgument(f"the target of a prefetch is {TO_LOCAL} (this node) or {TO_DRAM} (its DRAM), not {message.to}")
+        if len(message.keys) > MAX_PREFETCH_KEYS:
+            raise InvalidArgument(f"at most {MAX_PREFETCH_KEYS} keys per Prefetch; got {len(message.keys)}")
+        tenant, keys = peer_of(session).tenant, list(dict.fromkeys(message.keys))
+        if self._drainer.is_closed:
+            self._table.prefetched.refused += len(keys)
+            session.reply(header.request_id, Count(0))
+            return
+        queued = self._prefetcher.queue(tenant, keys) if message.to == TO_DRAM else 0
+        missing = [key for key in keys if self._table.are_new(tenant, [key])]
+        for partition, part in self._by_partition(missing).items():
+            queued += self._request_prefetch(tenant, partition, part, session.reactor.now_ns())
+        session.reply(header.request_id, Count(queued))
+
+    def _request_prefetch(self, tenant: str, partition: int, keys: list[bytes], now_ns: int) -> int:
+        """Request copies of these blocks from the partition's master, whichever nodes hold them. Return the number of
+        requested blocks: 0 without a master."""
+        link, prefetched = self.links.get(partition), self._table.prefetched
+        if link is None:
+            return 0
+        wanted = prefetched.await_copies(tenant, keys, now_ns)
+        if not wanted:
+            return 0
+
+        def answered(reply: Flags | KVStoreError) -> None:
+            flags = reply.flags if isinstance(reply, Flags) and len(reply.flags) == len(wanted) else bytes(len(wanted))
+            prefetched.forget_copies(tenant, [key for key, flag in zip(wanted, flags, strict=True) if not flag])
+
+        request_master(link, RequestCopy(self._epochs[partition], tenant, 0, wanted), Flags, answered)
+        return len(wanted)
+
+    def _by_partition(self, keys: list[bytes]) -> dict[int, list[bytes]]:
+        found: dict[int, list[bytes]] = {}
+        for key in keys:
+            found.setdefault(self._partition_map.of(key), []).append(key)
+        return found
+
     def _map_slabs(self, session: Session, header: FrameHeader, message: MapSlabs) -> None:
         peer = peer_of(session)
         if message.writable:
@@ -411,18 +457,19 @@ class NodeService:
         hello = Hello(ROLE_NODE, message.tenant, "", self._identity.name, message.epoch, message.ticket, partition)
         session.reply(header.request_id, Flags(self._replica_queue.take(message, hello, session.span(header.request_id))))
 
-    def _prefetch(self, session: Session, header: FrameHeader, message: PrefetchBlocks) -> None:
-        """Request copies from the masters of the keys. Answered at once: results appear as copies that the masters
-        order."""
+    def _prefetch_for_engine(self, session: Session, header: FrameHeader, message: PrefetchBlocks) -> None:
+        """Queue promotions of the node's own blocks, or request copies from the masters of the keys. Answered at once:
+        results appear as copies that the masters order."""
         self._check_epoch(session, message.epoch)
         session.reply(header.request_id, Ok())
-        keys: dict[int, list[bytes]] = {}
-        for key in message.keys:
-            keys.setdefault(self._partition_map.of(key), []).append(key)
-        for partition, part in keys.items():
+        if not message.source:
+            if not self._drainer.is_closed:
+                self._prefetcher.queue(message.tenant, message.keys)
+            return
+        for partition, part in self._by_partition(message.keys).items():
             if (link := self.links.get(partition)) is not None:
                 want = RequestCopy(self._epochs[partition], message.tenant, message.source, part)
-                request_master(link, want, Ok, lambda _reply: None)
+                request_master(link, want, Flags, lambda _reply: None)
 
     def _mark_secondary(self, session: Session, header: FrameHeader, message: MarkSecondary) -> None:
         self._check_epoch(session, message.epoch)

@@ -120,6 +120,7 @@ class NodeStatus:
             "closed": int(storage.drainer.is_closed),
             "synced": int(storage.replicators.is_synced),
             **storage.replica_queue.counters(),
+            **storage.prefetcher.counters(),
         }
         return tiers, counters
 

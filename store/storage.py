@@ -27,6 +27,7 @@ from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_location
 from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
+from kvstore.store.reads.prefetcher import Prefetcher
 from kvstore.store.reads.read_service import ReadService
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
 from kvstore.store.replication.last_replica import LastReplicaQueries
@@ -238,9 +239,10 @@ class Storage:
             self.table,
             self._tiers,
             settings=settings,
-            on_space_freed=self.waiting.retry,
+            on_space_freed=self._space_freed,
             codec=self.codec,
         )
+        self.prefetcher = Prefetcher(reactor, self.table, dram, self.mover, self.waiting)
         self.commit_waits = CommitWaits()
         self.commit_requests = CommitRequests(self.table, self.commit_waits, self.replicators, self.partition_map)
         self.commit_batcher = CommitBatcher(
@@ -290,6 +292,11 @@ class Storage:
         self.prefaulter.join(SHUTDOWN_TIMEOUT_S)
         for tier in self._tiers.values():
             tier.close()
+
+    def _space_freed(self) -> None:
+        """Serve what waits for slots: puts before prefetches."""
+        self.waiting.retry()
+        self.prefetcher.step()
 
     def add_partitions(self) -> None:
         """Split events and commit requests by partition."""

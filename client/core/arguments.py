@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.frames import MAX_KEY_BYTES, check_key
 from kvstore.protocol.message import MAX_REPLICAS
+from kvstore.protocol.node_messages import MAX_PREFETCH_KEYS
 
 KEY_LENGTHS: Final = frozenset(range(1, MAX_KEY_BYTES + 1))
 
@@ -125,6 +126,14 @@ def check_hold(hold_s: float) -> None:
         raise InvalidArgument(
             f"hold_s is a number of seconds above 0 and up to {MAX_HOLD_S}, not {hold_s!r}; omit the hold to look up without one"
         )
+
+
+def check_prefetch(keys: Sequence[bytes], to: str) -> None:
+    """Raises InvalidArgument unless `to` is a valid target and there are not too many keys."""
+    if to not in ("local", "dram"):
+        raise InvalidArgument(f"to is 'local' or 'dram', not {to!r:.50}")
+    if len(keys) > MAX_PREFETCH_KEYS:
+        raise InvalidArgument(f"a prefetch takes at most {MAX_PREFETCH_KEYS} keys, not {len(keys)}: prefetch what is read first")
 
 
 def check_ack(ack: str) -> None:

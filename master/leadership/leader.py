@@ -159,6 +159,7 @@ class LeaderRole:
             settings,
             self.directory,
             replicate=self.frames.nodes.replicate if count == 1 else self.frames.prefetch,
+            promote=self.frames.promote,
             wall_ns=wall_ns,
             prefixes=place.prefixes if count > 1 else None,
         )

@@ -48,6 +48,13 @@ class ReplicateCall(Protocol):
     def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int: ...
 
 
+class PromoteCall(Protocol):
+    """Have node `node_id` copy those of its blocks into DRAM that are below it. Returns the number of blocks that it was
+    sent, at once; never raises."""
+
+    def __call__(self, tenant: str, keys: Sequence[bytes], *, node_id: int) -> int: ...
+
+
 FindPrefixes = Callable[[str, Sequence[bytes]], PrefixMatches]
 """Returns each node's prefix of a tenant's keys."""
 
@@ -84,13 +91,14 @@ class _Pool(NamedTuple):
     """Instances of one decision, in a fixed order; `nodes` are the prefill instances' live nodes, or None.
 
     Each node has the leading `fetchable` blocks of the prompt, which others can fetch. Each prefill instance has
-    `matches`, including its engine's own cache."""
+    `matches`, including its engine's own cache, which has `in_engines`."""
 
     prefill: list[PrefillMember]
     decode: list[DecodeMember]
     nodes: list[NodeMember | None]
     matches: list[int]
     fetchable: list[int]
+    in_engines: list[int]
 
 
 class ClusterScheduler:
@@ -102,6 +110,7 @@ class ClusterScheduler:
         directory: Directory,
         *,
         replicate: ReplicateCall,
+        promote: PromoteCall,
         wall_ns: int,
         prefixes: FindPrefixes | None = None,
     ) -> None:
@@ -111,13 +120,13 @@ class ClusterScheduler:
         self.instances = Instances(instance_ttl_s=settings.instance_ttl_s, max_instances=settings.max_instances)
         self.engine_caches = EngineCaches(max_blocks=MAX_ENGINE_BLOCKS)
         self.estimators = make_estimators(settings)
-        self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks"), 0))
+        self.counters = Counter(dict.fromkeys(("scheduled", "transfers", "transfer_blocks", "promoted_blocks"), 0))
         self._directory = directory
         self._dispatcher = make_dispatcher(
             settings.dispatcher, self.estimators.for_dispatcher(), threshold=settings.kvcache_balancing_threshold, seed=wall_ns
         )
         self._admission = make_admission(settings.admission, self.estimators, load_limit=ADMISSION_LOAD_LIMIT)
-        self._replicate = replicate
+        self._replicate, self._promote = replicate, promote
         self._prefixes = prefixes or directory.queries.prefixes
         self._decision_ttl_ns = round(settings.decision_ttl_s * NS_PER_S)
         self._request_ids = itertools.count(wall_ns // NS_PER_US)
@@ -163,6 +172,7 @@ class ClusterScheduler:
         self._decode_duration.add(outcome.tbt_s * request.output_tokens)
         if outcome.transfer_from is not None:
             self._start_transfer(prompt, outcome, outcome.transfer_from, pool, now_ns)
+        self._start_promotion(prompt, outcome, pool)
         self.counters["scheduled"] += 1
         return reply
 
@@ -190,7 +200,7 @@ class ClusterScheduler:
         places = {name: index for index, name in enumerate(self.instances.decode)}
         for member in prefill:
             member.decodes_at(places.get(member.report.name))
-        return _Pool(prefill, decode, nodes, list(map(max, fetchable, in_engines)), fetchable)
+        return _Pool(prefill, decode, nodes, list(map(max, fetchable, in_engines)), fetchable, in_engines)
 
     def _node(self, member: PrefillMember) -> NodeMember | None:
         node = self._directory.members.named(member.report.node)
@@ -263,6 +273,14 @@ class ClusterScheduler:
         at_decode = PromisedWork(now_ns + ttft_ns, now_ns + ttft_ns + self._decision_ttl_ns, context_tokens=request.input_tokens)
         prefill.promise(request_id, at_prefill)
         decode.promise(request_id, at_decode._replace(sent_ns=now_ns) if decode.report.role == pb.ROLE_BOTH else at_decode)
+
+    def _start_promotion(self, prompt: ScheduledPrompt, decision: Decision, pool: _Pool) -> None:
+        """Have the chosen node read its blocks of the prompt from NVMe while the request waits in the engine's queue,
+        except those that the engine has in its own memory."""
+        node = pool.nodes[decision.prefill]
+        keys = prompt.keys[pool.in_engines[decision.prefill] : pool.fetchable[decision.prefill]]
+        if node is not None and keys and any(tier.name == "nvme" for tier in node.tiers):
+            self.counters["promoted_blocks"] += self._promote(prompt.tenant, keys, node_id=node.node_id)
 
     def _start_transfer(self, prompt: ScheduledPrompt, decision: Decision, sender: int, pool: _Pool, now_ns: int) -> None:
         source, target = pool.nodes[sender], pool.nodes[decision.prefill]

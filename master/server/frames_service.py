@@ -184,12 +184,19 @@ class FramesService:
             call_within_spans(self._causes.of(tenant, keys, now_ns) if self._causes else (), order)
 
     def prefetch(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
-        """Have node `node_id` request copies of these blocks from the owners of their partitions. Fire and forget,
-        as `replicate`, but returns the number of all keys: only those masters know which are under way already."""
+        """Have node `node_id` request copies of these blocks from the owners of their partitions; with a source of 0 see
+        `promote`. Fire and forget, as `replicate`, but returns the number of all keys: only those masters know which are
+        under way already."""
         for begin in range(0, len(keys), MAX_BATCH):
             part = list(keys[begin : begin + MAX_BATCH])
             self.connections.notify(node_id, PrefetchBlocks(self._master_epoch, tenant, source_node_id, part), Ok, lambda _is_done: None)
         return len(keys)
+
+    def promote(self, tenant: str, keys: Sequence[bytes], *, node_id: int) -> int:
+        """Have node `node_id` copy into DRAM those of its blocks that are below it, as far as the directory knows. Return
+        the number of keys sent. Fire and forget."""
+        cold = self._directory.queries.outside_dram(tenant, keys, node_id)
+        return self.prefetch(tenant, cold, node_id=node_id, source_node_id=0)
 
     def _copy_home(self, now_ns: int) -> None:
         """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes."""

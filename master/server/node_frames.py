@@ -198,10 +198,25 @@ class NodeFrames:
 
     def request_copy(self, session: Session, header: FrameHeader, message: RequestCopy) -> None:
         """Responds at once; see `replicate`."""
-        peer = _node(session, "request copies")
+        peer, tenant = _node(session, "request copies"), message.tenant
         self._directory.members.check(peer.node_id, message.epoch)
-        session.reply(header.request_id, Ok())
-        self.replicate(message.tenant, message.keys, node_id=peer.node_id, source_node_id=message.source)
+        by_source = {message.source: message.keys} if message.source else self._sources_of(tenant, message.keys, peer.node_id)
+        for source, keys in by_source.items():
+            self.replicate(tenant, keys, node_id=peer.node_id, source_node_id=source)
+        is_under_way = self._directory.replication.is_under_way
+        session.reply(header.request_id, Flags(bytes(is_under_way(tenant, key, peer.node_id) for key in message.keys)))
+
+    def _sources_of(self, tenant: str, keys: Sequence[bytes], node_id: int) -> dict[int, list[bytes]]:
+        """Return the keys by a readable node that holds the block, in DRAM if one does; not `node_id`."""
+        found: dict[int, list[bytes]] = {}
+        locations, end = self._directory.queries.lookup(tenant, keys, avoid=node_id), 0
+        for key, count in zip(keys, locations.replicas, strict=True):
+            at, end = end, end + count
+            replicas = list(zip(locations.nodes[at:end], locations.tiers[at:end], strict=True))
+            if replicas:
+                in_dram = [node for node, tiers in replicas if tiers & TIER_BITS["dram"]]
+                found.setdefault(in_dram[0] if in_dram else replicas[0][0], []).append(key)
+        return found
 
     def closed(self, session: Session, peer: NodePeer) -> None:
         """A node whose connection breaks is dead until it registers again, as it does after a break."""

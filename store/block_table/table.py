@@ -29,6 +29,7 @@ from kvstore.store.block_table.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
 from kvstore.store.block_table.partition_map import PartitionMap
+from kvstore.store.block_table.prefetched_blocks import PrefetchedBlocks
 from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
@@ -133,6 +134,8 @@ class BlockTable:
         self.slots = FreeSlots(self._ingest_tier, self._block_limit, self.evictor)
         self.ahead = SlotsAhead(self.slots, capacity_bytes=self._ingest_tier.tier.capacity_bytes)
         """Slots opened ahead for connections."""
+        self.prefetched = PrefetchedBlocks(self._ingest_tier.tier.capacity_bytes)
+        """Prefetches under way, and prefetched blocks that were not read yet."""
         self.misses = 0
         self.corrupt_reads = 0
 
@@ -254,6 +257,7 @@ class BlockTable:
         self._block_limit.retry_failed_searches()
         self.holds.expire(now_ns=now_ns)
         self.ahead.expire(now_ns=now_ns)
+        self.prefetched.check(now_ns)
         for level in self._levels.values():
             level.order.flush_touches()
         return self._ended.expire(now_ns=now_ns)
@@ -313,10 +317,11 @@ class BlockTable:
         """Return True if a block outside DRAM was read often enough to be copied there."""
         return block.hits >= PROMOTE_AT_HITS and not block.moving and not block.is_in(DRAM)
 
-    def begin_promotion(self, block: Block) -> Slot | None:
-        """Return a DRAM slot to read the block into, or None if none is free at once. `finish_move` ends it."""
+    def begin_promotion(self, block: Block, *, may_wait: bool = False) -> Slot | None:
+        """Return a DRAM slot to read the block into, or None if none is free at once. `finish_move` ends it. With
+        `may_wait` demotions may have been planned: retry after a move."""
         try:
-            slot = self.evictor.make(self._ingest_tier, block.size_bytes, block.tenant, may_wait=False)
+            slot = self.evictor.make(self._ingest_tier, block.size_bytes, block.tenant, may_wait=may_wait)
         except KVStoreError:  # larger than a DRAM that was larger before the restart, or the system refuses memory
             return None
         block.moving = slot is not None

@@ -5,11 +5,10 @@ and for the node; values that do not fit are answered LATER. A read of which not
 connection and holds nothing.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.protocol.errors import Corrupt, DeadlineExceeded
+from kvstore.protocol.errors import DeadlineExceeded
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import DEFERRED, INLINE, ReadBlocks, ReadBlocksReply, ReleaseLeases
@@ -24,8 +23,6 @@ from kvstore.store.session_authenticator import Caller, peer_of
 from kvstore.store.tiering.mover import SlowRead, TierMover
 from kvstore.store.wait_queue import WaitingRequest, WaitQueue, begin_child_span, until_ns
 from kvstore.tiers.dram import DramTier
-
-log = logging.getLogger("kvstore.store")
 
 _INLINE: Final = bytes([INLINE])
 _IN_DRAM: Final = bytes([TIER_BITS[TIERS[DRAM]]])
@@ -201,10 +198,7 @@ class ReadService:
         block = read.block
         if slot is not None:
             self._table.finish_move(block, read.tier, DRAM, slot, is_done=result is None, loss=read.loss)
-        if isinstance(result, Corrupt):
-            log.warning("dropped a damaged copy in %s: %s", TIERS[read.tier], result)
-            self._table.corrupt_reads += 1
-            self._table.copies.drop_copy(block, read.tier)
+        self._mover.drop_damaged(read, result)
         # A block removed meanwhile has its bytes in a freed slot: a miss, like a failed read.
         if result is not None or (slot is not None and block.is_dropped):
             self._table.misses += 1

@@ -177,6 +177,7 @@ class ReplicaQueue:
             is_uncommitted = block is not None and block.generation == UNCOMMITTED
             has_space = len(self._queue) + self._deferred + len(uncommitted) < self._queue_blocks
             is_taken = has_space and (is_uncommitted or self._is_absent(message.tenant, key))
+            is_taken = is_taken and self._table.prefetched.admit_copy(message.tenant, key, size)
             if is_taken:
                 (uncommitted if is_uncommitted else self._queue).append(_Item(order, key, size, checksum, generation, parent))
             flags.append(is_taken)
@@ -367,6 +368,7 @@ class ReplicaQueue:
             if put is not None and flag and self._table.puts.holds(put):
                 self._table.commit_granted(put, item.checksum, item.generation)
                 self._table.enter_granted(put.block)
+                self._table.prefetched.copied(put.block, self._reactor.now_ns())
                 self.copied_blocks += 1
                 self.copied_bytes += item.size_bytes
                 continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from kvstore.protocol.errors import ChecksumMismatch, KVStoreError, Unavailable
+from kvstore.protocol.errors import ChecksumMismatch, Corrupt, KVStoreError, Unavailable
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.thread_pools import started
 from kvstore.store.block_table.block import Block, Loss
@@ -213,6 +213,13 @@ class TierMover:
         except Exception as error:
             log.exception("reading from %s failed", self._tiers[tier].name)
             return [error] * len(reads)
+
+    def drop_damaged(self, read: SlowRead, result: Exception | None) -> None:
+        """Drop the copy that was read if the read found it damaged."""
+        if isinstance(result, Corrupt):
+            log.warning("dropped a damaged copy in %s: %s", self._tiers[read.tier].name, result)
+            self._table.corrupt_reads += 1
+            self._table.copies.drop_copy(read.block, read.tier)
 
     def run_in_reader(self, work: Callable[[], None]) -> None:
         """Run a short function that would block the loop in a reader thread."""

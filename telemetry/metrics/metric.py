@@ -123,6 +123,17 @@ NODE: Final = (
     Metric("kvstore_node_copied_bytes", C, "Their bytes."),
     Metric("kvstore_node_copies_failed", C, "Failed fetches of replicas."),
     Metric("kvstore_node_copies_waiting", G, "Replicas waiting to be fetched."),
+    Metric("kvstore_node_prefetched_blocks", C, "Blocks that a prefetch brought into DRAM, from NVMe or another node."),
+    Metric("kvstore_node_prefetched_bytes", C, "Their bytes."),
+    Metric("kvstore_node_prefetches_useful", C, "Prefetched blocks that were read before they left DRAM."),
+    Metric("kvstore_node_prefetches_wasted", C, "Prefetched blocks that left DRAM unread, or were not read within 60 s."),
+    Metric(
+        "kvstore_node_prefetches_refused",
+        C,
+        "Blocks not prefetched: 1/16 of DRAM is prefetched and unread, no slot became free, or the node drains.",
+    ),
+    Metric("kvstore_node_prefetches_waiting", G, "Blocks queued for a prefetch, or awaited from another node."),
+    Metric("kvstore_node_prefetched_unread_bytes", G, "Bytes queued for a prefetch, or prefetched and not read yet."),
     Metric("kvstore_node_engine_served_bytes", C, "Bytes read and written by other hosts through the transfer engine."),
     Metric("kvstore_node_engine_connections", G, "Connections of other hosts to the transfer engine."),
     Metric("kvstore_node_rail_delivered_bytes", C, "Bytes moved by this node's transfers, per rail.", ("transport", "rail")),
@@ -189,6 +200,7 @@ MASTER: Final = (
     Metric("kvstore_master_scheduled", C, "Requests placed by the scheduler."),
     Metric("kvstore_master_schedule_rejections", C, "Requests rejected by the scheduler, by reason.", ("reason",)),
     Metric("kvstore_master_scheduled_transfer_blocks", C, "Blocks transferred for scheduled requests."),
+    Metric("kvstore_master_scheduled_promoted_blocks", C, "Blocks that a node was told to read from NVMe for scheduled requests."),
 )
 CLIENT: Final = (
     Metric(

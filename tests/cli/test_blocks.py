@@ -77,6 +77,13 @@ def test_locate_tells_node_tiers_and_size(shell: Shell) -> None:
     assert shell("locate", "nowhere").exit_code == 1
 
 
+def test_prefetch_tells_how_many_blocks_are_queued(shell: Shell) -> None:
+    shell("put", "warm", "-", stdin=b"x")
+    found = shell("prefetch", "warm")
+    assert (found.exit_code, found.output) == (0, "queued 0 of 1\n")
+    assert json.loads(shell("prefetch", "warm", "--to", "local", "--json").output) == {"queued": 0, "asked": 1}
+
+
 def test_a_pinned_block_is_removed_by_force_only(shell: Shell) -> None:
     shell("put", "pinned", "-", stdin=b"x")
     assert shell("pin", "pinned").output == "pinned: pinned\n"

@@ -31,7 +31,7 @@ def output(master: str, *arguments: str) -> str:
 def test_json_has_everything_the_master_says(master: str) -> None:
     found = json.loads(output(master, "--json"))
     assert found["dispatcher"] == "kvcache_centric"
-    assert found["counters"] == {"scheduled": 1, "transfers": 0, "transfer_blocks": 0}
+    assert found["counters"] == {"scheduled": 1, "transfers": 0, "transfer_blocks": 0, "promoted_blocks": 0}
     prefill = {each["report"]["name"]: each for each in found["instances"]}["p"]
     assert (prefill["unseen_requests"], prefill["unseen_s"], prefill["scheduled"], prefill["report"]["node"]) == (1, 1.0, 1, "node-0")
 
@@ -39,4 +39,4 @@ def test_json_has_everything_the_master_says(master: str) -> None:
 def test_the_table_tells_who_waits_and_who_decodes(master: str) -> None:
     text = output(master)
     assert "http://p" in text
-    assert "1 scheduled, 0 rejected; 0 transfers of 0 blocks" in text
+    assert "1 scheduled, 0 rejected; 0 transfers of 0 blocks, 0 blocks brought up from NVMe" in text

@@ -232,6 +232,31 @@ class ClientBehaviour:
         assert client.match_prefix([a], hold=hold) == 0
         assert client.stats().held_blocks >= 3
 
+    def test_a_prefetch_asks_the_node_of_this_host(self, client: Any) -> None:
+        a, b = fresh_keys(2)
+        client.put(a, b"value")
+        assert client.prefetch([]) == 0
+        assert client.prefetch([a], "local") == client.prefetch([a], to="dram") == 0, "it is in DRAM"
+        assert client.prefetch([a, b]) == 1, "nobody knows yet that the other is nowhere"
+        assert client.get_batch([a, b]) == [b"value", None]
+
+    @pytest.mark.parametrize("where", ["elsewhere"], indirect=True)
+    def test_a_prefetch_without_a_local_node_is_unavailable(self, client: Any) -> None:
+        with pytest.raises(Unavailable, match="no storage node is on this host"):
+            client.prefetch(fresh_keys(1))
+
+    def test_bad_prefetches_are_refused(self, client: Any) -> None:
+        for to in ("hbm", "", 1, None, ["dram"]):
+            with pytest.raises(InvalidArgument, match="to is 'local' or 'dram', not"):
+                client.prefetch([b"a"], to)
+        with pytest.raises(InvalidArgument, match="a prefetch takes at most 16384 keys, not 16385"):
+            client.prefetch([b"a"] * 16385)
+        for keys in (b"a", [b""], [b"k" * 256], {b"a"}, ["a"]):
+            with pytest.raises(InvalidArgument, match="key"):
+                client.prefetch(keys)
+        with pytest.raises(InvalidArgument, match="deadline_s"):
+            client.prefetch([b"a"], deadline_s=0)
+
     def test_blocks_are_located(self, client: Any) -> None:
         a, b = fresh_keys(2)
         client.put(a, b"value")

@@ -34,6 +34,7 @@ from kvstore.protocol.node_messages import (
     OpenIndex,
     OpenSlotAhead,
     OpenSlots,
+    Prefetch,
     Put,
     PutFromSlot,
     ReadBlocks,
@@ -68,6 +69,7 @@ FRAMES: Final[dict[type[Message], Message]] = {
         WaitCommitted(),
         HoldBlocks(1, 100, [BLOCK], [4]),
         ReleaseHolds([1]),
+        Prefetch([b"absent"]),
         DeleteBlocks(1, "red", [BLOCK], [4]),
         SetPinned(1, "red", [BLOCK]),
         CopyBlocks(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
@@ -83,7 +85,7 @@ READS: Final = {"red reads", "red writes", "red rules", "blue reads"}
 WRITES: Final = {"red writes", "red rules"}
 ALLOWED: Final[dict[type[Message], set[str]]] = {
     **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs), READS | {"a pass"}),
-    **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds), READS),
+    **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds, Prefetch), READS),
     **dict.fromkeys((Put, OpenSlots, CommitPuts, AbortPuts, OpenSlotAhead, PutFromSlot, WaitCommitted), WRITES),
     **{
         kind: set()

@@ -33,7 +33,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def test_a_key_that_is_none_is_refused(client: Client) -> None:
     """Of other types: test_wrong_types.py."""
     for key in (b"", b"k" * (MAX_KEY_BYTES + 1)):
-        for method in ("get", "exists", "put", "get_batch", "match_prefix", "locate", "remove", "pin"):
+        for method in ("get", "exists", "put", "get_batch", "match_prefix", "locate", "prefetch", "remove", "pin"):
             arguments: list[object] = [key] if method in ("get", "exists") else [key, b"v"] if method == "put" else [[b"good", key]]
             with pytest.raises(InvalidArgument, match="key"):
                 getattr(client, method)(*arguments)

@@ -18,6 +18,7 @@ from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenant, Tenants
 from kvstore.protocol.frames import MAX_COUNT
 from kvstore.protocol.master_messages import Locations
+from kvstore.protocol.message import TIER_BITS
 
 Indexes = NDArray[np.intp]
 
@@ -189,6 +190,13 @@ class DirectoryQueries:
     def lookup(self, tenant: str, keys: Sequence[bytes], *, avoid: int = 0) -> Locations:
         """Return the locations of the keys, at live nodes other than `avoid` (0: none)."""
         return locate(self._rows, self._find(tenant, keys), avoid=avoid)
+
+    def outside_dram(self, tenant: str, keys: Sequence[bytes], node_id: int) -> list[bytes]:
+        """Return the keys of which node `node_id` has no copy in DRAM by this table, in order. Keys of other partitions
+        are among them. A set lookup for each distinct holder set."""
+        held = np.frombuffer(self._rows.holders, np.uint32)[self._find(tenant, keys)]
+        in_dram = {index: dict(self._rows.sets[index]).get(node_id, 0) & TIER_BITS["dram"] for index in np.unique(held).tolist()}
+        return [key for key, index in zip(keys, held.tolist(), strict=True) if not in_dram[index]]
 
     def list_keys(self, tenant: str, namespace: str | None = None, *, slice_rows: int = 65_536) -> Iterator[list[tuple[bytes, int, str]]]:
         """Yield (key, size, namespace) of the readable blocks of one namespace or all (None), `slice_rows` rows at a

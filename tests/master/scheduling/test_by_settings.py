@@ -33,5 +33,5 @@ def test_a_model_that_cannot_be_computed_is_a_wrong_setting(settings: MasterSett
 @pytest.mark.parametrize("admission", ["all", "early", "predicted"])
 def test_every_choice_of_the_settings_exists(dispatcher: str, admission: str) -> None:
     settings = MasterSettings(dispatcher=dispatcher, admission=admission)
-    made = ClusterScheduler(settings, Master().directory, replicate=None, wall_ns=1)  # type: ignore[arg-type]
+    made = ClusterScheduler(settings, Master().directory, replicate=None, promote=None, wall_ns=1)  # type: ignore[arg-type]
     assert made.show(0).dispatcher == dispatcher

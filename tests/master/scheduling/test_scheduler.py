@@ -9,7 +9,9 @@ from kvstore.master.config import MasterSettings
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.scheduling.scheduler import MAX_PROMPT_BLOCKS, MAX_TOKENS, UNKNOWN_OUTPUT_TOKENS, ClusterScheduler, ScheduledPrompt
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import EVENT_MOVED
 from kvstore.protocol.errors import Full, InvalidArgument
+from kvstore.protocol.message import TIER_BITS
 from kvstore.scheduler.request import Slo
 from tests.master.blocks import TENANT, Event, Master, S
 from tests.master.scheduling.reports import both, decode, prefill
@@ -28,7 +30,15 @@ class Scheduled:
         self.copies: list[tuple[str, list[bytes], int, int]] = []
         self.now_ns = 0
         settings = MasterSettings(dispatcher=dispatcher, admission=admission, max_instances=max_instances, decision_ttl_s=3.0)
-        self.scheduling = ClusterScheduler(settings, self.master.directory, replicate=self._replicate, wall_ns=1_000_000)
+        self.promotions: list[tuple[str, list[bytes], int]] = []
+        self.scheduling = ClusterScheduler(
+            settings, self.master.directory, replicate=self._replicate, promote=self._promote, wall_ns=1_000_000
+        )
+
+    def _promote(self, tenant: str, keys: Sequence[bytes], *, node_id: int) -> int:
+        cold = self.master.directory.queries.outside_dram(tenant, keys, node_id)
+        self.promotions.append((tenant, cold, node_id))
+        return len(cold)
 
     def _replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
         replication = self.master.directory.replication
@@ -253,6 +263,20 @@ def test_plausible_measurements_are_learned() -> None:
 def test_a_prompt_that_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         replace(PROMPT, **changes)  # type: ignore[arg-type]
+
+
+def test_blocks_in_nvme_are_brought_up_for_the_decision(live: Scheduled) -> None:
+    node = live.nodes["a"]
+    live.master.publish(node, *(Event(key, kind=EVENT_MOVED, size=1000, tiers=TIER_BITS["nvme"]) for key in KEYS[20:30]))
+    assert live.ask().prefill == "pa"
+    assert live.promotions == [], "a node without NVMe, as far as is known"
+    node.tiers = [pb.TierStatus(name="dram"), pb.TierStatus(name="nvme")]
+    for has, expected in ((0, KEYS[20:30]), (25, KEYS[25:30])):
+        live.scheduling.leave("pa")
+        live.report(prefill("pa", node="a", engine_cache=engine_cache(has)))
+        assert live.ask().prefill == "pa"
+        assert live.promotions.pop() == (TENANT, expected, node.node_id)
+    assert live.scheduling.show(0).counters["promoted_blocks"] == 15
 
 
 def engine_cache(count: int) -> pb.EngineCache:

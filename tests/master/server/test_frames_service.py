@@ -16,6 +16,7 @@ from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import (
     DRAIN_OFF,
     DRAIN_SAVE,
+    EVENT_MOVED,
     PHASE_SYNC_BEGIN,
     PHASE_SYNC_END,
     CommitBlocks,
@@ -24,6 +25,7 @@ from kvstore.protocol.catalog_messages import (
     DeleteBlocks,
     MarkSecondary,
     PrefetchBlocks,
+    RequestCopy,
     SetDraining,
     SetPinned,
 )
@@ -45,7 +47,7 @@ from kvstore.protocol.master_messages import (
     Reserve,
     ReserveReply,
 )
-from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_NO_BLOCK, REPLICAS_PENDING, Message
+from kvstore.protocol.message import BUSY, GRANTED, PRESENT, REPLICAS_NO_BLOCK, REPLICAS_PENDING, TIER_BITS, Message
 from kvstore.protocol.node_messages import ReadBlocks
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, SERVER_MASTER, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import parse_address, socket_id
@@ -408,6 +410,37 @@ def test_copies_that_cannot_be_made_are_one_line_in_the_log(two: Two, caplog: py
     assert two.places.replicate(TENANT, [b"a", b"b"], node_id=9, source_node_id=1) == 0
     [record] = caplog.records
     assert record.getMessage().startswith("nothing is copied from node 1 to node 9: node 9 has no connection to this master")
+
+
+def test_a_node_requests_copies_from_whoever_holds_them(two: Two) -> None:
+    orders: list[CopyBlocks] = []
+
+    def request(*keys: bytes, source: int = 0, node: NodeSide = two.two) -> bytes:
+        """The answer's flags. CopyBlocks that come before go to `orders`."""
+        header, body = node.ask(RequestCopy(node.registration.registration_epoch, TENANT, source, list(keys)))
+        while header.type == CopyBlocks.TYPE:
+            orders.append(CopyBlocks.unpack(body))
+            header, body = node.read()
+        assert header.type == Flags.TYPE
+        return Flags.unpack(body).flags
+
+    assert request(b"a", b"none") == b"\1\0"
+    assert request(b"b", b"a") == b"\1\1", "one is under way"
+    assert request(b"none", source=1) == b"\0"
+    assert request(b"a", node=two.one) == b"\0", "it holds it"
+    assert [(order.source, order.keys) for order in orders] == [(1, [b"a"]), (1, [b"b"])]
+
+
+def test_promotions_go_to_the_node_for_its_cold_blocks(two: Two) -> None:
+    master = two.places.master
+    assert master is not None
+    frames = master.partitions[0].role_manager.leader().frames
+    two.one.publish(Event(b"b", 2, kind=EVENT_MOVED, tiers=TIER_BITS["nvme"]))
+    eventually(lambda: master.reactor.call(lambda: frames.promote(TENANT, [b"a", b"b"], node_id=1), deadline_s=TIMEOUT_S) == 1, "moved")
+    header, body = two.one.read()
+    told = PrefetchBlocks.unpack(body)
+    assert (header.type, told.source, told.keys) == (PrefetchBlocks.TYPE, 0, [b"b"])
+    two.one.answer(header, Ok())
 
 
 def test_seek_sends_and_counts_all_keys(two: Two) -> None:

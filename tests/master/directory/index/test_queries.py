@@ -47,6 +47,18 @@ def test_lookup_returns_metadata_and_zeros_for_a_miss() -> None:
     assert (list(found.nodes), found.tiers) == ([1], bytes([NVME]))
 
 
+def test_blocks_outside_a_nodes_dram_are_listed_in_order() -> None:
+    master, node = one_node()
+    other = master.register("b")
+    master.sync(node, Event(b"a", tiers=DRAM), Event(b"b", tiers=NVME), Event(b"c", tiers=DRAM | NVME))
+    master.sync(other, Event(b"a", tiers=NVME), Event(b"b", tiers=DRAM))
+    outside = master.directory.queries.outside_dram
+    assert outside(TENANT, [b"c", b"b", b"absent", b"a"], node.node_id) == [b"b", b"absent"]
+    assert outside(TENANT, [b"c", b"b", b"a"], other.node_id) == [b"c", b"a"]
+    assert outside("other", [b"a"], node.node_id) == [b"a"]
+    assert outside(TENANT, [], node.node_id) == []
+
+
 def test_avoided_nodes_only_copies_are_misses() -> None:
     master, node = one_node(b"mine")
     other = master.register("b")
