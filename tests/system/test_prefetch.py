@@ -42,6 +42,7 @@ def cold(tmp_path: Path) -> Iterator[System]:
         yield system
 
 
+@pytest.mark.promise("prefetch-bounded")
 def test_blocks_on_nvme_are_brought_and_found_useful(cold: System) -> None:
     with cold.client() as client:
         assert client.prefetch(KEYS) == len(KEYS)
@@ -56,6 +57,7 @@ def test_blocks_on_nvme_are_brought_and_found_useful(cold: System) -> None:
         await_counter(cold, "prefetched_unread_bytes", 0)
 
 
+@pytest.mark.promise("prefetch-bounded")
 def test_unread_prefetches_leave_most_of_dram_alone(cold: System) -> None:
     with cold.client() as client:
         cold_keys = [key for key, found in zip(_others(), client.locate(_others()), strict=True) if found and found[0].tiers == ("nvme",)]
@@ -92,6 +94,7 @@ def hidden(system: System, node: str) -> Iterator[None]:
         away.rename(path)
 
 
+@pytest.mark.promise("prefetch-bounded")
 def test_blocks_of_another_node_are_copied_here(tmp_path: Path) -> None:
     with running_system(tmp_path, "--dram 64MiB", nodes=("n0", "n1")) as system:
         with hidden(system, "n0"), system.client() as writer:

@@ -67,6 +67,7 @@ def in_dram(node: Served, *names: str) -> list[str]:
     return node.call(those)
 
 
+@pytest.mark.promise("prefetch-bounded")
 def test_cold_blocks_are_brought_and_count_once_read(node: Served, client: Client) -> None:
     names = cold(node, client)[:4]
     assert prefetch(client, *names) == 4
@@ -91,6 +92,7 @@ def test_blocks_in_dram_unknown_or_repeated_are_ignored(node: Served, client: Cl
     assert prefetch(client) == 0
 
 
+@pytest.mark.promise("prefetch-bounded")
 def test_unread_prefetches_take_a_sixteenth_of_dram(node: Served, client: Client) -> None:
     names = cold(node, client)
     assert prefetch(client, *names) == LIMIT_BLOCKS
@@ -234,6 +236,7 @@ def test_blocks_elsewhere_are_requested_once(node: Served, client: Client) -> No
     master.close()
 
 
+@pytest.mark.promise("prefetch-bounded")
 def test_a_requested_copy_over_the_limit_is_refused(node: Served, client: Client) -> None:
     master = Master(node.link())
     node.call(lambda: node.service._epochs.update({0: 1}))
