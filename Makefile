@@ -171,6 +171,10 @@ bench-nvme: $(BIN)/.dev  ## reads from NVMe, puts above it and what it writes ag
 	@command -v fio >/dev/null || $(SUDO) apt-get install -y -q fio >/dev/null || { echo "make bench-nvme compares with fio: install fio"; exit 1; }
 	$(BIN)/python -m benchmarks.nvme $(FOLDER)
 
+.PHONY: bench-prefetch
+bench-prefetch: $(BIN)/.dev  ## loads of a prompt's blocks from NVMe and another node, with and without a prefetch before; writes benchmarks/out/prefetch.json
+	$(BIN)/python -m benchmarks.prefetch $(FOLDER)
+
 .PHONY: bench-telemetry
 bench-telemetry: $(BIN)/.dev  ## what metrics and traces cost puts and gets of 4 KiB; writes benchmarks/out/telemetry.json
 	$(BIN)/python -m benchmarks.telemetry

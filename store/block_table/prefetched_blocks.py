@@ -49,6 +49,8 @@ class PrefetchedBlocks:
         """Blocks that a prefetch brought into DRAM."""
         self.useful = 0
         self.wasted = 0
+        self.late = 0
+        """Blocks that were read before their prefetch was complete."""
         self.refused = 0
         """Blocks that were not prefetched because of a limit, a drain, or a lack of space."""
 

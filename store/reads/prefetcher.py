@@ -30,10 +30,11 @@ then."""
 
 
 class _Promotion(NamedTuple):
-    """A block that is read into a DRAM slot."""
+    """A block that is read into a DRAM slot, and its hit count as it was queued."""
 
     read: SlowRead
     slot: Slot
+    hits: int
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +106,7 @@ class Prefetcher:
             "prefetched_bytes": prefetched.brought_bytes,
             "prefetches_useful": prefetched.useful,
             "prefetches_wasted": prefetched.wasted,
+            "prefetches_late": prefetched.late,
             "prefetches_refused": prefetched.refused,
             "prefetches_waiting": sum(len(line.blocks) for line in self._queues.values()) + prefetched.awaited,
             "prefetched_unread_bytes": prefetched.unread_bytes,
@@ -117,11 +119,12 @@ class Prefetcher:
         while line.blocks and len(batch) < BATCH_BLOCKS and not self._waiting.has(tenant):
             block, hits = next(iter(line.blocks.items()))
             if block.is_dropped or block.is_in(DRAM) or block.moving or block.hits != hits:
+                self._prefetched.late += block.hits != hits
                 self._drop_first(line)  # it is gone, there, or has been read meanwhile
                 continue
             if batch and block.size_bytes > left_bytes:
                 break
-            promotion = self._begin(block)
+            promotion = self._begin(block, hits)
             if promotion is None:
                 break
             del line.blocks[block]
@@ -129,7 +132,7 @@ class Prefetcher:
             batch.append(promotion)
         return batch
 
-    def _begin(self, block: Block) -> _Promotion | None:
+    def _begin(self, block: Block, hits: int) -> _Promotion | None:
         """Acquire the block and give it a DRAM slot; None: no slot is free now."""
         tier = block.fastest()
         assert tier is not None
@@ -144,7 +147,7 @@ class Prefetcher:
                 self._table.copies.release(block)
         if slot is None:
             return None
-        return _Promotion(SlowRead(block, tier, source, self._dram.view(slot), block.loss_of_copy(tier)), slot)
+        return _Promotion(SlowRead(block, tier, source, self._dram.view(slot), block.loss_of_copy(tier)), slot, hits)
 
     def _finish(self, batch: Sequence[_Promotion], results: Sequence[Exception | None]) -> None:
         self._batches -= 1
@@ -155,11 +158,14 @@ class Prefetcher:
     def _end(self, promotion: _Promotion, result: Exception | None) -> None:
         """Record a finished promotion."""
         read, block = promotion.read, promotion.read.block
+        is_late = block.hits != promotion.hits  # finish_move resets the count
         self._table.finish_move(block, read.tier, DRAM, promotion.slot, is_done=result is None, loss=read.loss)
         self._mover.drop_damaged(read, result)
-        if result is None and not block.is_dropped:
+        is_there = result is None and not block.is_dropped
+        if is_there and not is_late:
             self._prefetched.add(block, self._reactor.now_ns())
         else:
+            self._prefetched.late += is_there
             self._prefetched.release(block.size_bytes)
         self._table.copies.release(block)
 

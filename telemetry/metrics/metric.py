@@ -127,6 +127,7 @@ NODE: Final = (
     Metric("kvstore_node_prefetched_bytes", C, "Their bytes."),
     Metric("kvstore_node_prefetches_useful", C, "Prefetched blocks that were read before they left DRAM."),
     Metric("kvstore_node_prefetches_wasted", C, "Prefetched blocks that left DRAM unread, or were not read within 60 s."),
+    Metric("kvstore_node_prefetches_late", C, "Blocks of the node's NVMe that were read before their prefetch was complete."),
     Metric(
         "kvstore_node_prefetches_refused",
         C,

@@ -131,6 +131,22 @@ def test_a_block_read_before_its_turn_is_not_brought(node: Served, client: Clien
     node.call(go_on)
     found = counters(node)
     assert (found["prefetched_blocks"], found["prefetched_unread_bytes"], found["prefetches_waiting"]) == (0, 0, 0)
+    assert found["prefetches_late"] == 1
+
+
+def test_a_block_read_while_it_is_brought_is_late(node: Served, client: Client) -> None:
+    (name,) = cold(node, client, "block-0")
+
+    def read_meanwhile() -> None:
+        assert node.prefetcher.queue("red", [name.encode()]) == 1
+        block = node.table.find("red", name.encode())
+        assert block is not None
+        node.table.hit(block)
+
+    node.call(read_meanwhile)
+    until(node, lambda: node.table.prefetched.late == 1)
+    assert in_dram(node, name) == [name]
+    assert counters(node)["prefetched_unread_bytes"] == 0
 
 
 def test_a_removed_block_is_not_brought_back(node: Served, client: Client) -> None:

@@ -1,0 +1,160 @@
+"""`make bench-prefetch`: time to load a prompt's blocks from NVMe and from another node, with and without a prefetch before.
+
+The figure is the time of one `get_batch_into`, which an engine adds to its first token. With a prefetch the blocks are
+requested LEAD_S before, as by a scheduler's decision while the request waits in the engine's queue. Client, nodes and master
+are processes of this host. The other node is reached over TCP on loopback: clients and nodes do not find its Unix socket. Each
+prompt is read once; prompts with and without a prefetch take turns. Every byte is checked. Rows go to benchmarks/out/prefetch.json.
+FOLDER (default: build/bench-prefetch) names the disk.
+"""
+
+import contextlib
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import report
+from kvstore.cli.replay import show_warning
+from kvstore.cli.tools.bench import BenchRow, at_most
+from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
+from kvstore.client import Client
+
+ROOT: Final = Path(__file__).parent
+OUT: Final = ROOT / "out" / "prefetch.json"
+BLOCK_BYTES: Final = 1 << 20
+PROMPT_BLOCKS: Final = (16, 64)
+"""A sixteenth of DRAM has room for the longer one."""
+PROMPTS: Final = 8
+"""Of each length, with and without a prefetch each."""
+DRAM_BYTES: Final = 2 << 30
+FILL_BYTES: Final = 128 << 20
+"""DRAM while prompts are put: most of them are on NVMe before the node stops, and the stop writes the rest."""
+NVME_BYTES: Final = 4 << 30
+LEAD_S: Final = 0.05
+COUNTERS_S: Final = 3.0
+"""Time after which counters of reads are in a heartbeat."""
+RATIO_AIM: Final = 0.5
+
+
+class Prompt:
+    """Keys and values of a prompt's blocks. All values come from one array, shifted, so that they differ."""
+
+    _bytes: Final = np.random.default_rng(7).integers(0, 256, 2 * BLOCK_BYTES, np.uint8)
+
+    def __init__(self, blocks: int) -> None:
+        self.keys = [os.urandom(16) for _ in range(blocks)]
+
+    def values(self) -> list[npt.NDArray[np.uint8]]:
+        return [self._bytes[self._shift(key) :][:BLOCK_BYTES] for key in self.keys]
+
+    def put(self, client: Client) -> None:
+        parents = [None, *self.keys[:-1]]
+        assert all(client.put_batch(self.keys, self.values(), parents=parents, ack="cluster"))
+
+    @staticmethod
+    def _shift(key: bytes) -> int:
+        return int.from_bytes(key[:2], "little")
+
+
+def main() -> int:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT.parent / "build" / "bench-prefetch")
+    folder.mkdir(parents=True)
+    try:
+        return report(measured(folder), OUT)
+    finally:
+        shutil.rmtree(folder)
+
+
+def measured(folder: Path) -> Iterator[BenchRow]:
+    yield from nvme_rows(folder)
+    yield from node_rows()
+
+
+def nvme_rows(folder: Path) -> Iterator[BenchRow]:
+    """The node has restarted, so that its DRAM is empty. Large values are read past the page cache."""
+    prompts = {blocks: [Prompt(blocks) for _ in range(2 * PROMPTS)] for blocks in PROMPT_BLOCKS}
+    plan = ClusterPlan(is_private=True, dram=str(FILL_BYTES), nvme=f"{folder}:{NVME_BYTES}", demotion_wait_s="60")
+    with LocalCluster(plan, on_log=show_warning) as cluster:
+        cluster.wait_warm()
+        with Client(cluster.address, deadline_s=60.0) as client:
+            for prompt in (one for some in prompts.values() for one in some):
+                prompt.put(client)
+    with LocalCluster(replace(plan, dram=str(DRAM_BYTES)), on_log=show_warning) as cluster:
+        cluster.wait_warm()
+        yield from _rows("NVMe", cluster, prompts)
+
+
+def node_rows() -> Iterator[BenchRow]:
+    """Blocks in another node's DRAM."""
+    prompts = {blocks: [Prompt(blocks) for _ in range(2 * PROMPTS)] for blocks in PROMPT_BLOCKS}
+    whole_bytes = sum(2 * PROMPTS * blocks * BLOCK_BYTES for blocks in PROMPT_BLOCKS)
+    with LocalCluster(ClusterPlan(is_private=True, dram=str(whole_bytes + (512 << 20)), nodes=2), on_log=show_warning) as cluster:
+        cluster.wait_warm()
+        here, there = (Path(cluster.nodes[index].facts("ready", deadline_s=0)["unix"]) for index in range(2))
+        with _hidden(here), Client(cluster.address, deadline_s=60.0) as client:
+            for prompt in (one for some in prompts.values() for one in some):
+                prompt.put(client)
+        with _hidden(there):
+            yield from _rows("another node", cluster, prompts)
+
+
+def _rows(source: str, cluster: LocalCluster, prompts: dict[int, list[Prompt]]) -> Iterator[BenchRow]:
+    calls_s: list[float] = []
+    with Client(cluster.address, deadline_s=60.0) as client:
+        client.put(b"warm", b"up", ack="cluster")
+        client.get(b"warm")
+        for blocks, some in prompts.items():
+            room = np.ones((blocks, BLOCK_BYTES), np.uint8)
+            without_s, with_s = list[float](), list[float]()
+            for plain, ahead in zip(some[::2], some[1::2], strict=True):
+                without_s.append(_load(client, plain, room))
+                begun_s = time.perf_counter()
+                queued = client.prefetch(ahead.keys)
+                calls_s.append(time.perf_counter() - begun_s)
+                assert queued == blocks, f"{queued} of {blocks} blocks are queued"
+                time.sleep(LEAD_S)
+                with_s.append(_load(client, ahead, room))
+            name = f"load of {blocks} x 1 MiB from {source}"
+            before, after = statistics.median(without_s), statistics.median(with_s)
+            yield BenchRow(f"{name}, p50", 1e3 * before, "ms")
+            yield BenchRow(f"{name}, prefetched 50 ms before, p50", 1e3 * after, "ms")
+            yield at_most(f"{name}: with / without a prefetch", after / before, "ratio", RATIO_AIM)
+        yield BenchRow(f"prefetch of blocks from {source}, p50 of the call", 1e6 * statistics.median(calls_s), "us")
+        time.sleep(COUNTERS_S)
+        counters = next(node.counters for node in cluster.control().status().nodes if node.counters["prefetched_bytes"])
+        judged = sum(counters[f"prefetches_{outcome}"] for outcome in ("useful", "wasted", "late"))
+        yield BenchRow(f"prefetches from {source}: late", counters["prefetches_late"] / max(1, judged), "share")
+        yield BenchRow(f"prefetches from {source}: wasted", counters["prefetches_wasted"] / max(1, judged), "share")
+
+
+def _load(client: Client, prompt: Prompt, room: npt.NDArray[np.uint8]) -> float:
+    """Seconds of one load into memory that was written before."""
+    begun_s = time.perf_counter()
+    sizes = client.get_batch_into(prompt.keys, room)
+    taken_s = time.perf_counter() - begun_s
+    assert sizes == [BLOCK_BYTES] * len(prompt.keys), "blocks are lost"
+    assert all((row == value).all() for row, value in zip(room, prompt.values(), strict=True)), "wrong bytes"
+    return taken_s
+
+
+@contextlib.contextmanager
+def _hidden(socket: Path) -> Iterator[None]:
+    """Clients that are made, and copies that begin, meanwhile take the node to be on another host."""
+    away = socket.with_suffix(".away")
+    socket.rename(away)
+    try:
+        yield
+    finally:
+        away.rename(socket)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
