@@ -1,7 +1,7 @@
 """`make bench-prefetch`: time to load a prompt's blocks from NVMe and from another node, with and without a prefetch before.
 
 The figure is the time of one `get_batch_into`, which an engine adds to its first token. With a prefetch the blocks are
-requested LEAD_S before, as by a scheduler's decision while the request waits in the engine's queue. Client, nodes and master
+requested LEADS_S before, as by a scheduler's decision while the request waits in the engine's queue. Client, nodes and master
 are processes of this host. The other node is reached over TCP on loopback: clients and nodes do not find its Unix socket. Each
 prompt is read once; prompts with and without a prefetch take turns. Every byte is checked. Rows go to benchmarks/out/prefetch.json.
 FOLDER (default: build/bench-prefetch) names the disk.
@@ -32,16 +32,18 @@ OUT: Final = ROOT / "out" / "prefetch.json"
 BLOCK_BYTES: Final = 1 << 20
 PROMPT_BLOCKS: Final = (16, 64)
 """A sixteenth of DRAM has room for the longer one."""
-PROMPTS: Final = 8
-"""Of each length, with and without a prefetch each."""
+PROMPTS: Final = 6
+"""Of each length and lead."""
 DRAM_BYTES: Final = 2 << 30
 FILL_BYTES: Final = 128 << 20
 """DRAM while prompts are put: most of them are on NVMe before the node stops, and the stop writes the rest."""
 NVME_BYTES: Final = 4 << 30
-LEAD_S: Final = 0.05
+LEADS_S: Final = (0.0, 0.05, 0.2)
+"""From the prefetch to the load. Loads without a prefetch take turns with them."""
 COUNTERS_S: Final = 3.0
 """Time after which counters of reads are in a heartbeat."""
-RATIO_AIM: Final = 0.5
+RATIO_AIMS: Final = {0.0: 1.1, 0.05: 0.5, 0.2: 0.5}
+"""By lead. Without a lead a prefetch must not cost much."""
 
 
 class Prompt:
@@ -80,7 +82,7 @@ def measured(folder: Path) -> Iterator[BenchRow]:
 
 def nvme_rows(folder: Path) -> Iterator[BenchRow]:
     """The node has restarted, so that its DRAM is empty. Large values are read past the page cache."""
-    prompts = {blocks: [Prompt(blocks) for _ in range(2 * PROMPTS)] for blocks in PROMPT_BLOCKS}
+    prompts = _prompts()
     plan = ClusterPlan(is_private=True, dram=str(FILL_BYTES), nvme=f"{folder}:{NVME_BYTES}", demotion_wait_s="60")
     with LocalCluster(plan, on_log=show_warning) as cluster:
         cluster.wait_warm()
@@ -94,8 +96,8 @@ def nvme_rows(folder: Path) -> Iterator[BenchRow]:
 
 def node_rows() -> Iterator[BenchRow]:
     """Blocks in another node's DRAM."""
-    prompts = {blocks: [Prompt(blocks) for _ in range(2 * PROMPTS)] for blocks in PROMPT_BLOCKS}
-    whole_bytes = sum(2 * PROMPTS * blocks * BLOCK_BYTES for blocks in PROMPT_BLOCKS)
+    prompts = _prompts()
+    whole_bytes = sum(len(some) * blocks * BLOCK_BYTES for blocks, some in prompts.items())
     with LocalCluster(ClusterPlan(is_private=True, dram=str(whole_bytes + (512 << 20)), nodes=2), on_log=show_warning) as cluster:
         cluster.wait_warm()
         here, there = (Path(cluster.nodes[index].facts("ready", deadline_s=0)["unix"]) for index in range(2))
@@ -106,27 +108,36 @@ def node_rows() -> Iterator[BenchRow]:
             yield from _rows("another node", cluster, prompts)
 
 
+def _prompts() -> dict[int, list[Prompt]]:
+    """By length: PROMPTS without a prefetch, and as many of each lead."""
+    return {blocks: [Prompt(blocks) for _ in range((1 + len(LEADS_S)) * PROMPTS)] for blocks in PROMPT_BLOCKS}
+
+
 def _rows(source: str, cluster: LocalCluster, prompts: dict[int, list[Prompt]]) -> Iterator[BenchRow]:
     calls_s: list[float] = []
     with Client(cluster.address, deadline_s=60.0) as client:
         client.put(b"warm", b"up", ack="cluster")
         client.get(b"warm")
         for blocks, some in prompts.items():
-            room = np.ones((blocks, BLOCK_BYTES), np.uint8)
-            without_s, with_s = list[float](), list[float]()
-            for plain, ahead in zip(some[::2], some[1::2], strict=True):
-                without_s.append(_load(client, plain, room))
-                begun_s = time.perf_counter()
-                queued = client.prefetch(ahead.keys)
-                calls_s.append(time.perf_counter() - begun_s)
-                assert queued == blocks, f"{queued} of {blocks} blocks are queued"
-                time.sleep(LEAD_S)
-                with_s.append(_load(client, ahead, room))
-            name = f"load of {blocks} x 1 MiB from {source}"
-            before, after = statistics.median(without_s), statistics.median(with_s)
+            room, todo = np.ones((blocks, BLOCK_BYTES), np.uint8), iter(some)
+            without_s: list[float] = []
+            with_s: dict[float, list[float]] = {lead_s: [] for lead_s in LEADS_S}
+            for _ in range(PROMPTS):
+                without_s.append(_load(client, next(todo), room))
+                for lead_s, taken_s in with_s.items():
+                    ahead = next(todo)
+                    begun_s = time.perf_counter()
+                    queued = client.prefetch(ahead.keys)
+                    calls_s.append(time.perf_counter() - begun_s)
+                    assert queued == blocks, f"{queued} of {blocks} blocks are queued"
+                    time.sleep(lead_s)
+                    taken_s.append(_load(client, ahead, room))
+            name, before = f"load of {blocks} x 1 MiB from {source}", statistics.median(without_s)
             yield BenchRow(f"{name}, p50", 1e3 * before, "ms")
-            yield BenchRow(f"{name}, prefetched 50 ms before, p50", 1e3 * after, "ms")
-            yield at_most(f"{name}: with / without a prefetch", after / before, "ratio", RATIO_AIM)
+            for lead_s, taken_s in with_s.items():
+                after, lead = statistics.median(taken_s), f"prefetched {1e3 * lead_s:g} ms before"
+                yield BenchRow(f"{name}, {lead}, p50", 1e3 * after, "ms")
+                yield at_most(f"{name}, {lead} / without", after / before, "ratio", RATIO_AIMS[lead_s])
         yield BenchRow(f"prefetch of blocks from {source}, p50 of the call", 1e6 * statistics.median(calls_s), "us")
         time.sleep(COUNTERS_S)
         counters = next(node.counters for node in cluster.control().status().nodes if node.counters["prefetched_bytes"])

@@ -263,6 +263,7 @@ class Storage:
             dram,
             self.mover,
             self.leases,
+            self.prefetcher,
             settings=settings,
             has_engine=self.engine is not None,
         )

@@ -6,7 +6,7 @@ threads. It evicts as a put does, but waits behind its tenant's queued puts, for
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -60,6 +60,8 @@ class Prefetcher:
         self._queues: OrderedDict[str, _TenantQueue] = OrderedDict()
         """By tenant; the next one first. None is empty."""
         self._batches = 0
+        self.under_way: dict[Block, list[Callable[[], None]]] = {}
+        """Blocks that are being read, each with the list of its batch: what is called at the batch's end."""
 
     def queue(self, tenant: str, keys: Iterable[bytes]) -> int:
         """Queue the tenant's blocks that are here and not in DRAM, in the order of `keys`; return their number. From the
@@ -79,8 +81,18 @@ class Prefetcher:
         self._prefetched.refused += refused
         if line.blocks:
             self._queues[tenant] = line
-        self.step()
+            self._reactor.call_soon(self.step)  # not now: slots for a batch take longer than the answer
         return queued
+
+    def join(self, tenant: str, keys: Iterable[bytes], then: Callable[[], None]) -> bool:
+        """Call `then` once a batch with one of these blocks has ended. Return False if none is under way: a read that
+        joins a prefetch does not read its blocks twice."""
+        for key in keys:
+            block = self._table.find(tenant, key)
+            if block is not None and (waiters := self.under_way.get(block)) is not None:
+                waiters.append(then)
+                return True
+        return False
 
     def step(self) -> None:
         """Begin the next batches, of the tenants in turn. Called when slots may be free, and periodically."""
@@ -91,7 +103,9 @@ class Prefetcher:
             if batch := self._next_batch(tenant, line):
                 line.stuck_ns = 0
                 self._batches += 1
-                self._mover.read([one.read for one in batch], partial(self._finish, batch))
+                waiters: list[Callable[[], None]] = []
+                self.under_way.update((one.read.block, waiters) for one in batch)
+                self._mover.read([one.read for one in batch], partial(self._finish, batch, waiters))
                 self._queues.move_to_end(tenant)
             elif line.blocks:
                 self._wait(line)
@@ -149,10 +163,13 @@ class Prefetcher:
             return None
         return _Promotion(SlowRead(block, tier, source, self._dram.view(slot), block.loss_of_copy(tier)), slot, hits)
 
-    def _finish(self, batch: Sequence[_Promotion], results: Sequence[Exception | None]) -> None:
+    def _finish(self, batch: Sequence[_Promotion], waiters: Sequence[Callable[[], None]], results: Sequence[Exception | None]) -> None:
         self._batches -= 1
         for promotion, result in zip(batch, results, strict=True):
+            del self.under_way[promotion.read.block]
             self._reactor.guarded(self._end, promotion, result)
+        for then in waiters:
+            self._reactor.guarded(then)
         self.step()
 
     def _end(self, promotion: _Promotion, result: Exception | None) -> None:

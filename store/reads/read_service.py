@@ -8,7 +8,7 @@ connection and holds nothing.
 from collections.abc import Sequence
 from typing import Final
 
-from kvstore.protocol.errors import DeadlineExceeded
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import DEFERRED, INLINE, ReadBlocks, ReadBlocksReply, ReleaseLeases
@@ -17,6 +17,7 @@ from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.leases import Leases
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.config import NodeSettings
+from kvstore.store.reads.prefetcher import Prefetcher
 from kvstore.store.reads.read_limiter import ReadLimiter, charge_of, trim_heap
 from kvstore.store.reads.read_request import ReadRequest, SlowEntry, stage
 from kvstore.store.session_authenticator import Caller, peer_of
@@ -39,6 +40,7 @@ class ReadService:
         dram: DramTier,
         mover: TierMover,
         leases: Leases,
+        prefetcher: Prefetcher,
         *,
         settings: NodeSettings,
         has_engine: bool,
@@ -47,6 +49,7 @@ class ReadService:
         self._dram = dram
         self._mover = mover
         self._leases = leases
+        self._prefetcher = prefetcher
         self._limiter = ReadLimiter(node_bytes=settings.read_bytes, peer_bytes=settings.peer_bytes)
         self._waiting = WaitQueue(max_of_owner=settings.peer_requests)
         """Reads that wait for the read limiter."""
@@ -64,8 +67,20 @@ class ReadService:
         is_behind = self._waiting.has(session)
         if not is_behind and len(message.keys) == 1 and self._send_one(session, header, caller, message):
             return
+        if self._prefetcher.under_way and self._prefetcher.join(
+            caller.tenant, message.keys, lambda: self._read_again(session, header, message)
+        ):
+            return
         if is_behind or not self.attempt(session, header, caller, message):
             self._waiting.add(_WaitingRead(self, session, header, caller, message))
+
+    def _read_again(self, session: Session, header: FrameHeader, message: ReadBlocks) -> None:
+        """Answer a read that has waited for a prefetch."""
+        if session.is_open:
+            try:
+                self.read(session, header, message)
+            except KVStoreError as error:
+                session.fail(header.request_id, error)
 
     def _send_one(self, session: Session, header: FrameHeader, caller: Caller, message: ReadBlocks) -> bool:
         """Send a single value from DRAM, in a third of the time of `attempt`. Return False if the read is of another

@@ -1,5 +1,6 @@
 """Tests of prefetcher.py and of the Prefetch message: a node's own blocks are read into DRAM, within the limit."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,14 +8,15 @@ import pytest
 
 from kvstore.protocol.catalog_messages import DRAIN_CLOSED, CopyBlocks, PrefetchBlocks, RequestCopy, SetDraining
 from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, TierFailed
-from kvstore.protocol.node_messages import MAX_PREFETCH_KEYS, TO_DRAM, TO_LOCAL, Prefetch
+from kvstore.protocol.node_messages import MAX_PREFETCH_KEYS, TO_DRAM, TO_LOCAL, Prefetch, ReadBlocks
 from kvstore.protocol.session_messages import Count, Flags, Ok
+from kvstore.rpc.deadline import Deadline
 from kvstore.store.block_table.block import DRAM, NVME
 from kvstore.store.block_table.prefetched_blocks import SHARE
 from kvstore.store.reads.prefetcher import ROOM_WAIT_NS
 from tests.rpc.wires import frame, read_frame
 from tests.store.failing_tier import FailingNvme
-from tests.store.served import Client, Master, Served, served, until
+from tests.store.served import TIMEOUT_S, Client, Master, Served, in_background, served, until
 
 KIB = 1024
 DRAM_BYTES = 256 * KIB
@@ -139,6 +141,7 @@ def test_a_block_read_while_it_is_brought_is_late(node: Served, client: Client) 
 
     def read_meanwhile() -> None:
         assert node.prefetcher.queue("red", [name.encode()]) == 1
+        node.prefetcher.step()
         block = node.table.find("red", name.encode())
         assert block is not None
         node.table.hit(block)
@@ -149,11 +152,31 @@ def test_a_block_read_while_it_is_brought_is_late(node: Served, client: Client) 
     assert counters(node)["prefetched_unread_bytes"] == 0
 
 
+def test_a_read_joins_a_prefetch_under_way(node: Served, client: Client) -> None:
+    names = cold(node, client, "block-0", "block-1")
+    blocked = threading.Event()
+    node.mover.run_in_reader(lambda: None if blocked.wait(TIMEOUT_S) else None)
+    assert prefetch(client, names[0]) == 1
+    until(node, lambda: bool(node.prefetcher.under_way))
+    reading, found = in_background(lambda: client.read(*names, "absent", inline_bytes=4 * KIB)[1])
+    gone = node.connect()
+    gone.channel.ask(ReadBlocks([names[0].encode()], [0], 0, 1000), Deadline(TIMEOUT_S))
+    until(node, lambda: len(next(iter(node.prefetcher.under_way.values()))) == 2)
+    gone.close()
+    blocked.set()
+    reading.join()
+    assert found == [[*map(VALUES.__getitem__, names), None]]
+    assert in_dram(node, *names) == names[:1]
+    found_counters = counters(node)
+    assert (found_counters["prefetches_useful"], found_counters["prefetches_late"]) == (1, 0)
+
+
 def test_a_removed_block_is_not_brought_back(node: Served, client: Client) -> None:
     (name,) = cold(node, client, "block-0")
 
     def remove_while_read() -> None:
         node.prefetcher.queue("red", [name.encode()])
+        node.prefetcher.step()
         block = node.table.find("red", name.encode())
         assert block is not None
         node.table.copies.drop(block)
@@ -184,6 +207,7 @@ def test_prefetches_without_free_slots_are_dropped(node: Served, client: Client)
     def fill() -> None:
         node.table.begin_promotion = lambda block, may_wait=False: None  # type: ignore[method-assign]
         assert node.prefetcher.queue("red", [name.encode()]) == 1
+        node.prefetcher.step()
         node.reactor.now_ns = lambda: now_ns + 2 * ROOM_WAIT_NS  # type: ignore[method-assign]
         node.prefetcher.step()
         del node.reactor.now_ns, node.table.begin_promotion
