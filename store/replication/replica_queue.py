@@ -151,6 +151,9 @@ class ReplicaQueue:
         self._links.pop(partition, None)
         left = [item for item in self._queue if item.order.partition != partition]
         self.failed += len(self._queue) - len(left)
+        for item in self._queue:
+            if item.order.partition == partition:
+                self._table.prefetched.forget_copies(item.order.hello.tenant, [item.key])
         if self._queue and left[:1] != [self._queue[0]]:
             self._stuck_ns = 0  # the stuck block was dropped
         self._queue = deque(left)
@@ -373,6 +376,7 @@ class ReplicaQueue:
                 self.copied_bytes += item.size_bytes
                 continue
             self.failed += 1
+            self._table.prefetched.forget_copies(batch.order.hello.tenant, [item.key])
             if put is None:
                 continue
             refused += 1

@@ -11,7 +11,7 @@ from kvstore.protocol.errors import ChecksumMismatch, InvalidArgument, TierFaile
 from kvstore.protocol.node_messages import MAX_PREFETCH_KEYS, TO_DRAM, TO_LOCAL, Prefetch, ReadBlocks
 from kvstore.protocol.session_messages import Count, Flags, Ok
 from kvstore.rpc.deadline import Deadline
-from kvstore.store.block_table.block import DRAM, NVME
+from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.prefetched_blocks import SHARE
 from kvstore.store.reads.prefetcher import ROOM_WAIT_NS
 from tests.rpc.wires import frame, read_frame
@@ -155,7 +155,11 @@ def test_a_block_read_while_it_is_brought_is_late(node: Served, client: Client) 
 def test_a_read_joins_a_prefetch_under_way(node: Served, client: Client) -> None:
     names = cold(node, client, "block-0", "block-1")
     blocked = threading.Event()
-    node.mover.run_in_reader(lambda: None if blocked.wait(TIMEOUT_S) else None)
+
+    def block_the_only_reader() -> None:
+        blocked.wait(TIMEOUT_S)
+
+    node.mover.run_in_reader(block_the_only_reader)
     assert prefetch(client, names[0]) == 1
     until(node, lambda: bool(node.prefetcher.under_way))
     reading, found = in_background(lambda: client.read(*names, "absent", inline_bytes=4 * KIB)[1])
@@ -204,8 +208,11 @@ def test_prefetches_without_free_slots_are_dropped(node: Served, client: Client)
     (name,) = cold(node, client, "block-0")
     now_ns = node.reactor.now_ns()
 
+    def no_slot(block: Block, *, may_wait: bool) -> None:
+        assert may_wait
+
     def fill() -> None:
-        node.table.begin_promotion = lambda block, may_wait=False: None  # type: ignore[method-assign]
+        node.table.begin_promotion = no_slot  # type: ignore[assignment]
         assert node.prefetcher.queue("red", [name.encode()]) == 1
         node.prefetcher.step()
         node.reactor.now_ns = lambda: now_ns + 2 * ROOM_WAIT_NS  # type: ignore[method-assign]
@@ -285,4 +292,7 @@ def test_a_requested_copy_over_the_limit_is_refused(node: Served, client: Client
     copies = CopyBlocks(1, "red", "ns", 8, "another host", "", "127.0.0.1:1", [b"a", b"b"], sizes, [7, 7], [1, 1], [b"", b""], [])
     assert master.ask(copies) == Flags(b"\1\0")
     assert counters(node)["prefetches_refused"] == 1
+    until(node, lambda: not len(node.replica_queue))
+    found = counters(node)  # there is no such source
+    assert (found["prefetches_waiting"], found["prefetched_unread_bytes"]) == (0, 0)
     master.close()
