@@ -130,7 +130,7 @@ def check_hold(hold_s: float) -> None:
 
 def check_prefetch(keys: Sequence[bytes], to: str) -> None:
     """Raises InvalidArgument unless `to` is a valid target and there are not too many keys."""
-    if to not in ("local", "dram"):
+    if not isinstance(to, str) or to not in ("local", "dram"):
         raise InvalidArgument(f"to is 'local' or 'dram', not {to!r:.50}")
     if len(keys) > MAX_PREFETCH_KEYS:
         raise InvalidArgument(f"a prefetch takes at most {MAX_PREFETCH_KEYS} keys, not {len(keys)}: prefetch what is read first")
