@@ -22,7 +22,6 @@ from kvstore.protocol.catalog_messages import (
     CopyResult,
     Digests,
     Heartbeat,
-    MarkSecondary,
     PrefetchBlocks,
     Publish,
     QueryVictims,
@@ -172,7 +171,7 @@ class FramesService:
         self._recovery_barrier.run_due(now_ns)
         self.drains.run_due(now_ns)
         self.make_replicas(now_ns)
-        self._copy_home(now_ns)
+        self.nodes.copy_home(now_ns)
         self._spread_reads(now_ns)
         if self.tickets is not None:
             self.tickets.run_due(now_ns)
@@ -197,17 +196,6 @@ class FramesService:
         the number of keys sent. Fire and forget."""
         cold = self._directory.queries.outside_dram(tenant, keys, node_id)
         return self.prefetch(tenant, cold, node_id=node_id, source_node_id=0)
-
-    def _copy_home(self, now_ns: int) -> None:
-        """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes."""
-        home_copies = self._directory.home_copies
-        for tenant, keys, node_id, source_node_id in home_copies.step(now_ns):
-            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
-        for node_id, tenant, keys in home_copies.take_secondary():
-            for begin in range(0, len(keys), MAX_BATCH):
-                message = MarkSecondary(self._master_epoch, tenant, keys[begin : begin + MAX_BATCH])
-                self.connections.notify(node_id, message, Ok, lambda _is_done: None)
-        self.counters["home_copies"], self.counters["home_copied_bytes"] = home_copies.copied_blocks, home_copies.copied_bytes
 
     def _spread_reads(self, now_ns: int) -> None:
         """Order copies of hot blocks."""

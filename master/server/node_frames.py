@@ -5,7 +5,7 @@ They call the directory, and pass its operations to the committer. The loop is t
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvstore.master.audit_trail import Change
 from kvstore.master.directory.membership.members import NodeMember
@@ -24,20 +24,25 @@ from kvstore.protocol.catalog_messages import (
     Digests,
     Heartbeat,
     HeartbeatResponse,
+    MarkSecondary,
     Publish,
     QueryVictims,
     RequestCopy,
 )
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unauthorized, Unavailable
-from kvstore.protocol.frames import MAX_VALUE_BYTES, FrameHeader
+from kvstore.protocol.frames import MAX_BATCH, MAX_VALUE_BYTES, FrameHeader
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
 from kvstore.protocol.session_messages import Flags, Hello, Ok
+from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
 from kvstore.security.actor import CLIENT, Actor, host_of
 from kvstore.security.identity import Identity
 from kvstore.security.permissions import MASTER_FRAMES, allowed_frames
 from kvstore.telemetry.logs import named
+
+HOME_COPY_S: Final = 0.02
+"""Delay of copies to home nodes, which forms batches. Meanwhile a full node evicts other blocks for its puts."""
 
 log = logging.getLogger("kvstore.master")
 
@@ -68,6 +73,8 @@ class NodeFrames:
         )
         self._counters, self._recovery_barrier, self._trail = owner.counters, owner.recovery_barrier, owner.trail
         self._heartbeats = heartbeats
+        self._master_epoch = owner.master_epoch
+        self._is_home_due = False
         self._comparisons = InventoryComparisons(owner.directory, owner.committer, owner.counters)
 
     def enter_session(self, session: Session, message: Hello, identity: Identity) -> int:
@@ -94,6 +101,7 @@ class NodeFrames:
         self._counters["published"] += len(message.keys)
         _trace_blocks(session, header, message)
         self._directory.home_copies.published(peer.node_id, message)
+        self._copy_home_soon(session.reactor)
         self._take_in(peer.node_id, message, lambda: session.reply(header.request_id, Ok()))
         if message.phase == PHASE_SYNC_BEGIN:
             self._recovery_barrier.node_connected(peer.node_id)
@@ -131,6 +139,7 @@ class NodeFrames:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
         self._counters["published"] += len(publish.keys)
         self._directory.home_copies.committed(peer.node_id, message.tenant, publish.keys)
+        self._copy_home_soon(session.reactor)
 
         def answer() -> None:
             try:
@@ -180,6 +189,30 @@ class NodeFrames:
         session.reply(header.request_id, Flags(bytes(entered.flags)))
         self._committer.commit(entered.ops)
         self._connections.send(entered.commands)  # after the flags: the node enters the blocks only then
+        self._copy_home_soon(session.reactor)
+
+    def copy_home(self, now_ns: int) -> None:
+        """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes."""
+        home_copies = self._directory.home_copies
+        for tenant, keys, node_id, source_node_id in home_copies.step(now_ns):
+            self.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+        for node_id, tenant, keys in home_copies.take_secondary():
+            for begin in range(0, len(keys), MAX_BATCH):
+                message = MarkSecondary(self._master_epoch, tenant, keys[begin : begin + MAX_BATCH])
+                self._connections.notify(node_id, message, Ok, lambda _is_done: None)
+        self._counters["home_copies"], self._counters["home_copied_bytes"] = home_copies.copied_blocks, home_copies.copied_bytes
+
+    def _copy_home_soon(self, reactor: Reactor) -> None:
+        """Call `copy_home` within HOME_COPY_S if it has something to do; else it is called ten times a second."""
+        if self._is_home_due or not self._directory.home_copies.is_pending:
+            return
+        self._is_home_due = True
+
+        def run() -> None:
+            self._is_home_due = False
+            self.copy_home(reactor.now_ns())
+
+        reactor.call_later(HOME_COPY_S, run)
 
     def query_victims(self, session: Session, header: FrameHeader, message: QueryVictims) -> None:
         """Responds at once, from the current state."""

@@ -162,6 +162,11 @@ class HomeCopies:
         self._queued += len(keys)
         self._queue.append(_Committed(node_id, tenant, keys))
 
+    @property
+    def is_pending(self) -> bool:
+        """True if a step has something to do: blocks wait, or copies are under way."""
+        return bool(self._queue or self._under_way)
+
     def published(self, node_id: int, message: Publish) -> None:
         """As `committed`, for the commits among the events of a node."""
         if node_id not in self._short or message.phase != PHASE_STREAM:
