@@ -55,7 +55,7 @@ MAX_QUEUED: Final = 1 << 16
 """Committed blocks that wait for a copy; further ones get none."""
 MAX_SECONDARY: Final = 1 << 18
 """Known secondary copies, the newest ones: of older ones the generation selects the keeper. About 60 MB."""
-CHECKED_SECONDARY: Final = 256
+CHECKED_SECONDARY: Final = 64
 """Secondary copies that a step checks for being there still."""
 _ANY_FREE_SHARE: Final = -1.0
 """Receivers evict for home copies; a node's capacity bounds what is under way to it."""
