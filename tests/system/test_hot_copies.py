@@ -69,7 +69,7 @@ def test_hot_block_is_copied_and_the_copy_evicted_first(tmp_path: Path, monkeypa
     monkeypatch.setattr(finding, "REMOTE_HINT_TTL_NS", ASKED_AGAIN_NS)
     with System(tmp_path) as system:
         system.node_module = "tests.system.quick_node"
-        system.start_master(0, "--hot-copies", "1", "--hot-reads-per-s", str(READS_PER_S))
+        system.start_master(0, "--hot-copies", "1", "--hot-reads-per-s", str(READS_PER_S), "--home-copy-rate", "0")
         for name in ("n0", "n1", "n2"):
             system.start_node(name, "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--policy", "lru")
         with tied(system, "n0") as client, far_clients(system, 8) as readers:
