@@ -363,11 +363,12 @@ class MasterLink:
                 topology=self._changed_part(described, "topology"),
                 transfer=self._changed_part(described, "transfer"),
             )
-            call = self._heartbeat(request)
+            calls = [self._heartbeat(request)]
             try:
-                answer = self._wait_for_reply(call)
+                answer = self._wait_for_reply(calls[0])
             except KVStoreError as error:
-                if not call.done() or isinstance(error, Fenced):  # Fenced: the registration is over
+                # Taken out: a call refers to its error, whose traceback refers to this frame.
+                if not calls.pop().done() or isinstance(error, Fenced):  # Fenced: the registration is over
                     raise
                 if not self._is_over() and str(error) != self._complaint:
                     self._complaint = str(error)
@@ -400,17 +401,20 @@ class MasterLink:
         is over. Raises the call's error, and DeadlineExceeded if it does not even end at its deadline."""
         owner = None
         overdue = Deadline(self._timeout_s + OVERDUE_S)
-        for wait_s in probe_delays(self._settings.owner_patience_s):
-            left_s = overdue.left_s()
-            try:
-                return call.result(timeout=min(wait_s, left_s))
-            except TimeoutError:
-                if call.done():
-                    raise  # the call's own error
-            owner = self._other_owner()
-            if owner is not None or self._is_over():
-                break
-        return owner
+        try:
+            for wait_s in probe_delays(self._settings.owner_patience_s):
+                left_s = overdue.left_s()
+                try:
+                    return call.result(timeout=min(wait_s, left_s))
+                except TimeoutError:
+                    if call.done():
+                        raise  # the call's own error
+                owner = self._other_owner()
+                if owner is not None or self._is_over():
+                    break
+            return owner
+        finally:
+            del call  # it refers to its error, whose traceback refers to this frame
 
     def _other_owner(self) -> Channel | None:
         """Return a connection to another master that owns the catalog, or None."""
