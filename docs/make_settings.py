@@ -1,6 +1,7 @@
 """Prints docs/settings.md, from the code: `python docs/make_settings.py > docs/settings.md`."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -176,7 +177,7 @@ def program(entry: tuple[str, str, str]) -> str:
     heads = ("flag", "environment", f"`[{section}]` in TOML", "default", "meaning")
     own = table(heads[first:], [row[first:] for row in rows]) if rows else ""
     names = ", ".join(f"`{field.name}`" for field in fields if field.metadata["shared"])
-    shared = f"[Shared settings](#shared-settings): {names}.\n" if names else ""
+    shared = textwrap.fill(f"[Shared settings](#shared-settings): {names}.", 112) + "\n" if names else ""
     return f"\n## {title}\n\n{remark}{own}" + ("\n" if own and shared else "") + shared
 
 
