@@ -138,7 +138,7 @@ class NodeFrames:
         if not message.acknowledged:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
         self._counters["published"] += len(publish.keys)
-        self._directory.home_copies.committed(peer.node_id, message.tenant, publish.keys)
+        self._directory.home_copies.committed(peer.node_id, message.tenant, publish.keys, sum(publish.sizes))
         self._copy_home_soon(session.reactor)
 
         def answer() -> None:

@@ -130,7 +130,10 @@ class HomeCopies:
         self.secondary = secondary
         self._nodes = HomeNodes((), slow_start_ns=slow_start_ns, now_ns=0)
         self._short: set[int] = set()
-        """Nearly full nodes, as of their last heartbeats."""
+        """Nearly full nodes."""
+        self._left_at: dict[int, float] = {}
+        """Bytes that other nodes may commit until they are nearly full: heartbeats come once a second, and a writer
+        fills a small node sooner."""
         self._refreshed_ns: int | None = None
         self._stepped_ns = 0
         self._left_bytes = 0.0
@@ -147,14 +150,20 @@ class HomeCopies:
 
     def heartbeat(self, node: NodeMember) -> None:
         """The node has reported how much of its tiers is used."""
+        self._left_at[node.node_id] = node.free_bytes - SHORT_SHARE * node.capacity_bytes
         if is_short(node):
             self._short.add(node.node_id)
         else:
             self._short.discard(node.node_id)
 
-    def committed(self, node_id: int, tenant: str, keys: Sequence[bytes]) -> None:
-        """The node has committed these blocks, in the order of their prompts."""
-        if node_id not in self._short or len(self._nodes) < 2 or not keys:
+    def committed(self, node_id: int, tenant: str, keys: Sequence[bytes], size_bytes: int) -> None:
+        """The node has committed these blocks, of `size_bytes` together, in the order of their prompts."""
+        if node_id not in self._short:
+            left = self._left_at[node_id] = self._left_at.get(node_id, 0.0) - size_bytes
+            if left >= 0:
+                return
+            self._short.add(node_id)
+        if len(self._nodes) < 2 or not keys:
             return
         if self._queued + len(keys) > MAX_QUEUED:
             self.skipped_blocks += len(keys)
@@ -169,14 +178,16 @@ class HomeCopies:
 
     def published(self, node_id: int, message: Publish) -> None:
         """As `committed`, for the commits among the events of a node."""
-        if node_id not in self._short or message.phase != PHASE_STREAM:
+        if message.phase != PHASE_STREAM or EVENT_COMMIT not in message.kinds:
             return
-        keys: dict[int, list[bytes]] = {}
-        for key, kind, tenant in zip(message.keys, message.kinds, message.tenant_indexes, strict=True):
+        commits: dict[int, tuple[list[bytes], list[int]]] = {}
+        for key, kind, tenant, size_bytes in zip(message.keys, message.kinds, message.tenant_indexes, message.sizes, strict=True):
             if kind == EVENT_COMMIT:
-                keys.setdefault(tenant, []).append(key)
-        for tenant, part in keys.items():
-            self.committed(node_id, message.tenants[tenant], part)
+                keys, sizes = commits.setdefault(tenant, ([], []))
+                keys.append(key)
+                sizes.append(size_bytes)
+        for tenant, (keys, sizes) in commits.items():
+            self.committed(node_id, message.tenants[tenant], keys, sum(sizes))
 
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Order the next copies."""

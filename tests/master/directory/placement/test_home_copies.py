@@ -30,7 +30,7 @@ class Cluster(Copying):
     def commit(self, *keys: bytes, node: NodeMember | None = None) -> None:
         """The node has committed these blocks; the weights of nodes are as of now."""
         self.step(REFRESH_NS)
-        self.homes.committed((node or self.one).node_id, TENANT, list(keys or KEYS))
+        self.homes.committed((node or self.one).node_id, TENANT, list(keys or KEYS), SIZE * len(keys or KEYS))
 
     def step(self, passed_ns: int = 0) -> list[CopyOrder]:
         return self.ordered(passed_ns, self.homes.step)
@@ -118,6 +118,16 @@ def test_a_node_with_free_space_copies_nothing() -> None:
     assert roomy.step() == []
 
 
+@pytest.mark.usefixtures("empty_two")
+def test_a_node_that_fills_between_heartbeats_is_full() -> None:
+    nearly = Cluster(tier=tier_of(capacity_bytes=1000, used_bytes=1000 - 100 - 2 * SIZE))
+    nearly.node("two", "y")
+    nearly.commit(b"a", b"b")
+    assert nearly.step() == [], "a tenth is free"
+    nearly.commit(b"c")
+    assert [order.keys for order in nearly.step()] == [[b"c"]]
+
+
 def test_one_node_alone_copies_nothing(cluster: Cluster) -> None:
     cluster.commit()
     assert cluster.step() == []
@@ -199,10 +209,10 @@ def test_a_refused_copy_pauses_its_receiver(cluster: Cluster) -> None:
     cluster.commit(b"a")
     [order] = cluster.step()
     cluster.arrive(order, has_room=False)
-    cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"])
+    cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"], SIZE)
     assert cluster.step() == []
     assert cluster.homes.take_secondary() == []
-    cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"])
+    cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"], SIZE)
     assert len(cluster.step(REFUSED_NS)) == 1
 
 
