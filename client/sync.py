@@ -312,7 +312,7 @@ class Client(BaseClient):
         other nodes. "local": only the latter. `keys` are at most 16,384, in the order in which they are needed.
 
         It is a hint. Blocks that are in DRAM already or nowhere are ignored. At most 1/16 of the node's DRAM may hold
-        prefetched blocks that nobody has read; from the first block beyond that on, and while the node drains, it
+        unread prefetched blocks; from the first block beyond that on, and while the node drains, it
         refuses blocks and counts them. A prefetch is no access: a block that is not read counts as wasted
         (docs/metrics.md). Raises Unavailable without a node on this host.
         """

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from kvstore.store.block_table.block import DRAM, HBM, Block
 
 SHARE: Final = 16
-"""1/SHARE of DRAM may hold prefetched blocks that nobody has read, so that wrong guesses displace few hot blocks."""
+"""1/SHARE of DRAM may hold unread prefetched blocks, so that wrong guesses displace few hot blocks."""
 MAX_BLOCKS: Final = 1 << 16
 """Prefetched blocks that are tracked at once: about 10 MB."""
 MAX_AWAITED: Final = 1 << 14
