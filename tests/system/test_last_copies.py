@@ -30,7 +30,7 @@ def at(client: Client, keys: list[bytes], name: str) -> list[bytes]:
 @pytest.mark.promise("last-replica-last")
 def test_full_node_evicts_replicated_before_colder_blocks(tmp_path: Path) -> None:
     with System(tmp_path) as system:
-        system.start_master()
+        system.start_master(0, "--home-copy-rate", "0")
         system.start_node("n0", "--dram", str(DRAM_BLOCKS * BLOCK_BYTES), "--policy", "lru")
         system.start_node("n1", "--dram", "32MiB")
         with tied(system, "n0") as client, tied(system, "n1") as other:
