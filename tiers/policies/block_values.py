@@ -75,6 +75,12 @@ class BlockValues(EvictionPolicy[bytes]):
         else:
             self._blocks.release(key)
 
+    def set_priority(self, key: bytes, priority: int) -> None:
+        self._blocks.set_priority(self._block_of.get(key, key), priority)
+
+    def expect_reuse(self, key: bytes, after_s: float) -> None:
+        self._blocks.expect_reuse(self._block_of.get(key, key), after_s)
+
     def victim(self, evictable: Callable[[bytes], bool] = lambda key: True) -> bytes | None:
         chosen: dict[bytes, bytes] = {}
 

@@ -110,6 +110,15 @@ class EvictionPolicy(ABC, Generic[K]):
         are ignored."""
         self.remove(key)
 
+    def set_priority(self, key: K, priority: int) -> None:  # noqa: B027 - most ignore hints
+        """Scale the worth of a present key: 0 to 100; 50: as without a hint; 0: evicted first. Absent keys are ignored.
+
+        A key that is removed loses it. The caller sets 50 when a hint ends.
+        """
+
+    def expect_reuse(self, key: K, after_s: float) -> None:  # noqa: B027 - most ignore hints
+        """Expect that a present key is read again after this many seconds. Absent keys are ignored."""
+
     @abstractmethod
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         """Return the key to evict next, skipping those that `evictable` refuses (leased, pinned, moving), or None.
