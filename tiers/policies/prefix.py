@@ -10,6 +10,8 @@ It knows the tree of prefixes by the parents passed to `insert`.
 - Leaves are evicted in the order of their worth (cohort_order.py).
 - The last block of a prompt is discounted by the measured reuse of such blocks. If a prompt's unfinished block has a
   key of its own, it is never read again.
+- Hints of a caller scale the worth of its blocks, or replace it by the expected time of the next read, as far as
+  earlier hints came true (block_hints.py).
 """
 
 import time
@@ -18,9 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from kvstore.tiers.policies.cohort_order import CohortOrder
+import numpy as np
+
+from kvstore.tiers.policies.block_hints import BlockHints
+from kvstore.tiers.policies.cohort_order import ORPHANS_WORTH, CohortOrder
+from kvstore.tiers.policies.expected_reads import ExpectedRead
 from kvstore.tiers.policies.interface import DictStates, EvictionPolicy, K, States
 from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, closes_cycle, has_cycle, is_alone, with_child, without_child
+from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, level_of
 from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitLog, VisitRun
 
 MAX_PASSED: Final = 1 << 16
@@ -53,7 +60,9 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._parentless: dict[K, Children[K]] = {}
         """Absent parent -> its present children."""
         self._order: CohortOrder[K] = CohortOrder()
-        self._log: VisitLog[K] = VisitLog(self._order.grow_older)
+        self._log: VisitLog[K] = VisitLog(self._on_older, self._on_dropped)
+        self._hints: BlockHints[K] | None = None
+        """None until the first hint."""
         self._visit: Visit[K] | None = None
         self._seen_blocks = self._seen_visits = 0
         """In visits that ended since worths were computed."""
@@ -89,6 +98,8 @@ class PrefixPolicy(EvictionPolicy[K]):
             last, birth_turn, forks = ghost
             node = PrefixNode(parent, visit, birth_turn, forks)
             self._log.read(last, key, now_s)
+            if self._hints is not None:
+                self._hints.remove(key, last, now_s, was_read=True)
             visit.turn = birth_turn + 1
         self._nodes[key] = node
         if self._parentless and key in self._parentless:
@@ -156,7 +167,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             del leaves[run]
             if not leaves:
                 leaves.clear()  # see _unfile
-                self._order.leave(run.home, True)
+                self._order.leave(run.home, 1)
 
     def touch(self, key: K) -> None:
         node = self._nodes.get(key)
@@ -169,6 +180,8 @@ class PrefixPolicy(EvictionPolicy[K]):
             node = self._find(key)  # the end of the former visit may have filed it
             assert node is not None
         self._log.read(node.visit, key, now_s)
+        if self._hints is not None:
+            self._hints.touch(key, node.visit, visit, now_s)
         visit.turn = node.birth_turn + 1
         node.visit = visit
         if node.home is not None:
@@ -199,10 +212,48 @@ class PrefixPolicy(EvictionPolicy[K]):
         del self._nodes[key]
         if node.home is not None:
             self._unfile(key, node)
-        self._log.unwatch(node.visit, self._clock())
+        now_s = self._clock()
+        self._log.unwatch(node.visit, now_s)
+        if self._hints is not None:
+            self._hints.remove(key, node.visit, now_s, was_read=False)
         if node.child is not None:
             self._parentless[key] = node.children
         self._leave_parent(key, node)
+
+    def set_priority(self, key: K, priority: int) -> None:
+        level = level_of(priority)
+        node = self._nodes.get(key)
+        if node is None or level == (self._hints.level(key) if self._hints is not None else DEFAULT_LEVEL):
+            return
+        now_s = self._clock()
+        hints = self._use_hints(now_s)
+        levels_in_use = hints.levels_in_use
+        is_leaf = isinstance(node, VisitRun) or node.home is not None
+        node = self._find(key)
+        assert node is not None
+        hints.set_level(key, level, node.visit, now_s)
+        if hints.levels_in_use > levels_in_use:
+            self._learn(now_s)
+        if is_leaf:
+            self._refile(key, node)
+
+    def expect_reuse(self, key: K, after_s: float) -> None:
+        node = self._nodes.get(key)
+        if node is None:
+            return
+        now_s = self._clock()
+        is_leaf = isinstance(node, VisitRun) or node.home is not None
+        node = self._find(key)
+        assert node is not None
+        self._use_hints(now_s).expect(key, after_s, now_s)
+        if is_leaf:
+            self._refile(key, node)
+
+    def _use_hints(self, now_s: float) -> BlockHints[K]:
+        if self._hints is None:
+            self._hints = BlockHints(self._order.grow_older, self._on_over)
+            self._learn(now_s)
+        return self._hints
 
     def _leave_parent(self, key: K, node: PrefixNode[K]) -> None:
         """Remove an absent block from its parent's children."""
@@ -265,7 +316,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         ghosts = self._ghosts
         ghosts[key] = ghost
         if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * len(self._nodes):
-            ghosts.popitem(last=False)
+            self._forget_oldest()
 
     @property
     def remembered(self) -> int:
@@ -273,7 +324,12 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def forget(self, count: int) -> None:
         for _ in range(min(count, len(self._ghosts))):
-            self._ghosts.popitem(last=False)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        key, _ = self._ghosts.popitem(last=False)
+        if self._hints is not None:
+            self._hints.forget(key)
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -300,11 +356,13 @@ class PrefixPolicy(EvictionPolicy[K]):
     def _end_visit(self, visit: Visit[K], now_s: float) -> None:
         """End the visit; its last block is filed like other leaves from now on."""
         cohort = self._log.end(visit, now_s)
+        if self._hints is not None:
+            self._hints.end_visit(visit)
         key = visit.tip
         assert key is not None
         node = self._nodes.get(key)
         if isinstance(node, PrefixNode) and node.child is None and node.home is None:
-            if is_alone(node):
+            if is_alone(node) and (self._hints is None or key not in self._hints):
                 self._nodes[key] = self._file_alone((key,), cohort)
             else:
                 self._file(key, node, cohort, is_tip=not visit.forks)
@@ -317,15 +375,38 @@ class PrefixPolicy(EvictionPolicy[K]):
         if now_s - self._advanced_s >= ADVANCE_S:
             self._advanced_s = now_s
             self._log.advance(now_s)
+            if self._hints is not None:
+                self._hints.advance(now_s)
         if self._seen_blocks >= LEARN_BLOCKS:
             self._log.hazard.age(self._seen_visits)
+            if self._hints is not None:
+                self._hints.age(self._seen_visits)
             self._learn(now_s)
             self._seen_blocks = self._seen_visits = 0
 
     def _learn(self, now_s: float) -> None:
         """Order the cohorts by the current worth of their blocks."""
         tip_share = self._log.tips_read / self._log.tips
-        self._order.rank([worth * share for row in self._log.hazard.worth(now_s).tolist() for worth in row for share in (1.0, tip_share)])
+        worths = np.repeat(self._log.hazard.worth(now_s).ravel(), 2)
+        worths[1::2] *= tip_share
+        worths = np.append(worths, ORPHANS_WORTH)
+        self._order.rank(worths if self._hints is None else self._hints.worths(worths, tip_share, self._log.hazard, now_s))
+
+    def _on_older(self, cohort: Cohort[K], bucket: int) -> None:
+        """Move a cohort that passes into an older bucket."""
+        self._order.grow_older(cohort, bucket)
+        if cohort.levels is not None and self._hints is not None:
+            self._hints.grow_older(cohort, bucket)
+
+    def _on_dropped(self, cohort: Cohort[K], now_s: float) -> None:
+        if cohort.levels is not None and self._hints is not None:
+            self._hints.stop_watching(cohort, now_s)
+
+    def _on_over(self, expected: ExpectedRead[K]) -> None:
+        """File leaves that were not read in the expected time by their visits again."""
+        for leaves in expected.leaves:
+            for key in list(leaves):
+                self._refile(key, self._child(key))
 
     # --- cohorts of leaves ---
 
@@ -348,7 +429,7 @@ class PrefixPolicy(EvictionPolicy[K]):
                 self._file(child_key, child, self._order.orphans)
 
     def _child(self, key: K) -> PrefixNode[K]:
-        """Return the node of a block that has a parent."""
+        """Return the node of a block that is in no run: it has a parent or hints."""
         node = self._nodes[key]
         assert isinstance(node, PrefixNode)
         return node
@@ -366,12 +447,28 @@ class PrefixPolicy(EvictionPolicy[K]):
         home = visit.cohort or self._log.cohort(visit.classify(), self._clock())
         self._file(key, node, home, is_tip=visit.tip == key and not visit.forks, in_front=in_front)
 
+    def _refile(self, key: K, node: PrefixNode[K]) -> None:
+        """File a leaf, whose hints have changed, where it belongs now."""
+        home = node.home
+        if home is not None:
+            self._unfile(key, node)
+        if home is self._order.orphans:
+            self._file(key, node, home)
+        else:
+            self._file_by_visit(key, node)
+
     def _file(self, key: K, node: PrefixNode[K], home: Cohort[K], *, is_tip: bool = False, in_front: bool = False) -> None:
+        kind = int(is_tip)
+        if self._hints is not None and home is not self._order.orphans:
+            home = self._hints.home(key) or home
+            kind += 2 * self._hints.level(key)
+            while kind >= len(home.leaves):
+                home.leaves.append(OrderedDict())
         node.home = home
-        node.is_tip = is_tip
-        leaves = home.leaves[is_tip]
+        node.kind = kind
+        leaves = home.leaves[kind]
         if not leaves:
-            self._order.enter(home, is_tip)
+            self._order.enter(home, kind)
         leaves[key] = None
         if in_front:
             leaves.move_to_end(key, last=False)
@@ -384,7 +481,7 @@ class PrefixPolicy(EvictionPolicy[K]):
             last.extend(keys)
             return last
         if not leaves:
-            self._order.enter(home, True)
+            self._order.enter(home, 1)
         run = VisitRun(list(keys), home, self._nodes)
         leaves[run] = None
         return run
@@ -392,11 +489,11 @@ class PrefixPolicy(EvictionPolicy[K]):
     def _unfile(self, key: K, node: PrefixNode[K]) -> None:
         home = node.home
         assert home is not None
-        leaves = home.leaves[node.is_tip]
+        leaves = home.leaves[node.kind]
         del leaves[key]
         if not leaves:
             leaves.clear()  # frees the hash table, which single deletions do not shrink; cohorts are long-lived
-            self._order.leave(home, node.is_tip)
+            self._order.leave(home, node.kind)
         node.home = None
 
     def _eviction_order(self) -> Iterator[K]:
@@ -415,8 +512,8 @@ class PrefixPolicy(EvictionPolicy[K]):
     def check_integrity(self) -> None:
         filed = self._order.check_integrity()
         nodes = {key: node for key, node in self._nodes.items() if isinstance(node, PrefixNode)}
-        in_runs = {key: (run.home, True) for key, run in self._nodes.items() if isinstance(run, VisitRun)}
-        assert filed == in_runs | {key: (node.home, node.is_tip) for key, node in nodes.items() if node.home is not None}
+        in_runs = {key: (run.home, 1) for key, run in self._nodes.items() if isinstance(run, VisitRun)}
+        assert filed == in_runs | {key: (node.home, node.kind) for key, node in nodes.items() if node.home is not None}
         runs = Counter(run for _, run in self._nodes.items() if isinstance(run, VisitRun))
         assert all(run.left == count for run, count in runs.items())
         current_tip = self._visit.tip if self._visit is not None else None

@@ -63,7 +63,7 @@ def without_child(children: Children[K], key: K) -> Children[K]:
 class PrefixNode(Generic[K]):
     """A present block in the prefix tree."""
 
-    __slots__ = ("birth_turn", "child", "forks", "home", "is_tip", "parent", "siblings", "visit")
+    __slots__ = ("birth_turn", "child", "forks", "home", "kind", "parent", "siblings", "visit")
 
     def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int) -> None:
         self.parent = parent
@@ -79,8 +79,8 @@ class PrefixNode(Generic[K]):
         """The other present children."""
         self.home: Cohort[K] | None = None
         """Cohort in which a leaf is filed; the tip of the visit under way is not filed."""
-        self.is_tip = False
-        """True if it is filed among the tips of its cohort."""
+        self.kind = 0
+        """Its kind among the leaves of its cohort: 1 for a tip, plus twice its level of priority."""
 
     @property
     def children(self) -> Children[K]:

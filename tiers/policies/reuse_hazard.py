@@ -118,13 +118,21 @@ class ReuseHazard:
             np.maximum(worth[:, bucket], YOUNGER * worth[:, bucket + 1], out=worth[:, bucket])
         return worth
 
+    def observed(self, now_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return reads, and the time at risk in widths of the bucket. Shapes (classes, BUCKETS)."""
+        readings = np.array(self._readings).reshape(self._shape)
+        watched_s = now_s * np.array(self._watched) - np.array(self._watched_since)
+        return readings, (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape) / _WIDTHS_S
+
+    def rate(self, now_s: float) -> NDArray[np.float64]:
+        """Return the expected reads of a block that is in a bucket for as long as that is wide. Shape (classes, BUCKETS)."""
+        return np.asarray(-np.log1p(-self._read_share(now_s)), np.float64)
+
     def _read_share(self, now_s: float) -> NDArray[np.float64]:
         """Return the probability that a block that enters a bucket is read in it. Shape (classes, BUCKETS), each in (0,
         1).
         """
-        readings = np.array(self._readings).reshape(self._shape)
-        watched_s = now_s * np.array(self._watched) - np.array(self._watched_since)
-        at_risk = (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape) / _WIDTHS_S
+        readings, at_risk = self.observed(now_s)
         common = _common_shape(readings.sum(axis=0), at_risk.sum(axis=0))
         scale = (readings.sum(axis=1) + SCALE_PRIOR) / ((at_risk * common).sum(axis=1) + SCALE_PRIOR)
         expected = common * scale[:, None]

@@ -102,7 +102,7 @@ class VisitRun(Generic[K, H]):
 class Cohort(Generic[K]):
     """Visits of one class that ended within one TICK_S. `leaves` are their evictable blocks."""
 
-    __slots__ = ("bucket", "is_open", "is_watched", "klass", "leaves", "time_s", "unread")
+    __slots__ = ("bucket", "is_open", "is_watched", "klass", "leaves", "levels", "time_s", "unread")
 
     def __init__(self, klass: int, time_s: float) -> None:
         self.klass = klass
@@ -113,16 +113,18 @@ class Cohort(Generic[K]):
         self.is_watched = True
         self.is_open = True
         """Accepts visits until it ages or is dropped."""
-        self.leaves: tuple[OrderedDict[Leaf[K], None], OrderedDict[Leaf[K], None]] = (OrderedDict(), OrderedDict())
-        """Leaves that do not end their prompt, and leaves that do. Blocks stored alone consecutively are one entry:
-        their run.
+        self.leaves: list[OrderedDict[Leaf[K], None]] = [OrderedDict(), OrderedDict()]
+        """Leaves that do not end their prompt, and leaves that do; then the same for each level of priority in use.
+        Blocks stored alone consecutively are one entry: their run.
         """
+        self.levels: list[float] | None = None
+        """Of `unread`, that of blocks with a priority, by level; None without any."""
 
 
 class Visit(Generic[K]):
     """One pass over a run of blocks."""
 
-    __slots__ = ("before", "blocks", "cohort", "forks", "new_blocks", "tip", "turn", "was_read")
+    __slots__ = ("before", "blocks", "cohort", "forks", "levels", "new_blocks", "tip", "turn", "was_read")
 
     def __init__(self) -> None:
         self.turn = 1
@@ -138,6 +140,8 @@ class Visit(Generic[K]):
         """True if any of its blocks has been visited since."""
         self.tip: K | None = None
         """Its last block."""
+        self.levels: list[int] | None = None
+        """Until it ends, its blocks with a priority, by level; None without any."""
 
     def follow(self, last: "Visit[K]", parent: K | None, birth_turn: int, forks: int) -> None:
         """Begin with a new block below `parent`, which `last` passed last: a continuation of that prompt, or a branch
@@ -165,10 +169,17 @@ class Visit(Generic[K]):
 class VisitLog(Generic[K]):
     """Watches visits that have ended. Not thread-safe."""
 
-    def __init__(self, on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None) -> None:
-        """`on_older` is called with a cohort and its next bucket before the cohort passes into it."""
+    def __init__(
+        self,
+        on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None,
+        on_dropped: Callable[[Cohort[K], float], None] = lambda cohort, now_s: None,
+    ) -> None:
+        """`on_older` is called with a cohort and its next bucket before the cohort passes into it; `on_dropped` with a
+        cohort that is watched no longer, and the time.
+        """
         self.hazard = ReuseHazard(CLASSES)
         self._on_older = on_older
+        self._on_dropped = on_dropped
         self._by_bucket: list[deque[Cohort[K]]] = [deque() for _ in range(BUCKETS)]
         self._newest: list[Cohort[K] | None] = [None] * CLASSES
         self._count = 0
@@ -245,6 +256,7 @@ class VisitLog(Generic[K]):
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
         entered_s = oldest.time_s + EDGES_S[oldest.bucket]
         self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
+        self._on_dropped(oldest, now_s)
         oldest.is_watched = oldest.is_open = False
         self._count -= 1
 

@@ -1,0 +1,134 @@
+"""Expected reads: blocks that a hint says are read again at a given time, and the probability that such hints come true.
+
+The state of an expectation is its length (MAGNITUDES, by factors of 2) and the part of it that has passed (PARTS). For
+each state the log learns how often the read comes in it, from evicted blocks too. The worth of a block follows as in
+reuse_hazard.py: hits per second at the best time to stop waiting. It rises as the time nears, as far as earlier
+expectations came true. After twice its length an expectation ends.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Final, Generic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.tiers.policies.interface import K
+from kvstore.tiers.policies.reuse_hazard import BUCKETS, HALF_LIFE
+from kvstore.tiers.policies.visits import CLASSES, Cohort
+
+PART_EDGES: Final = (0.0, 0.25, 0.5, 0.75, 0.875, 0.95, 1.05, 1.25, 1.5, 2.0)
+"""Edges of the parts, as fractions of the expected time."""
+PARTS: Final = len(PART_EDGES) - 1
+PRIOR_SHARES: Final = (0.02, 0.02, 0.03, 0.03, 0.04, 0.3, 0.1, 0.08, 0.08)
+"""Assumed probability of a read in each part, without observations: half of all expectations come true."""
+PRIOR: Final = 4.0
+"""Weight of PRIOR_SHARES, and of the shares of all lengths together, in expectations."""
+SHORTEST_S: Final = 1 / 8
+"""Shorter expectations count as this long: ageing has this resolution."""
+MAGNITUDES: Final = 18
+"""Lengths from SHORTEST_S to 4.5 hours, by factors of 2; longer ones count as the last."""
+SAME_LENGTHS: Final = 16
+"""Expectations of one tick share a cohort if their lengths differ by less than a factor of 2 ** (1 / 16)."""
+FIRST_EXPECTED: Final = CLASSES + 1
+"""Class of the cohorts of the shortest expectations."""
+
+_WIDTHS: Final = np.diff(PART_EDGES)
+_LENGTHS_S: Final = SHORTEST_S * 2.0 ** (np.arange(MAGNITUDES) + 0.5)
+
+
+class ExpectedRead(Cohort[K]):
+    """Blocks expected to be read at one time. `bucket` is the part of that time that has passed."""
+
+    __slots__ = ("after_s", "blocks", "is_over")
+
+    def __init__(self, after_s: float, now_s: float) -> None:
+        magnitude = min(int(math.log2(after_s / SHORTEST_S)), MAGNITUDES - 1)
+        super().__init__(FIRST_EXPECTED + magnitude, now_s)
+        self.after_s = after_s
+        self.blocks = 0
+        """Blocks that ever had this expectation; each is an equal share of one observation."""
+        self.unread = 1.0
+        self.is_over = False
+
+
+class ExpectedReads(Generic[K]):
+    """Expectations under way, and how earlier ones came true. Not thread-safe."""
+
+    def __init__(self, on_older: Callable[[Cohort[K], int], None], on_over: Callable[[ExpectedRead[K]], None]) -> None:
+        """`on_older` is called before a cohort passes into its next part, `on_over` after it has ended unread."""
+        self._on_older = on_older
+        self._on_over = on_over
+        self._seen = np.zeros((MAGNITUDES, PARTS))
+        """Expectations that went through each part, or were read in it; and the latter."""
+        self._read = np.zeros((MAGNITUDES, PARTS))
+        self._open: dict[int, ExpectedRead[K]] = {}
+        """Newest cohort of each length."""
+        self._passing: list[tuple[float, int, ExpectedRead[K]]] = []
+        """Heap of cohorts by the time at which they pass into the next part."""
+        self._made = 0
+
+    def begin(self, after_s: float, now_s: float) -> ExpectedRead[K]:
+        """Return the cohort for one more block that is expected after `after_s` seconds."""
+        after_s = max(after_s, SHORTEST_S)
+        length = round(math.log2(after_s) * SAME_LENGTHS)
+        found = self._open.get(length)
+        if found is None or found.is_over or not 0 <= now_s - found.time_s < SHORTEST_S:
+            found = self._open[length] = ExpectedRead(after_s, now_s)
+            self._push(found)
+        found.blocks += 1
+        return found
+
+    def end(self, expected: ExpectedRead[K], *, was_read: bool) -> None:
+        """End one block's expectation: it was read, or has another."""
+        share = min(1 / expected.blocks, expected.unread)
+        expected.unread -= share
+        if was_read and not expected.is_over:
+            at = expected.klass - FIRST_EXPECTED, expected.bucket
+            self._seen[at] += share
+            self._read[at] += share
+
+    def advance(self, now_s: float) -> None:
+        """Pass expectations into the part of their time; each does so PARTS times at most."""
+        while self._passing and self._passing[0][0] <= now_s:
+            _, _, expected = heapq.heappop(self._passing)
+            magnitude = expected.klass - FIRST_EXPECTED
+            part = expected.bucket
+            while part < PARTS and now_s >= expected.time_s + PART_EDGES[part + 1] * expected.after_s:
+                self._seen[magnitude, part] += expected.unread
+                part += 1
+            if part == PARTS:
+                expected.is_over = True
+                self._on_over(expected)
+                continue
+            self._on_older(expected, part)
+            expected.bucket = part
+            self._push(expected)
+
+    def age(self, observations: int) -> None:
+        """Discount what was seen by the number of visits since the last call."""
+        factor = 0.5 ** (observations / HALF_LIFE)
+        self._seen *= factor
+        self._read *= factor
+
+    def worth(self) -> NDArray[np.float64]:
+        """Return the worth of a block in hits per second. Shape (MAGNITUDES, BUCKETS); only PARTS columns are in use."""
+        share = self._read_share()
+        worth = np.zeros((MAGNITUDES, BUCKETS))
+        for part in range(PARTS):
+            survival = np.cumprod(np.hstack([np.ones((MAGNITUDES, 1)), 1 - share[:, part:-1]]), axis=1)
+            hits = np.cumsum(survival * share[:, part:], axis=1)
+            held = np.cumsum(survival * _WIDTHS[part:] * (1 - share[:, part:] / 2), axis=1)
+            worth[:, part] = (hits / held).max(axis=1) / _LENGTHS_S
+        return worth
+
+    def _read_share(self) -> NDArray[np.float64]:
+        """Return the probability that a block that enters a part is read in it. Shape (MAGNITUDES, PARTS)."""
+        common = (self._read.sum(axis=0) + PRIOR * np.array(PRIOR_SHARES)) / (self._seen.sum(axis=0) + PRIOR)
+        return np.asarray((self._read + PRIOR * common) / (self._seen + PRIOR), np.float64)
+
+    def _push(self, expected: ExpectedRead[K]) -> None:
+        self._made += 1
+        next_s = expected.time_s + PART_EDGES[expected.bucket + 1] * expected.after_s
+        heapq.heappush(self._passing, (next_s, self._made, expected))

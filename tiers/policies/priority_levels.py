@@ -1,0 +1,61 @@
+"""Levels of priority, and their weights: how often blocks of a level are read, against other blocks of their class and age."""
+
+from bisect import bisect_right
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.tiers.policies.reuse_hazard import ReuseHazard
+
+DEFAULT_LEVEL: Final = 0
+FIRST_TO_LEAVE: Final = 1
+"""The level of priority 0."""
+NOMINAL_WEIGHTS: Final = (1.0, 1e-6, 4.0, 2.0, 0.5)
+"""Weights by level while nothing is known: default, priority 0, highest, high, low. Not 0, which would leave no order."""
+LEVELS: Final = len(NOMINAL_WEIGHTS)
+PRIOR: Final = 10.0
+"""Weight of the nominal weight, in expected reads of visits."""
+_LOWER_BOUNDS: Final = (1, 40, 61, 90)
+_BY_BOUND: Final = (FIRST_TO_LEAVE, 4, DEFAULT_LEVEL, 3, 2)
+
+
+def level_of(priority: int) -> int:
+    """Return the level of a priority from 0 to 100."""
+    return _BY_BOUND[bisect_right(_LOWER_BOUNDS, priority)]
+
+
+class LevelReuse:
+    """Reads and time at risk of the blocks of each level but the default."""
+
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+        self._seen = ReuseHazard((LEVELS - 1) * classes)
+
+    def enter(self, level: int, klass: int, bucket: int, weight: float, at_s: float) -> None:
+        """Begin to watch blocks of a level, as ReuseHazard does."""
+        self._seen.enter((level - 1) * self._classes + klass, bucket, weight, at_s)
+
+    def leave(self, level: int, klass: int, bucket: int, weight: float, entered_s: float, now_s: float, *, was_read: bool) -> None:
+        self._seen.leave((level - 1) * self._classes + klass, bucket, weight, entered_s, now_s, was_read=was_read)
+
+    def grow_older(self, level: int, klass: int, bucket: int, older: int, weight: float, began_s: float) -> None:
+        self._seen.grow_older((level - 1) * self._classes + klass, bucket, older, weight, began_s)
+
+    def age(self, observations: int) -> None:
+        self._seen.age(observations)
+
+    def weights(self, of_all: ReuseHazard, now_s: float) -> NDArray[np.float64]:
+        """Return the factor of each level's worth, that of the default being 1. Shape (LEVELS,).
+
+        It moves from the nominal weight to the measured one: reads over those that class and age predict.
+        """
+        rate = of_all.rate(now_s)
+        shape = (LEVELS - 1, *rate.shape)
+        readings, at_risk = (found.reshape(shape) for found in self._seen.observed(now_s))
+        all_readings, all_at_risk = of_all.observed(now_s)
+        others = (all_readings.sum() - readings.sum(), (rate * all_at_risk).sum() - (rate * at_risk).sum())
+        read = np.array([max(others[0], 0.0), *readings.sum(axis=(1, 2))])
+        expected = np.array([max(others[1], 0.0), *(rate * at_risk).sum(axis=(1, 2))])
+        weights = (read + PRIOR * np.array(NOMINAL_WEIGHTS)) / (expected + PRIOR)
+        return np.asarray(weights / weights[DEFAULT_LEVEL], np.float64)
