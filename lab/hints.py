@@ -6,25 +6,19 @@ next access, or has priority 0 if it has none. Wrong hints name random times, an
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from enum import Enum
+from itertools import pairwise
 from random import Random
 from typing import Final
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import CacheReplay
+from kvstore.protocol.retention import DEFAULT_PRIORITY
 
 SHARED_BY: Final = 4
 """A block that this many different blocks follow belongs to no session."""
 SOONEST_S: Final = 0.001
 WRONG_TIMES_S: Final = (1.0, 3600.0)
 """Range of the times that wrong hints name, uniform in their logarithm."""
-
-
-class HintKind(Enum):
-    """Hints of a replay."""
-
-    PERFECT = "perfect"
-    WRONG = "wrong"
 
 
 def sessions(requests: Sequence[TraceRequest]) -> list[int]:
@@ -37,7 +31,7 @@ def sessions(requests: Sequence[TraceRequest]) -> list[int]:
     found = []
     for number, request in enumerate(requests):
         blocks = request.hash_ids
-        for block, following in zip(blocks, blocks[1:], strict=False):
+        for block, following in pairwise(blocks):
             if len(followers[block]) < SHARED_BY:
                 followers[block].add(following)
         known = next((block for block in reversed(blocks) if block in session_of), None)
@@ -57,14 +51,14 @@ def next_reads_s(requests: Sequence[TraceRequest]) -> Iterator[dict[int, float]]
 
 
 class HintedReplay(CacheReplay):
-    """Replay in which a share of the sessions gives hints after each prompt."""
+    """Replay in which `share` of the sessions give hints after each prompt, of which `accuracy` are true; both in [0, 1]."""
 
     def __init__(
-        self, policy: str, capacity_blocks: int, requests: Sequence[TraceRequest], *, share: float, kind: HintKind, seed: int = 0
+        self, policy: str, capacity_blocks: int, requests: Sequence[TraceRequest], *, share: float, accuracy: float, seed: int = 0
     ) -> None:
         super().__init__(policy, capacity_blocks)
         self._random = Random(seed)
-        self._kind = kind
+        self._accuracy = accuracy
         self._next_reads_s = list(next_reads_s(requests))
         """Of the requests to come, the next one last."""
         is_hinted: defaultdict[int, bool] = defaultdict(lambda: self._random.random() < share)
@@ -74,27 +68,23 @@ class HintedReplay(CacheReplay):
         lead = super().request(request)
         next_s = self._next_reads_s.pop()
         if self._is_hinted.pop():
-            if self._kind is HintKind.PERFECT:
-                self._hint(request, next_s)
-            else:
-                self._hint_wrongly(request)
+            if self._random.random() >= self._accuracy:
+                next_s = self._wrong_reads_s(request)
+            self._hint(request, next_s)
         return lead
+
+    def _wrong_reads_s(self, request: TraceRequest) -> dict[int, float]:
+        """Random times for all blocks of a prompt, or none."""
+        if self._random.random() < 0.5:
+            return {}
+        soonest_s, latest_s = WRONG_TIMES_S
+        after_s = soonest_s * (latest_s / soonest_s) ** self._random.random()
+        return dict.fromkeys(request.hash_ids, self._now_s + after_s)
 
     def _hint(self, request: TraceRequest, next_s: dict[int, float]) -> None:
         for block in request.hash_ids:
             if block in next_s:
-                self._policy.set_priority(block, 50)
+                self._policy.set_priority(block, DEFAULT_PRIORITY)
                 self._policy.expect_reuse(block, max(next_s[block] - self._now_s, SOONEST_S))
             else:
                 self._policy.set_priority(block, 0)
-
-    def _hint_wrongly(self, request: TraceRequest) -> None:
-        soonest_s, latest_s = WRONG_TIMES_S
-        is_over = self._random.random() < 0.5
-        after_s = soonest_s * (latest_s / soonest_s) ** self._random.random()
-        for block in request.hash_ids:
-            if is_over:
-                self._policy.set_priority(block, 0)
-            else:
-                self._policy.set_priority(block, 50)
-                self._policy.expect_reuse(block, after_s)

@@ -49,12 +49,12 @@ class BlockHints(Generic[K]):
         self._expected[key] = self._reads.begin(after_s, now_s)
 
     def home(self, key: K) -> Cohort[K] | None:
-        """Return the cohort of a block that is expected to be read, None for others."""
+        """Return the cohort of a block whose expected read is believed, None for others."""
         expected = self._expected.get(key)
         if expected is not None and expected.is_over:
             del self._expected[key]
             return None
-        return expected
+        return expected if expected is not None and self._reads.is_believed(expected) else None
 
     def touch(self, key: K, last: Visit[K], visit: Visit[K], now_s: float) -> None:
         """Record that a present block, last visited in `last`, is read in `visit`. Call after the log."""

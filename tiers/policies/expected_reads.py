@@ -25,6 +25,12 @@ PRIOR_SHARES: Final = (0.02, 0.02, 0.03, 0.03, 0.04, 0.3, 0.1, 0.08, 0.08)
 """Assumed probability of a read in each part, without observations: half of all expectations come true."""
 PRIOR: Final = 4.0
 """Weight of PRIOR_SHARES, and of the shares of all lengths together, in expectations."""
+TRUE_PARTS: Final = slice(2, 7)
+"""An expectation came true if the read came between half of the expected time and 1.25 times that."""
+BELIEVED: Final = 0.1
+"""Least share of expectations of about one length that came true. Below it blocks keep their ordinary worth, which knows
+their class. Random times come true in 1 to 5 %.
+"""
 SHORTEST_S: Final = 1 / 8
 """Shorter expectations count as this long: ageing has this resolution."""
 MAGNITUDES: Final = 18
@@ -57,12 +63,14 @@ class ExpectedReads(Generic[K]):
     """Expectations under way, and how earlier ones came true. Not thread-safe."""
 
     def __init__(self, on_older: Callable[[Cohort[K], int], None], on_over: Callable[[ExpectedRead[K]], None]) -> None:
-        """`on_older` is called before a cohort passes into its next part, `on_over` after it has ended unread."""
+        """`on_older` is called before a cohort passes into its next part, `on_over` once it has ended unread or is not
+        believed any more."""
         self._on_older = on_older
         self._on_over = on_over
         self._seen = np.zeros((MAGNITUDES, PARTS))
         """Expectations that went through each part, or were read in it; and the latter."""
         self._read = np.zeros((MAGNITUDES, PARTS))
+        self._is_believed = [True] * MAGNITUDES
         self._open: dict[int, ExpectedRead[K]] = {}
         """Newest cohort of each length."""
         self._passing: list[tuple[float, int, ExpectedRead[K]]] = []
@@ -98,13 +106,17 @@ class ExpectedReads(Generic[K]):
             while part < PARTS and now_s >= expected.time_s + PART_EDGES[part + 1] * expected.after_s:
                 self._seen[magnitude, part] += expected.unread
                 part += 1
-            if part == PARTS:
-                expected.is_over = True
+            expected.is_over = part == PARTS
+            if expected.is_over or not self._is_believed[magnitude]:
                 self._on_over(expected)
-                continue
-            self._on_older(expected, part)
-            expected.bucket = part
-            self._push(expected)
+            if not expected.is_over:
+                self._on_older(expected, part)
+                expected.bucket = part
+                self._push(expected)
+
+    def is_believed(self, expected: ExpectedRead[K]) -> bool:
+        """Return True if the worth of the blocks follows from the expectation."""
+        return self._is_believed[expected.klass - FIRST_EXPECTED]
 
     def age(self, observations: int) -> None:
         """Discount what was seen by the number of visits since the last call."""
@@ -115,6 +127,8 @@ class ExpectedReads(Generic[K]):
     def worth(self) -> NDArray[np.float64]:
         """Return the worth of a block in hits per second. Shape (MAGNITUDES, BUCKETS); only PARTS columns are in use."""
         share = self._read_share()
+        reaching = np.cumprod(np.hstack([np.ones((MAGNITUDES, 1)), 1 - share[:, :-1]]), axis=1)
+        self._is_believed = ((reaching * share)[:, TRUE_PARTS].sum(axis=1) >= BELIEVED).tolist()
         worth = np.zeros((MAGNITUDES, BUCKETS))
         for part in range(PARTS):
             survival = np.cumprod(np.hstack([np.ones((MAGNITUDES, 1)), 1 - share[:, part:-1]]), axis=1)

@@ -20,6 +20,9 @@ _LOWER_BOUNDS: Final = (1, 40, 61, 90)
 _BY_BOUND: Final = (FIRST_TO_LEAVE, 4, DEFAULT_LEVEL, 3, 2)
 
 
+_IS_RAISED: Final = np.array(NOMINAL_WEIGHTS) > 1
+
+
 def level_of(priority: int) -> int:
     """Return the level of a priority from 0 to 100."""
     return _BY_BOUND[bisect_right(_LOWER_BOUNDS, priority)]
@@ -48,7 +51,8 @@ class LevelReuse:
     def weights(self, of_all: ReuseHazard, now_s: float) -> NDArray[np.float64]:
         """Return the factor of each level's worth, that of the default being 1. Shape (LEVELS,).
 
-        It moves from the nominal weight to the measured one: reads over those that class and age predict.
+        It moves from the nominal weight to the measured one: reads over those that class and age predict. A priority
+        above the default never lowers the worth, one below never raises it.
         """
         rate = of_all.rate(now_s)
         shape = (LEVELS - 1, *rate.shape)
@@ -58,4 +62,5 @@ class LevelReuse:
         read = np.array([max(others[0], 0.0), *readings.sum(axis=(1, 2))])
         expected = np.array([max(others[1], 0.0), *(rate * at_risk).sum(axis=(1, 2))])
         weights = (read + PRIOR * np.array(NOMINAL_WEIGHTS)) / (expected + PRIOR)
-        return np.asarray(weights / weights[DEFAULT_LEVEL], np.float64)
+        weights /= weights[DEFAULT_LEVEL]
+        return np.where(_IS_RAISED, np.maximum(weights, 1), np.minimum(weights, 1))
