@@ -46,7 +46,12 @@ class BlockHints(Generic[K]):
     def expect(self, key: K, after_s: float, now_s: float) -> None:
         """Expect a read of a present block; replaces what was expected before."""
         self._end_expected(key, was_read=False)
-        self._expected[key] = self._reads.begin(after_s, now_s)
+        expected = self._reads.begin(after_s, now_s)
+        if expected is not None:
+            self._expected[key] = expected
+
+    def expected(self, key: K) -> ExpectedRead[K] | None:
+        return self._expected.get(key)
 
     def home(self, key: K) -> Cohort[K] | None:
         """Return the cohort of a block whose expected read is believed, None for others."""
@@ -114,6 +119,13 @@ class BlockHints(Generic[K]):
         return np.concatenate(
             [part for weight in weights[: self.levels_in_use] for part in (worths[:-1] * weight, orphans, expected * weight)]
         )
+
+    def check_integrity(self, is_known: Callable[[K], bool]) -> None:
+        """Assert that hints belong to known blocks, present ones or ghosts. For tests."""
+        assert all(map(is_known, self._levels))
+        assert all(map(is_known, self._expected))
+        assert all(0 < level < self.levels_in_use for level in self._levels.values())
+        self._reads.check_integrity()
 
     def _join(self, visit: Visit[K], level: int) -> None:
         """Count a block of this level in its visit."""

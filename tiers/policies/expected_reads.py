@@ -27,18 +27,26 @@ PRIOR: Final = 4.0
 """Weight of PRIOR_SHARES, and of the shares of all lengths together, in expectations."""
 TRUE_PARTS: Final = slice(2, 7)
 """An expectation came true if the read came between half of the expected time and 1.25 times that."""
-BELIEVED: Final = 0.1
+BELIEVED: Final = 0.25
 """Least share of expectations of about one length that came true. Below it blocks keep their ordinary worth, which knows
-their class. Random times come true in 1 to 5 %.
+their class. Random times come true in 1 to 10 %.
 """
 SHORTEST_S: Final = 1 / 8
 """Shorter expectations count as this long: ageing has this resolution."""
 MAGNITUDES: Final = 18
 """Lengths from SHORTEST_S to 4.5 hours, by factors of 2; longer ones count as the last."""
-SAME_LENGTHS: Final = 16
-"""Expectations of one tick share a cohort if their lengths differ by less than a factor of 2 ** (1 / 16)."""
+SAME_LENGTHS: Final = 32
+"""Expectations of one tick share a cohort if their lengths differ by less than a factor of 2 ** (1 / 32)."""
+SAME_TICK: Final = 1 / 128
+"""Length of such a tick, as a fraction of the expected time, but from SHORTEST_S to MAX_TICK_S."""
+MAX_TICK_S: Final = 1.0
+MAX_EXPECTED: Final = 16_384
+"""Cohorts of expectations under way, about 600 bytes each; hints beyond that are ignored."""
 FIRST_EXPECTED: Final = CLASSES + 1
 """Class of the cohorts of the shortest expectations."""
+
+NEGLIGIBLE: Final = 1e-6
+"""Part of an expectation below which it has no blocks left."""
 
 _WIDTHS: Final = np.diff(PART_EDGES)
 _LENGTHS_S: Final = SHORTEST_S * 2.0 ** (np.arange(MAGNITUDES) + 0.5)
@@ -77,12 +85,15 @@ class ExpectedReads(Generic[K]):
         """Heap of cohorts by the time at which they pass into the next part."""
         self._made = 0
 
-    def begin(self, after_s: float, now_s: float) -> ExpectedRead[K]:
-        """Return the cohort for one more block that is expected after `after_s` seconds."""
+    def begin(self, after_s: float, now_s: float) -> ExpectedRead[K] | None:
+        """Return the cohort for one more block that is expected after `after_s` seconds; None beyond MAX_EXPECTED."""
         after_s = max(after_s, SHORTEST_S)
         length = round(math.log2(after_s) * SAME_LENGTHS)
         found = self._open.get(length)
-        if found is None or found.is_over or not 0 <= now_s - found.time_s < SHORTEST_S:
+        tick_s = min(max(SHORTEST_S, SAME_TICK * after_s), MAX_TICK_S)
+        if found is None or found.is_over or now_s - found.time_s >= tick_s:
+            if len(self._passing) >= MAX_EXPECTED:
+                return None
             found = self._open[length] = ExpectedRead(after_s, now_s)
             self._push(found)
         found.blocks += 1
@@ -106,7 +117,7 @@ class ExpectedReads(Generic[K]):
             while part < PARTS and now_s >= expected.time_s + PART_EDGES[part + 1] * expected.after_s:
                 self._seen[magnitude, part] += expected.unread
                 part += 1
-            expected.is_over = part == PARTS
+            expected.is_over = part == PARTS or expected.unread < NEGLIGIBLE
             if expected.is_over or not self._is_believed[magnitude]:
                 self._on_over(expected)
             if not expected.is_over:
@@ -136,6 +147,11 @@ class ExpectedReads(Generic[K]):
             held = np.cumsum(survival * _WIDTHS[part:] * (1 - share[:, part:] / 2), axis=1)
             worth[:, part] = (hits / held).max(axis=1) / _LENGTHS_S
         return worth
+
+    def check_integrity(self) -> None:
+        """Assert that each expectation under way waits for its next part. For tests."""
+        assert len(self._passing) <= MAX_EXPECTED
+        assert all(not expected.is_over and expected.bucket < PARTS for _, _, expected in self._passing)
 
     def _read_share(self) -> NDArray[np.float64]:
         """Return the probability that a block that enters a part is read in it. Shape (MAGNITUDES, PARTS)."""

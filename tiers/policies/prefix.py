@@ -531,4 +531,10 @@ class PrefixPolicy(EvictionPolicy[K]):
             assert parent not in self._nodes
         assert not any(has_cycle(key, self._parent_of) for key in nodes)
         assert not any(key in self._nodes for key in self._ghosts)
+        if self._hints is not None:
+            self._hints.check_integrity(lambda key: key in self._nodes or key in self._ghosts)
+            filed_nodes = {key: node for key, node in nodes.items() if node.home not in (None, self._order.orphans)}
+            assert all(node.kind >> 1 == self._hints.level(key) for key, node in filed_nodes.items())
+            expected = {key: node.home for key, node in filed_nodes.items() if isinstance(node.home, ExpectedRead)}
+            assert all(not home.is_over and self._hints.expected(key) is home for key, home in expected.items())
         assert len(self._nodes) == len(nodes) + len(in_runs)

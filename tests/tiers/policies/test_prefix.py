@@ -82,6 +82,16 @@ class PrefixMachine(RuleBasedStateMachine):
         self.one_by_one.remove(key)
         self.parents.pop(key, None)
 
+    @rule(key=KEYS, priority=st.sampled_from([0, 20, 50, 70, 100]))
+    def set_priority(self, key: int, priority: int) -> None:
+        self.policy.set_priority(key, priority)
+        self.one_by_one.set_priority(key, priority)
+
+    @rule(key=KEYS, seconds=st.sampled_from([0.001, 1.0, 10.0, 600.0, 1e6]))
+    def expect_reuse(self, key: int, seconds: float) -> None:
+        self.policy.expect_reuse(key, seconds)
+        self.one_by_one.expect_reuse(key, seconds)
+
     @rule(key=KEYS)
     def release(self, key: int) -> None:
         self.policy.release(key)
