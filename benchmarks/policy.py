@@ -1,5 +1,5 @@
 """`make bench-policy`: every eviction policy on the public conversation trace and on conversations that none has seen; what an operation
-costs; whether new blocks stay until they are read; and whether a live store hits what the lab says. One run, one machine. Rows go to
+costs; what hints gain; whether new blocks stay until they are read; and whether a live store hits what the lab says. One run, one machine. Rows go to
 benchmarks/out/policy.json.
 
 Without the trace its part is left out. The live store replays the first LIVE_REQUESTS prompts only, to end within minutes, one after the
@@ -27,10 +27,10 @@ from kvstore.client import Client
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
 from kvstore.lab.accesses import flatten, infinite_hits
-from kvstore.lab.jobs import Job, PolicyJob, PolicyRow
+from kvstore.lab.jobs import HintJob, HintRow, Job, PolicyJob, PolicyRow
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import CacheReplay
-from kvstore.lab.report import bounds, policy_table
+from kvstore.lab.report import bounds, hint_table, policy_table
 from kvstore.lab.runs import run_jobs, spread
 from kvstore.tiers.policies.by_name import POLICIES, make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -42,6 +42,8 @@ CAPACITIES: Final = (1000, 3000, 10_000, 30_000, 50_000)
 OURS: Final = PrefixPolicy.name
 FLOORS: Final = (0.0663, 0.1291, 0.2353, 0.3383, 0.3547)
 """Least prefix hit ratios of our policy on the trace, by capacity: those before new blocks were protected, less .0005."""
+HINT_SHARE: Final = 0.5
+HINT_AIM_BLOCKS: Final = 10_000
 UNSEEN_SEEDS: Final = (2026, 2027)
 REQUESTS: Final = 12_031
 """As many as the trace has."""
@@ -72,7 +74,7 @@ def main() -> int:
         console.print(f"\n[bold]{name}[/bold]")
         rows += ratio_rows(name, requests, console)
     if trace:
-        rows += [*reference_rows(trace, rows), *floor_rows(rows)]
+        rows += [*reference_rows(trace, rows), *floor_rows(rows), *hint_rows(trace, console)]
     first = trace or unseen[f"generated {UNSEEN_SEEDS[0]}"]
     for part in (cost_rows(first), fresh_rows(), live_rows(first[:LIVE_REQUESTS])):
         for row in part:
@@ -126,6 +128,19 @@ def floor_rows(rows: Sequence[BenchRow]) -> Iterator[BenchRow]:
         yield at_least(
             f"{OURS} at {blocks:,} blocks, new ones protected", by_name[ratio_name("conversation", OURS, blocks)], "prefix hit ratio", floor
         )
+
+
+def hint_rows(trace: Sequence[TraceRequest], console: Console) -> Iterator[BenchRow]:
+    """What hints from half of the sessions gain, and what random ones cost."""
+    found = [row for row in run_jobs([HintJob(OURS, blocks, HINT_SHARE) for blocks in CAPACITIES], trace) if isinstance(row, HintRow)]
+    console.print(hint_table(found))
+    for row in found:
+        at = f"{row.capacity_blocks:,} blocks"
+        yield BenchRow(f"hints of half of the sessions at {at}", row.true_hints, "prefix hit ratio")
+        yield BenchRow(f"hints, half of them random, at {at}", row.half_true, "prefix hit ratio")
+        yield at_most(f"random hints cost at {at}", row.unhinted - row.random_hints, "prefix hit ratio", 0.001)
+        if row.capacity_blocks == HINT_AIM_BLOCKS:
+            yield at_least(f"hints: part of the way to Belady at {at}", row.gain or 0.0, "ratio", 0.5)
 
 
 def near(name: str, value: float, unit: str, aim: float, tolerance: float) -> BenchRow:

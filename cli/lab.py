@@ -12,15 +12,28 @@ from kvstore.kvcache.traces.kv_events import read_prompts
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
 from kvstore.lab.accesses import Accesses, flatten
-from kvstore.lab.jobs import Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
+from kvstore.lab.hints import check_share
+from kvstore.lab.jobs import HintJob, HintRow, Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
 from kvstore.lab.plots import save_all
 from kvstore.lab.pools import Routing
 from kvstore.lab.replay import check_capacity
 from kvstore.lab.report import as_json as rows_as_json
-from kvstore.lab.report import bounds, hit_ratio, policy_table, pool_gain, pool_table, summarise, tier_hits, tier_table, trace_figures
+from kvstore.lab.report import (
+    bounds,
+    hint_table,
+    hit_ratio,
+    policy_table,
+    pool_gain,
+    pool_table,
+    summarise,
+    tier_hits,
+    tier_table,
+    trace_figures,
+)
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument, TraceError
-from kvstore.tiers.policies.by_name import POLICY_NAMES, make_policy
+from kvstore.tiers.policies.by_name import DEFAULT, POLICY_NAMES, make_policy
+from kvstore.tiers.policies.prefix import PrefixPolicy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +41,8 @@ if TYPE_CHECKING:
 ALL: Final = "all"
 CAPACITIES: Final = "1000,3000,10000,30000,50000"
 MAX_CAPACITIES: Final = 64
+HINTED: Final = (DEFAULT, PrefixPolicy.name)
+"""Policies that heed hints."""
 
 
 @click.command(short_help="Compare eviction policies on a trace, and draw plots.")
@@ -37,6 +52,7 @@ MAX_CAPACITIES: Final = 64
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only this many requests, from the first.")
 @click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with this many blocks of DRAM and of NVMe.")
 @click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of BLOCKS blocks each.")
+@click.option("--hints", type=float, metavar="SHARE", help="Also replay with retention hints from this share of the sessions, 0 to 1.")
 @click.option("--plots", metavar="DIR", help="Write plots to DIR. Needs the extra plots.")
 @click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Format of the plots.")
 @click.option("--processes", type=click.IntRange(min=1, max=256), help="Worker processes.  [default: one per processor]")
@@ -46,10 +62,13 @@ def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_form
 
     TRACE is a file in the public Mooncake format, a recording of a live cluster (kvstore record), or generated:SEED:COUNT for COUNT
     requests of generated conversations. The prefix hit ratio is the number of cached blocks before each request's first miss, over all
-    blocks. --json prints a list with a row for each policy and capacity; with --tiers or --pools an object of such lists.
+    blocks. --json prints a list with a row for each policy and capacity; with --tiers, --pools or --hints an object of such lists.
+
+    --hints gives hints after each prompt: the time until the next read of each block, or priority 0 where none comes. It replays true
+    hints, half of them random, and all random. Policies that ignore hints are left out.
     """
     names, sizes = _policies(policies), _capacities(capacities)
-    jobs = _jobs(names, sizes, options["tiers"], options["pools"])
+    jobs = _jobs(names, sizes, options["tiers"], options["pools"], options["hints"])
     requests = _requests(trace, options["limit"])
     accesses = flatten(requests)
     # Before the replay, so that a folder that cannot be written fails at once.
@@ -100,7 +119,7 @@ def _pair(text: str, form: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: str | None) -> list[Job]:
+def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: str | None, hints: float | None) -> list[Job]:
     jobs: list[Job] = [PolicyJob(name, size) for name in names for size in sizes]
     if tiers is not None:
         dram, nvme = _pair(tiers, "DRAM:NVME")
@@ -108,7 +127,18 @@ def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: 
     if pools is not None:
         instances, blocks = _pair(pools, "N:BLOCKS")
         jobs += [PoolJob(name, routing, instances, blocks) for name in names for routing in Routing]
+    if hints is not None:
+        check_share("share", hints)
+        jobs += [HintJob(name, size, hints) for name in _heeding(names) for size in sizes]
     return jobs
+
+
+def _heeding(names: Sequence[str]) -> list[str]:
+    """Return the policies that heed hints, each once. Raises InvalidArgument if there is none."""
+    found = {PrefixPolicy.name if name == DEFAULT else name: name for name in names if name in HINTED}
+    if not found:
+        raise InvalidArgument(f"--hints: none of the policies heeds hints: add {PrefixPolicy.name}")
+    return list(found.values())
 
 
 def _requests(trace: str, limit: int | None) -> list[TraceRequest]:
@@ -132,6 +162,7 @@ class _Report:
         self._policies = [row for row in rows if isinstance(row, PolicyRow)]
         self._tiers = [row for row in rows if isinstance(row, TierRow)]
         self._pools = [row for row in rows if isinstance(row, PoolRow)]
+        self._hints = [row for row in rows if isinstance(row, HintRow)]
 
     def show(self, plots: str | None, *, as_json: bool) -> None:
         if as_json:
@@ -144,6 +175,8 @@ class _Report:
             out.print(tier_table(self._tiers))
         if self._pools:
             out.print(pool_table(self._pools))
+        if self._hints:
+            out.print(hint_table(self._hints))
         if plots is not None:
             out.print(f"plots are in {plots}", soft_wrap=True)
 
@@ -157,6 +190,6 @@ class _Report:
 
     def _json(self) -> Any:
         policies = rows_as_json(self._policies)
-        others = {"tiers": rows_as_json(self._tiers), "pools": rows_as_json(self._pools)}
+        others = {"tiers": rows_as_json(self._tiers), "pools": rows_as_json(self._pools), "hints": rows_as_json(self._hints)}
         found = {name: rows for name, rows in others.items() if rows}
         return {"policies": policies, **found} if found else policies

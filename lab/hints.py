@@ -12,6 +12,7 @@ from typing import Final
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import CacheReplay
+from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.retention import DEFAULT_PRIORITY
 
 SHARED_BY: Final = 4
@@ -56,6 +57,9 @@ class HintedReplay(CacheReplay):
     def __init__(
         self, policy: str, capacity_blocks: int, requests: Sequence[TraceRequest], *, share: float, accuracy: float, seed: int = 0
     ) -> None:
+        """Raises InvalidArgument for a share or an accuracy out of range."""
+        check_share("share", share)
+        check_share("accuracy", accuracy)
         super().__init__(policy, capacity_blocks)
         self._random = Random(seed)
         self._accuracy = accuracy
@@ -88,3 +92,9 @@ class HintedReplay(CacheReplay):
                 self._policy.expect_reuse(block, max(next_s[block] - self._now_s, SOONEST_S))
             else:
                 self._policy.set_priority(block, 0)
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise InvalidArgument unless the value is in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise InvalidArgument(f"the {name} of hints is {value:g}: it must be from 0 to 1")

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
+from kvstore.lab.accesses import belady_hits, flatten
+from kvstore.lab.hints import HintedReplay
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import CacheReplay
 from kvstore.lab.tiers import TwoTiers
@@ -51,7 +53,26 @@ class PoolRow:
     blocks: int
 
 
-Row = PolicyRow | TierRow | PoolRow
+@dataclass(frozen=True, slots=True)
+class HintRow:
+    """Prefix hit ratios of one policy at one capacity with hints from a share of the sessions."""
+
+    policy: str
+    capacity_blocks: int
+    share: float
+    """Sessions that gave hints."""
+    unhinted: float
+    """The ratio without hints."""
+    true_hints: float
+    half_true: float
+    """With hints of which half are random."""
+    random_hints: float
+    belady: float
+    gain: float | None
+    """Part of the way from `unhinted` to `belady` that is gone with true hints; None if there is no way."""
+
+
+Row = PolicyRow | TierRow | PoolRow | HintRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +134,23 @@ class PoolJob:
         )
 
 
-Job = PolicyJob | TierJob | PoolJob
+@dataclass(frozen=True, slots=True)
+class HintJob:
+    policy: str
+    capacity_blocks: int
+    share: float
+
+    def run(self, requests: Sequence[TraceRequest]) -> HintRow:
+        size = self.capacity_blocks
+        unhinted = CacheReplay(self.policy, size).run(requests).prefix_hit_ratio
+        true, half_true, wrong = (
+            HintedReplay(self.policy, size, requests, share=self.share, accuracy=accuracy).run(requests).prefix_hit_ratio
+            for accuracy in (1.0, 0.5, 0.0)
+        )
+        accesses = flatten(requests)
+        belady = belady_hits(accesses, size) / len(accesses)
+        gain = (true - unhinted) / (belady - unhinted) if belady > unhinted else None
+        return HintRow(self.policy, size, self.share, unhinted, true, half_true, wrong, belady, gain)
+
+
+Job = PolicyJob | TierJob | PoolJob | HintJob

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.lab.accesses import Accesses, belady_hits, infinite_hits, reuse_distances, reuse_gaps_s, used_once_share, working_set
-from kvstore.lab.jobs import PolicyRow, PoolRow, Row, TierRow
+from kvstore.lab.jobs import HintRow, PolicyRow, PoolRow, Row, TierRow
 from kvstore.lab.plots import Series, Weight, cdf, line_chart, stacked_bars
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY
 from kvstore.tiers.policies.prefix import PrefixPolicy
@@ -94,6 +94,16 @@ def pool_table(rows: Sequence[PoolRow]) -> Group:
     for row in rows:
         gain = f"{row.gain:.2f}" if row.gain is not None else "-"
         table.add_row(row.policy, row.routing, f"{row.pooled_prefix_hit_ratio:.4f}", f"{row.local_prefix_hit_ratio:.4f}", gain)
+    return Group(title, table)
+
+
+def hint_table(rows: Sequence[HintRow]) -> Group:
+    title = f"Prefix hit ratio with hints from {rows[0].share:.0%} of the sessions"
+    table = _table("blocks", "without", "true hints", "half random", "random", "Belady", "part of the way")
+    for row in rows:
+        ratios = (row.unhinted, row.true_hints, row.half_true, row.random_hints, row.belady)
+        gain = f"{row.gain:.0%}" if row.gain is not None else "-"
+        table.add_row(row.policy, f"{row.capacity_blocks:,}", *(f"{ratio:.4f}" for ratio in ratios), gain)
     return Group(title, table)
 
 
