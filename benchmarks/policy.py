@@ -1,6 +1,6 @@
 """`make bench-policy`: every eviction policy on the public conversation trace and on conversations that none has seen; what an operation
-costs; what hints gain; whether new blocks stay until they are read; and whether a live store hits what the lab says. One run, one machine. Rows go to
-benchmarks/out/policy.json.
+costs; what hints gain; whether new blocks stay until they are read; and whether a live store hits what the lab says. One run, one
+machine. Rows go to benchmarks/out/policy.json.
 
 Without the trace its part is left out. The live store replays the first LIVE_REQUESTS prompts only, to end within minutes, one after the
 other: one node, values of 4 KiB, DRAM for LIVE_BLOCKS of them, every byte checked. The lab it is compared with gets the prompts at the

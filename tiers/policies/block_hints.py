@@ -13,19 +13,19 @@ from kvstore.tiers.policies.expected_reads import ExpectedRead, ExpectedReads
 from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, LEVELS, LevelReuse
 from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, ReuseHazard
-from kvstore.tiers.policies.visits import CLASSES, Cohort, Visit
+from kvstore.tiers.policies.visits import CLASSES, Cohort, Visit, keys_in
 
 
 class BlockHints(Generic[K]):
     """Hints of present blocks and of ghosts."""
 
-    def __init__(self, on_older: Callable[[Cohort[K], int], None], on_over: Callable[[ExpectedRead[K]], None]) -> None:
-        """Callbacks as those of ExpectedReads."""
+    def __init__(self, on_older: Callable[[Cohort[K], int], None]) -> None:
+        """`on_older` is called with a cohort of expected reads and its next part before the cohort passes into it."""
         self.levels_in_use = 1
         """Levels below this one may have blocks."""
         self._levels: dict[K, int] = {}
         self._expected: dict[K, ExpectedRead[K]] = {}
-        self._reads: ExpectedReads[K] = ExpectedReads(on_older, on_over)
+        self._reads: ExpectedReads[K] = ExpectedReads(on_older)
         self._reuse = LevelReuse(CLASSES)
 
     def __contains__(self, key: K) -> bool:
@@ -89,8 +89,10 @@ class BlockHints(Generic[K]):
             if blocks:
                 self._watch(cohort, level, blocks / visit.blocks)
 
-    def advance(self, now_s: float) -> None:
-        self._reads.advance(now_s)
+    def advance(self, now_s: float) -> list[K]:
+        """Pass expectations into the next part of their time; returns the leaves whose expectations count no longer."""
+        unfiled = self._reads.advance(now_s)
+        return [key for expected in unfiled for leaves in expected.leaves for key in keys_in(leaves)]
 
     def grow_older(self, cohort: Cohort[K], older: int) -> None:
         """Record that a cohort with priorities passes into an older bucket."""

@@ -8,7 +8,7 @@ each level of priority.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, Generic
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvstore.tiers.policies.expected_reads import FIRST_EXPECTED, MAGNITUDES
 from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.reuse_hazard import BUCKETS
-from kvstore.tiers.policies.visits import CLASSES, Cohort, Leaf, VisitRun
+from kvstore.tiers.policies.visits import CLASSES, Cohort, VisitRun, keys_in
 
 RINGS: Final = CLASSES * BUCKETS * 2
 """Rings in use without hints, but for that of orphans, which follows them."""
@@ -113,15 +113,6 @@ class CohortOrder(Generic[K]):
 
     def _bits(self) -> int:
         return sum(1 << self._rank[ring] for ring, cohorts in self._rings.items() if cohorts)
-
-
-def keys_in(leaves: "Iterable[Leaf[K]]") -> Iterator[K]:
-    """Yield the blocks of these leaves, in order."""
-    for leaf in leaves:
-        if isinstance(leaf, VisitRun):
-            yield from leaf
-        else:
-            yield leaf
 
 
 def _ring_of(cohort: Cohort[K], bucket: int, kind: int) -> int:

@@ -70,11 +70,9 @@ class ExpectedRead(Cohort[K]):
 class ExpectedReads(Generic[K]):
     """Expectations under way, and how earlier ones came true. Not thread-safe."""
 
-    def __init__(self, on_older: Callable[[Cohort[K], int], None], on_over: Callable[[ExpectedRead[K]], None]) -> None:
-        """`on_older` is called before a cohort passes into its next part, `on_over` once it has ended unread or is not
-        believed any more."""
+    def __init__(self, on_older: Callable[[Cohort[K], int], None]) -> None:
+        """`on_older` is called with a cohort and its next part before the cohort passes into it."""
         self._on_older = on_older
-        self._on_over = on_over
         self._seen = np.zeros((MAGNITUDES, PARTS))
         """Expectations that went through each part, or were read in it; and the latter."""
         self._read = np.zeros((MAGNITUDES, PARTS))
@@ -108,8 +106,11 @@ class ExpectedReads(Generic[K]):
             self._seen[at] += share
             self._read[at] += share
 
-    def advance(self, now_s: float) -> None:
-        """Pass expectations into the part of their time; each does so PARTS times at most."""
+    def advance(self, now_s: float) -> list[ExpectedRead[K]]:
+        """Pass expectations into the part of their time; each does so PARTS times at most. Returns those that have ended
+        unread or are not believed.
+        """
+        unfiled = list[ExpectedRead[K]]()
         while self._passing and self._passing[0][0] <= now_s:
             _, _, expected = heapq.heappop(self._passing)
             magnitude = expected.klass - FIRST_EXPECTED
@@ -119,11 +120,12 @@ class ExpectedReads(Generic[K]):
                 part += 1
             expected.is_over = part == PARTS or expected.unread < NEGLIGIBLE
             if expected.is_over or not self._is_believed[magnitude]:
-                self._on_over(expected)
+                unfiled.append(expected)
             if not expected.is_over:
                 self._on_older(expected, part)
                 expected.bucket = part
                 self._push(expected)
+        return unfiled
 
     def is_believed(self, expected: ExpectedRead[K]) -> bool:
         """Return True if the worth of the blocks follows from the expectation."""

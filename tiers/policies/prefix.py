@@ -60,7 +60,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self._parentless: dict[K, Children[K]] = {}
         """Absent parent -> its present children."""
         self._order: CohortOrder[K] = CohortOrder()
-        self._log: VisitLog[K] = VisitLog(self._on_older, self._on_dropped)
+        self._log: VisitLog[K] = VisitLog(self._order.grow_older)
         self._hints: BlockHints[K] | None = None
         """None until the first hint."""
         self._visit: Visit[K] | None = None
@@ -251,7 +251,8 @@ class PrefixPolicy(EvictionPolicy[K]):
 
     def _use_hints(self, now_s: float) -> BlockHints[K]:
         if self._hints is None:
-            self._hints = BlockHints(self._order.grow_older, self._on_over)
+            self._hints = BlockHints(self._order.grow_older)
+            self._log.use_level_watcher(self._hints)
             self._learn(now_s)
         return self._hints
 
@@ -376,7 +377,8 @@ class PrefixPolicy(EvictionPolicy[K]):
             self._advanced_s = now_s
             self._log.advance(now_s)
             if self._hints is not None:
-                self._hints.advance(now_s)
+                for key in self._hints.advance(now_s):
+                    self._refile(key, self._child(key))
         if self._seen_blocks >= LEARN_BLOCKS:
             self._log.hazard.age(self._seen_visits)
             if self._hints is not None:
@@ -391,22 +393,6 @@ class PrefixPolicy(EvictionPolicy[K]):
         worths[1::2] *= tip_share
         worths = np.append(worths, ORPHANS_WORTH)
         self._order.rank(worths if self._hints is None else self._hints.worths(worths, tip_share, self._log.hazard, now_s))
-
-    def _on_older(self, cohort: Cohort[K], bucket: int) -> None:
-        """Move a cohort that passes into an older bucket."""
-        self._order.grow_older(cohort, bucket)
-        if cohort.levels is not None and self._hints is not None:
-            self._hints.grow_older(cohort, bucket)
-
-    def _on_dropped(self, cohort: Cohort[K], now_s: float) -> None:
-        if cohort.levels is not None and self._hints is not None:
-            self._hints.stop_watching(cohort, now_s)
-
-    def _on_over(self, expected: ExpectedRead[K]) -> None:
-        """File leaves that were not read in the expected time by their visits again."""
-        for leaves in expected.leaves:
-            for key in list(leaves):
-                self._refile(key, self._child(key))
 
     # --- cohorts of leaves ---
 

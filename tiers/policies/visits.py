@@ -7,10 +7,10 @@ are visited again, whether they are still cached or not: ghosts teach as much as
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from operator import is_
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kvstore.tiers.policies.interface import K, States
 from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
@@ -121,6 +121,15 @@ class Cohort(Generic[K]):
         """Of `unread`, that of blocks with a priority, by level; None without any."""
 
 
+def keys_in(leaves: Iterable["Leaf[K]"]) -> Iterator[K]:
+    """Yield the blocks of these leaves, in order."""
+    for leaf in leaves:
+        if isinstance(leaf, VisitRun):
+            yield from leaf
+        else:
+            yield leaf
+
+
 class Visit(Generic[K]):
     """One pass over a run of blocks."""
 
@@ -166,20 +175,24 @@ class Visit(Generic[K]):
         return LATER_TURNS + turn * (len(NEW_BLOCKS) + 1) + bisect_right(NEW_BLOCKS, self.new_blocks)
 
 
+class LevelWatcher(Protocol[K]):
+    """Watches the blocks with a priority."""
+
+    def grow_older(self, cohort: Cohort[K], older: int) -> None:
+        """Record that the cohort is about to pass into an older bucket."""
+
+    def stop_watching(self, cohort: Cohort[K], now_s: float) -> None:
+        """Record that the cohort is no longer watched."""
+
+
 class VisitLog(Generic[K]):
     """Watches visits that have ended. Not thread-safe."""
 
-    def __init__(
-        self,
-        on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None,
-        on_dropped: Callable[[Cohort[K], float], None] = lambda cohort, now_s: None,
-    ) -> None:
-        """`on_older` is called with a cohort and its next bucket before the cohort passes into it; `on_dropped` with a
-        cohort that is watched no longer, and the time.
-        """
+    def __init__(self, on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None) -> None:
+        """`on_older` is called with a cohort and its next bucket before the cohort passes into it."""
         self.hazard = ReuseHazard(CLASSES)
         self._on_older = on_older
-        self._on_dropped = on_dropped
+        self._level_watcher: LevelWatcher[K] | None = None
         self._by_bucket: list[deque[Cohort[K]]] = [deque() for _ in range(BUCKETS)]
         self._newest: list[Cohort[K] | None] = [None] * CLASSES
         self._count = 0
@@ -240,6 +253,10 @@ class VisitLog(Generic[K]):
         self.hazard.leave(cohort.klass, cohort.bucket, share, cohort.time_s + EDGES_S[cohort.bucket], now_s, was_read=False)
         cohort.unread -= share
 
+    def use_level_watcher(self, watcher: LevelWatcher[K]) -> None:
+        """Report what happens to cohorts that have blocks with a priority."""
+        self._level_watcher = watcher
+
     def advance(self, now_s: float) -> None:
         """Pass cohorts into the buckets of their age; each does so BUCKETS times at most."""
         for bucket in reversed(range(BUCKETS - 1)):  # keeps each bucket's cohorts ordered by age
@@ -249,6 +266,8 @@ class VisitLog(Generic[K]):
                 older = bucket_of(now_s - cohort.time_s)
                 self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
                 self._on_older(cohort, older)
+                if cohort.levels is not None and self._level_watcher is not None:
+                    self._level_watcher.grow_older(cohort, older)
                 cohort.bucket, cohort.is_open = older, False
                 self._by_bucket[older].append(cohort)
 
@@ -256,7 +275,8 @@ class VisitLog(Generic[K]):
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
         entered_s = oldest.time_s + EDGES_S[oldest.bucket]
         self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
-        self._on_dropped(oldest, now_s)
+        if oldest.levels is not None and self._level_watcher is not None:
+            self._level_watcher.stop_watching(oldest, now_s)
         oldest.is_watched = oldest.is_open = False
         self._count -= 1
 
