@@ -109,6 +109,16 @@ class PolicyConformance:
         assert len(policy) == 2
         assert 7 not in policy
 
+    def test_hints_of_any_key_are_accepted(self) -> None:
+        """Policies may ignore them."""
+        policy = self.filled(12)
+        for key in range(20):
+            policy.set_priority(key, key * 5)
+            policy.expect_reuse(key, 0.1 * 4**key)
+            policy.check_integrity()
+        evicted = policy.take_victims(20, lambda _key: True, lambda _key: True)
+        assert sorted(evicted) == list(range(12))
+
     def test_a_victim_stays_until_it_is_removed(self) -> None:
         policy = self.filled(3)
         victim = policy.victim()

@@ -81,6 +81,14 @@ def test_tiers_and_pools_have_sections_of_their_own(trace: Path) -> None:
     assert list(rows(trace, "--policies", "lru", "--pools", "2:3")) == ["policies", "pools"]
 
 
+def test_hints_have_a_row_for_each_capacity(trace: Path) -> None:
+    found = rows(trace, "--policies", "default,prefix,lru", "--capacities", "3,4", "--hints", "1")
+    assert list(found) == ["policies", "hints"]
+    assert [(row["policy"], row["capacity_blocks"]) for row in found["hints"]] == [("prefix", 3), ("prefix", 4)]
+    shown = lab(trace, "--policies", "default", "--capacities", "3", "--hints", "0.5").stdout
+    assert "hints from 50% of the sessions" in shown
+
+
 def test_people_get_tables_and_bounds(trace: Path) -> None:
     shown = lab(trace, "--policies", "lru,default", "--capacities", "3", "--tiers", "2:9", "--pools", "2:3").stdout
     assert shown.startswith("4 prompts of 11 blocks, 6 of them different; 50.0% of these are used once")
@@ -109,6 +117,8 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
         (("--capacities", ",".join(map(str, range(1, 66)))), "--capacities names 65 capacities"),
         (("--tiers", "100"), "'100' is not of the form DRAM:NVME, two whole numbers"),
         (("--pools", "4:"), "'4:' is not of the form N:BLOCKS"),
+        (("--hints", "1.5"), "the share of hints is 1.5: it must be from 0 to 1"),
+        (("--hints", "0.5", "--policies", "lru"), "--hints: none of the policies heeds hints: add prefix"),
         (("--pools", "0:5"), "instances is 0: it must be from 1 to "),
     ],
 )

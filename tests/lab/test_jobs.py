@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.lab.jobs import PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
+from kvstore.lab.jobs import HintJob, HintRow, PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
 from kvstore.lab.pools import Routing
 from tests.lab.prompts import requests
 
@@ -21,3 +21,12 @@ def test_a_policy_over_two_tiers() -> None:
 def test_a_pool_against_local_caches(routing: Routing, local: float, gain: float) -> None:
     row = PoolJob("lru", routing, 2, 9).run(TALK)
     assert row == PoolRow("lru", routing.value, 2, 9, 0.5, local, pytest.approx(gain), 10)  # type: ignore[arg-type]
+
+
+def test_hints_against_none_and_belady() -> None:
+    row = HintJob("prefix", 3, 1.0).run(TALK)
+    assert (row.policy, row.capacity_blocks, row.share) == ("prefix", 3, 1.0)
+    assert row.unhinted == PolicyJob("prefix", 3).run(TALK).prefix_hit_ratio
+    assert (row.true_hints, row.belady) == (0.4, 0.5), "only Belady's bypasses the cache"
+    assert row.gain == (row.true_hints - row.unhinted) / (row.belady - row.unhinted)
+    assert HintJob("prefix", 9, 1.0).run(requests([[1], [2]])) == HintRow("prefix", 9, 1.0, 0, 0, 0, 0, 0, None)

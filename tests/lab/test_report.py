@@ -9,12 +9,13 @@ from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 
 from kvstore.lab.accesses import flatten
-from kvstore.lab.jobs import PolicyRow, PoolRow, TierRow
+from kvstore.lab.jobs import HintRow, PolicyRow, PoolRow, TierRow
 from kvstore.lab.report import (
     BELADY,
     INFINITE,
     as_json,
     bounds,
+    hint_table,
     hit_ratio,
     policy_table,
     pool_table,
@@ -127,3 +128,13 @@ def test_a_trace_has_a_working_set_and_distances_and_gaps() -> None:
     assert lines(figures["working_set"])["since the start"][-1] == unique
     assert lines(figures["reuse_distance"])["all uses"][-1] == pytest.approx(1 - unique / total)
     assert lines(figures["reuse_gap"])["uses again"][-1] == 1
+
+
+def test_hint_table_shows_the_part_of_the_way() -> None:
+    rows = [HintRow("prefix", 10_000, 0.5, 0.2364, 0.3138, 0.2615, 0.2362, 0.3664, 0.5954), HintRow("prefix", 9, 0.5, 0, 0, 0, 0, 0, None)]
+    lines = cells(hint_table(rows))
+    assert " ".join(lines[0]) == "Prefix hit ratio with hints from 50% of the sessions"
+    assert lines[2:] == [
+        ["prefix", "10,000", "0.2364", "0.3138", "0.2615", "0.2362", "0.3664", "60%"],
+        ["prefix", "9", "0.0000", "0.0000", "0.0000", "0.0000", "0.0000", "-"],
+    ]

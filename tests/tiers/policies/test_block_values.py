@@ -70,6 +70,22 @@ def test_a_block_of_which_values_are_left_goes_on_leaving() -> None:
     policy.check_integrity()
 
 
+def test_hints_of_a_value_are_those_of_its_block() -> None:
+    now_s = 0.0
+    policy = BlockValues(make_policy("prefix", clock=lambda: now_s))
+    for block in range(3):
+        insert(policy, block)
+    policy.insert(b"whole")
+    policy.insert(b"end")
+    policy.set_priority(key(2, 1), 0)
+    policy.expect_reuse(key(0, 3), 1.0)
+    policy.set_priority(b"absent", 0)
+    policy.check_integrity()
+    assert evicted(policy, VALUES) == [key(2, value) for value in reversed(range(VALUES))]
+    policy.set_priority(b"whole", 0)
+    assert evicted(policy, 1) == [b"whole"]
+
+
 def test_block_of_value_tells_values_by_the_label_and_the_key() -> None:
     own = bytes.fromhex(LABEL) + b"hash"
     assert block_of_value(LABEL, b"v" * 16 + b"hash") == own

@@ -1,0 +1,69 @@
+"""Weights of priority levels: nominal without evidence, then reads over those that class and age predict."""
+
+import pytest
+
+from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, FIRST_TO_LEAVE, LEVELS, NOMINAL_WEIGHTS, LevelReuse, level_of
+from kvstore.tiers.policies.reuse_hazard import EDGES_S, ReuseHazard, bucket_of
+
+HIGHEST = level_of(100)
+
+
+def observe(hazard: ReuseHazard | LevelReuse, level: int, *, count: int, is_read: bool, at_s: float = 30.0) -> None:
+    """Watch blocks of one class from second 0 until they are read, or dropped, at `at_s`."""
+    bucket = bucket_of(at_s)
+    of = (level,) if isinstance(hazard, LevelReuse) else ()
+    hazard.enter(*of, 0, 0, count, 0.0)
+    hazard.grow_older(*of, 0, 0, bucket, count, 0.0)
+    hazard.leave(*of, 0, bucket, count, EDGES_S[bucket], at_s, was_read=is_read)
+
+
+def weights(*, read: int, unread: int, others_read: int, others_unread: int, level: int = HIGHEST) -> list[float]:
+    of_all, of_level = ReuseHazard(2), LevelReuse(2)
+    for count, is_read in ((read, True), (unread, False)):
+        observe(of_level, level, count=count, is_read=is_read)
+        observe(of_all, level, count=count, is_read=is_read)
+    observe(of_all, DEFAULT_LEVEL, count=others_read, is_read=True)
+    observe(of_all, DEFAULT_LEVEL, count=others_unread, is_read=False)
+    found: list[float] = of_level.weights(of_all, 100.0).tolist()
+    return found
+
+
+def test_level_of_has_five_ranges() -> None:
+    levels = [level_of(priority) for priority in range(101)]
+    assert levels[0] == FIRST_TO_LEAVE
+    assert {level_of(priority) for priority in range(40, 61)} == {DEFAULT_LEVEL}
+    assert len(set(levels)) == LEVELS
+    by_priority = [NOMINAL_WEIGHTS[level] for level in levels]
+    assert by_priority == sorted(by_priority)
+
+
+def test_weights_are_nominal_without_evidence() -> None:
+    assert weights(read=0, unread=0, others_read=0, others_unread=0) == pytest.approx(NOMINAL_WEIGHTS)
+
+
+def test_a_priority_that_is_read_no_more_loses_its_weight() -> None:
+    found = weights(read=0, unread=500, others_read=250, others_unread=250)
+    assert found[HIGHEST] == 1
+    same = weights(read=250, unread=250, others_read=250, others_unread=250)
+    assert 1 <= same[HIGHEST] < 1.3
+
+
+def test_a_priority_that_is_read_more_keeps_a_weight() -> None:
+    found = weights(read=400, unread=100, others_read=50, others_unread=450)
+    assert found[HIGHEST] > 2
+
+
+def test_priority_0_that_is_read_as_others_counts_as_others() -> None:
+    found = weights(read=250, unread=250, others_read=250, others_unread=250, level=FIRST_TO_LEAVE)
+    assert 0.8 < found[FIRST_TO_LEAVE] <= 1
+    unread = weights(read=0, unread=500, others_read=250, others_unread=250, level=FIRST_TO_LEAVE)
+    assert unread[FIRST_TO_LEAVE] < 0.001
+
+
+def test_weights_fade_back_to_nominal_with_age() -> None:
+    of_all, of_level = ReuseHazard(2), LevelReuse(2)
+    for hazard in (of_all, of_level):
+        observe(hazard, HIGHEST, count=500, is_read=False)
+        observe(of_all, DEFAULT_LEVEL, count=500, is_read=True)
+        hazard.age(10**6)
+    assert of_level.weights(of_all, 100.0)[HIGHEST] == pytest.approx(NOMINAL_WEIGHTS[HIGHEST], rel=0.5)
