@@ -14,6 +14,7 @@ from kvstore.client.operations import cluster_status, stored_keys
 from kvstore.client.stats import timed_async
 from kvstore.client.views import AsyncView
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.retention import Retention
 
 if TYPE_CHECKING:
     pass
@@ -49,11 +50,19 @@ class AsyncClient(BaseClient):
         parent: bytes | None = None,
         ack: str | None = None,
         replicas: int = 1,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
         operation = self._operations.put(
-            [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline_s, replicas=replicas
+            [key],
+            [value],
+            namespace=namespace,
+            parents=[parent],
+            ack=ack,
+            deadline_s=deadline_s,
+            replicas=replicas,
+            retention=retention,
         )
         return (await self._run(operation))[0]
 
@@ -67,6 +76,7 @@ class AsyncClient(BaseClient):
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
         replicas: int = 1,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> list[bool]:
         """Store blocks; False for each that is already there.
@@ -86,11 +96,23 @@ class AsyncClient(BaseClient):
         drained is replaced. A replica that its node evicts is not. With a target above 1, "node" acts as "cluster".
 
         `namespace` is a text or a kvcache Namespace; `parents` gives the preceding block of each, None for a first one.
+        `retention` is a hint for the order of eviction, sent to the node after the put: see `retain`. A hint that is
+        lost does not fail the put; `lost_hints` of `stats` counts its blocks.
+
         Raises Full if no space was freed, CatalogUnavailable if the blocks cannot be committed. After an error some of
         the blocks may be stored.
         """
         return await self._run(
-            self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
+            self._operations.put(
+                keys,
+                values,
+                namespace=namespace,
+                parents=parents,
+                ack=ack,
+                deadline_s=deadline_s,
+                replicas=replicas,
+                retention=retention,
+            )
         )
 
     @timed_async
@@ -102,6 +124,7 @@ class AsyncClient(BaseClient):
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> list[bool | KVStoreError]:
         """As `put_batch`, with a result per key instead of an exception: True if stored, False if already there, else
@@ -110,7 +133,9 @@ class AsyncClient(BaseClient):
         Errors are InvalidArgument for a malformed key or value, Full, Unavailable, DeadlineExceeded, ... Keys fail
         independently. Raises for the other arguments, and Forked.
         """
-        operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
+        operation = self._operations.put_each(
+            keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, retention=retention
+        )
         return await self._run(operation)
 
     @timed_async
@@ -147,26 +172,31 @@ class AsyncClient(BaseClient):
         await self._run(self._operations.flush(deadline_s=deadline_s))
 
     @timed_async
-    async def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
-        """Return the value, or None on a miss."""
-        return (await self._run(self._operations.get([key], deadline_s=deadline_s)))[0]
+    async def get(self, key: bytes, *, retention: Retention | None = None, deadline_s: float | None = None) -> bytes | None:
+        """Return the value, or None on a miss. `retention`, here and in the other gets: a hint for the blocks that were
+        found, sent after the read; see `retain`."""
+        return (await self._run(self._operations.get([key], deadline_s=deadline_s, retention=retention)))[0]
 
     @timed_async
-    async def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
+    async def get_batch(
+        self, keys: Sequence[bytes], *, retention: Retention | None = None, deadline_s: float | None = None
+    ) -> list[bytes | None]:
         """Return the values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is
         damaged."""
-        return await self._run(self._operations.get(keys, deadline_s=deadline_s))
+        return await self._run(self._operations.get(keys, deadline_s=deadline_s, retention=retention))
 
     @timed_async
-    async def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
+    async def get_into(self, key: bytes, buffer: Any, *, retention: Retention | None = None, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`, or across a list of buffers: its size in bytes, None on a miss.
 
         Raises InvalidArgument if the value does not fit.
         """
-        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s)))[0]
+        return (await self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s, retention=retention)))[0]
 
     @timed_async
-    async def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+    async def get_batch_into(
+        self, keys: Sequence[bytes], buffers: Any, *, retention: Retention | None = None, deadline_s: float | None = None
+    ) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer
         may be written.
 
@@ -176,11 +206,11 @@ class AsyncClient(BaseClient):
         Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an
         error the content of all buffers is undefined.
         """
-        return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
+        return await self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s, retention=retention))
 
     @timed_async
     async def get_each_into(
-        self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
+        self, keys: Sequence[bytes], buffers: Sequence[Any], *, retention: Retention | None = None, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
         """As `get_batch_into`, with a result per key instead of an exception: the size, None on a miss, else the error.
 
@@ -188,18 +218,24 @@ class AsyncClient(BaseClient):
         DeadlineExceeded, ... A buffer's content is undefined unless its result is a size. Raises for `deadline_s`, and
         Forked.
         """
-        return await self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
+        return await self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s, retention=retention))
 
     @timed_async
     async def get_ranges_into(
-        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
+        self,
+        keys: Sequence[bytes],
+        offsets: Sequence[int],
+        buffers: Sequence[Any],
+        *,
+        retention: Retention | None = None,
+        deadline_s: float | None = None,
     ) -> list[int | KVStoreError | None]:
         """Fill each buffer from the value of its key, starting at an offset in bytes. Results as `get_each_into`.
 
         The size is the buffer's; InvalidArgument if the value ends before. A key may be repeated for several ranges.
         Only the ranges of local values in DRAM are copied; other values are fetched whole, once each, and verified.
         """
-        return await self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
+        return await self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s, retention=retention))
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> AsyncView:
         """View of a value without a copy: `async with client.view(key) as memory`. See AsyncView."""
@@ -249,6 +285,18 @@ class AsyncClient(BaseClient):
         """Have this host's node bring blocks into its DRAM in the background; return how many it has queued or requested
         from other nodes. See `Client.prefetch`."""
         return await self._run(self._operations.prefetch(keys, to=to, deadline_s=deadline_s))
+
+    @timed_async
+    async def retain(self, keys: Sequence[bytes], retention: Retention, *, deadline_s: float | None = None) -> int:
+        """Apply a hint for the order of eviction to blocks, wherever they are; return how many have it now. See
+        `Client.retain`."""
+        return await self._run(self._operations.retain(keys, retention, deadline_s=deadline_s))
+
+    @timed_async
+    async def end_session(self, session: str, *, deadline_s: float | None = None) -> int:
+        """End a session named in hints: its blocks are evicted first, except those that other sessions used. Return their
+        number. See `Client.end_session`."""
+        return await self._run(self._operations.end_session(session, deadline_s=deadline_s))
 
     @timed_async
     async def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:

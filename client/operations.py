@@ -41,9 +41,11 @@ from kvstore.client.reads.batch_read import BatchGet, open_view
 from kvstore.client.reads.mapped_values import CopyOut, OpenView, close_view
 from kvstore.client.reads.prefetch import prefetch
 from kvstore.client.reads.sinks import FreshBytes, FreshEach, IntoBuffers, IntoEach, IntoRows, Sink, SinkPart
+from kvstore.client.retention import RetentionOperations, check_retention
 from kvstore.client.stats import ClientStats
 from kvstore.client.writes.batch_put import BatchPut
 from kvstore.protocol.errors import Forked, InvalidArgument, KVStoreError
+from kvstore.protocol.retention import Retention
 from kvstore.protocol.session_messages import ROLE_CLIENT, Hello
 from kvstore.rpc.address import is_local_socket
 from kvstore.rpc.deadline import Deadline
@@ -70,6 +72,7 @@ class Operations:
         )
         self._metadata = MetadataOperations(self.resources)
         self._holds = HoldLookup(self.resources)
+        self.retention = RetentionOperations(self.resources, self._metadata)
         self._clock_ns = time.monotonic_ns
         self._copy_out = CopyOut(self.resources, self._clock_ns)
         self._pid = os.getpid()
@@ -85,10 +88,12 @@ class Operations:
         ack: str | None,
         deadline_s: Timeout,
         replicas: int = 1,
+        retention: Retention | None = None,
     ) -> Operation[list[bool]]:
         deadline = self.deadline(deadline_s)
         check_keys(keys)
         check_replicas(replicas)
+        check_retention(retention)
         acks_at_node, text = self._check_put(keys, values, namespace, parents, ack)
         sources = as_sources(values)
         acks_at_node = acks_at_node and replicas == 1  # a block must be committed before it is replicated
@@ -99,6 +104,8 @@ class Operations:
             yield from replicate(self.resources.daemons, keys, replicas, deadline, waits=waits)
             # A cached location names one replica. For blocks of other writers it may be the only trace of an uncommitted put.
             self.resources.hints.forget(keys if waits else compress(keys, stored))
+        if retention is not None:
+            yield from self.retention.after_put(keys, stored, retention, deadline)
         return stored
 
     def _check_put(
@@ -120,11 +127,16 @@ class Operations:
         parents: Sequence[bytes | None] | None,
         ack: str | None,
         deadline_s: float | None,
+        retention: Retention | None = None,
     ) -> Operation[list[bool | KVStoreError]]:
         deadline = self.deadline(deadline_s)
+        check_retention(retention)
         acks_at_node, text = self._check_put(keys, values, namespace, parents, ack)
         put = put_each(self.resources, keys, values, namespace=text, parents=parents, acks_at_node=acks_at_node, deadline=deadline)
-        return (yield from put)
+        results = yield from put
+        if retention is not None:
+            yield from self.retention.after_put(keys, results, retention, deadline)
+        return results
 
     def replace(
         self,
@@ -170,21 +182,28 @@ class Operations:
         for node, slabs in self.local_reads.take_unmapped_slabs().items():
             yield from self.local.map_slabs(node, slabs, deadline)
 
-    def get(self, keys: Sequence[bytes], *, deadline_s: Timeout) -> Operation[list[bytes | None]]:
+    def get(self, keys: Sequence[bytes], *, deadline_s: Timeout, retention: Retention | None = None) -> Operation[list[bytes | None]]:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)
-        return (yield from self._read(keys, lengths, FreshBytes(len(keys)), deadline))
+        check_retention(retention)
+        return (yield from self._read(keys, lengths, FreshBytes(len(keys)), deadline, retention))
 
-    def get_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: Timeout) -> Operation[list[int | None]]:
+    def get_into(
+        self, keys: Sequence[bytes], buffers: Any, *, deadline_s: Timeout, retention: Retention | None = None
+    ) -> Operation[list[int | None]]:
         deadline = self.deadline(deadline_s)
         lengths = check_keys(keys)
+        check_retention(retention)
         check_count(keys, buffers, "buffers")
         rows = as_rows(buffers)
         sink: Sink[int] = IntoRows(rows) if rows is not None else IntoBuffers([as_destination(buffer) for buffer in buffers])
-        return (yield from self._read(keys, lengths, sink, deadline))
+        return (yield from self._read(keys, lengths, sink, deadline, retention))
 
-    def get_each_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: Timeout) -> Operation[list[int | KVStoreError | None]]:
+    def get_each_into(
+        self, keys: Sequence[bytes], buffers: Any, *, deadline_s: Timeout, retention: Retention | None = None
+    ) -> Operation[list[int | KVStoreError | None]]:
         deadline = self.deadline(deadline_s)
+        check_retention(retention)
         check_count(keys, buffers, "buffers")
         found = check_each(keys, buffers, as_destination)
         sink = IntoEach(found)
@@ -195,12 +214,15 @@ class Operations:
                 yield from self._read(wanted, check_keys(wanted), SinkPart(sink, which), deadline)
         except KVStoreError as error:
             sink.ended(error)
+        if retention is not None:
+            yield from self.retention.after_read(keys, sink.results(), retention, deadline)
         return sink.results()
 
     def get_ranges_into(
-        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Any, *, deadline_s: Timeout
+        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Any, *, deadline_s: Timeout, retention: Retention | None = None
     ) -> Operation[list[int | KVStoreError | None]]:
         deadline = self.deadline(deadline_s)
+        check_retention(retention)
         check_count(keys, buffers, "buffers")
         check_offsets(offsets, len(keys))
         reads = RangeReads(keys, offsets, check_each(keys, buffers, as_destination), self.resources.copier)
@@ -215,10 +237,20 @@ class Operations:
             return self._read(keys, check_keys(keys), sink, deadline)
 
         yield from reads.read_whole(read_whole_values)
+        if retention is not None:
+            yield from self.retention.after_read(keys, reads.results, retention, deadline)
         return reads.results
 
-    def _read(self, keys: Sequence[bytes], lengths: set[int], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
-        """Read local blocks without a request, then the rest."""
+    def _read(
+        self, keys: Sequence[bytes], lengths: set[int], sink: Sink[R], deadline: Deadline, retention: Retention | None = None
+    ) -> Operation[list[R | None]]:
+        """Read local blocks without a request, then the rest; then send the hint."""
+        found = yield from self._read_values(keys, lengths, sink, deadline)
+        if retention is not None:
+            yield from self.retention.after_read(keys, found, retention, deadline)
+        return found
+
+    def _read_values(self, keys: Sequence[bytes], lengths: set[int], sink: Sink[R], deadline: Deadline) -> Operation[list[R | None]]:
         nodes = yield from self._local_nodes(deadline)
         left: Sequence[int] = range(len(keys))
         if nodes:
@@ -319,6 +351,17 @@ class Operations:
         check_prefetch(keys, to)
         self.resources.counters.add(requests=1)
         return prefetch(self.resources.daemons, keys, to, deadline)
+
+    def retain(self, keys: Sequence[bytes], retention: Retention, *, deadline_s: float | None) -> Operation[int]:
+        deadline = self.deadline(deadline_s)
+        check_keys(keys)
+        check_retention(retention)
+        if retention is None:
+            raise InvalidArgument("retain needs a Retention")
+        return self.retention.retain(keys, retention, deadline)
+
+    def end_session(self, session: str, *, deadline_s: float | None) -> Operation[int]:
+        return self.retention.end_session(session, self.deadline(deadline_s))
 
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None) -> Operation[list[list[Location]]]:
         return self._metadata.locate(keys, self.deadline(deadline_s))

@@ -16,6 +16,7 @@ from kvstore.client.operations import cluster_status, stored_keys
 from kvstore.client.stats import timed
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.retention import Retention
 
 if TYPE_CHECKING:
     pass
@@ -51,21 +52,30 @@ class Client(BaseClient):
         parent: bytes | None = None,
         ack: str | None = None,
         replicas: int = 1,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> bool:
         """Store a block; False if it is already there. See `put_batch`."""
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas, "deadline_s": deadline_s}
+            options: dict[str, Any] = {"namespace": namespace, "parent": parent, "ack": ack, "replicas": replicas}
+            options.update(retention=retention, deadline_s=deadline_s)
             return timings.sample("put", lambda: Client.put(self, key, value, **options))
         deadline = self._operations.deadline(deadline_s)
-        if type(replicas) is int and replicas == 1:
+        if retention is None and type(replicas) is int and replicas == 1:
             stored = self._local_puts.put(key, value, namespace, parent, ack, deadline)
             if stored is not None:
                 return stored
         operation = self._operations.put(
-            [key], [value], namespace=namespace, parents=[parent], ack=ack, deadline_s=deadline, replicas=replicas
+            [key],
+            [value],
+            namespace=namespace,
+            parents=[parent],
+            ack=ack,
+            deadline_s=deadline,
+            replicas=replicas,
+            retention=retention,
         )
         return self._run(operation)[0]
 
@@ -79,6 +89,7 @@ class Client(BaseClient):
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
         replicas: int = 1,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> list[bool]:
         """Store blocks; False for each that is already there.
@@ -100,11 +111,23 @@ class Client(BaseClient):
         drained is replaced. A replica that its node evicts is not. With a target above 1, "node" acts as "cluster".
 
         `namespace` is a text or a kvcache Namespace; `parents` gives the preceding block of each, None for a first one.
+        `retention` is a hint for the order of eviction, sent to the node after the put: see `retain`. A hint that is
+        lost does not fail the put; `lost_hints` of `stats` counts its blocks.
+
         Raises Full if no space was freed, CatalogUnavailable if the blocks cannot be committed. After an error some of
         the blocks may be stored.
         """
         return self._run(
-            self._operations.put(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, replicas=replicas)
+            self._operations.put(
+                keys,
+                values,
+                namespace=namespace,
+                parents=parents,
+                ack=ack,
+                deadline_s=deadline_s,
+                replicas=replicas,
+                retention=retention,
+            )
         )
 
     @timed
@@ -116,6 +139,7 @@ class Client(BaseClient):
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> list[bool | KVStoreError]:
         """As `put_batch`, with a result per key instead of an exception: True if stored, False if already there, else
@@ -124,7 +148,9 @@ class Client(BaseClient):
         Errors are InvalidArgument for a malformed key or value, Full, Unavailable, DeadlineExceeded, ... Keys fail
         independently. Raises for the other arguments, and Forked.
         """
-        operation = self._operations.put_each(keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s)
+        operation = self._operations.put_each(
+            keys, values, namespace=namespace, parents=parents, ack=ack, deadline_s=deadline_s, retention=retention
+        )
         return self._run(operation)
 
     @timed
@@ -160,12 +186,15 @@ class Client(BaseClient):
         """
         self._run(self._operations.flush(deadline_s=deadline_s))
 
-    def get(self, key: bytes, *, deadline_s: float | None = None) -> bytes | None:
-        """Return the value, or None on a miss."""
+    def get(self, key: bytes, *, retention: Retention | None = None, deadline_s: float | None = None) -> bytes | None:
+        """Return the value, or None on a miss. `retention`, here and in the other gets: a hint for the blocks that were
+        found, sent after the read; see `retain`."""
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return timings.sample("get", lambda: Client.get(self, key, deadline_s=deadline_s))
+            return timings.sample("get", lambda: Client.get(self, key, retention=retention, deadline_s=deadline_s))
+        if retention is not None:
+            return self._run(self._operations.get([key], deadline_s=deadline_s, retention=retention))[0]
         nodes = self._fast.nodes(deadline_s)
         if nodes:
             value = self._local_reads.get(nodes, key)
@@ -176,12 +205,14 @@ class Client(BaseClient):
         return value if value is not None else self._run(self._operations.get([key], deadline_s=deadline))[0]
 
     @timed
-    def get_batch(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[bytes | None]:
+    def get_batch(
+        self, keys: Sequence[bytes], *, retention: Retention | None = None, deadline_s: float | None = None
+    ) -> list[bytes | None]:
         """Return the values in order, None for each miss. Raises ChecksumMismatch when every replica of a block is
         damaged."""
-        return self._run(self._operations.get(keys, deadline_s=deadline_s))
+        return self._run(self._operations.get(keys, deadline_s=deadline_s, retention=retention))
 
-    def get_into(self, key: bytes, buffer: Any, *, deadline_s: float | None = None) -> int | None:
+    def get_into(self, key: bytes, buffer: Any, *, retention: Retention | None = None, deadline_s: float | None = None) -> int | None:
         """Read a value into the writable `buffer`, or across a list of buffers: its size in bytes, None on a miss.
 
         Raises InvalidArgument if the value does not fit.
@@ -189,7 +220,9 @@ class Client(BaseClient):
         timings = self._timings
         timings.untimed -= 1
         if timings.untimed < 0:
-            return timings.sample("get_into", lambda: Client.get_into(self, key, buffer, deadline_s=deadline_s))
+            return timings.sample("get_into", lambda: Client.get_into(self, key, buffer, retention=retention, deadline_s=deadline_s))
+        if retention is not None:
+            return self._run(self._operations.get_into([key], [buffer], deadline_s=deadline_s, retention=retention))[0]
         view, finish = plain_memory(buffer), None
         if view is None:
             destination = as_destination(buffer)
@@ -212,7 +245,9 @@ class Client(BaseClient):
         return size
 
     @timed
-    def get_batch_into(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+    def get_batch_into(
+        self, keys: Sequence[bytes], buffers: Any, *, retention: Retention | None = None, deadline_s: float | None = None
+    ) -> list[int | None]:
         """Read values into writable buffers, which must not overlap: sizes in bytes, None for each miss, whose buffer
         may be written.
 
@@ -222,11 +257,11 @@ class Client(BaseClient):
         Raises InvalidArgument naming the index of a buffer that is too small, ChecksumMismatch as `get_batch`. After an
         error the content of all buffers is undefined.
         """
-        return self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s))
+        return self._run(self._operations.get_into(keys, buffers, deadline_s=deadline_s, retention=retention))
 
     @timed
     def get_each_into(
-        self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
+        self, keys: Sequence[bytes], buffers: Sequence[Any], *, retention: Retention | None = None, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
         """As `get_batch_into`, with a result per key instead of an exception: the size, None on a miss, else the error.
 
@@ -234,18 +269,24 @@ class Client(BaseClient):
         DeadlineExceeded, ... A buffer's content is undefined unless its result is a size. Raises for `deadline_s`, and
         Forked.
         """
-        return self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s))
+        return self._run(self._operations.get_each_into(keys, buffers, deadline_s=deadline_s, retention=retention))
 
     @timed
     def get_ranges_into(
-        self, keys: Sequence[bytes], offsets: Sequence[int], buffers: Sequence[Any], *, deadline_s: float | None = None
+        self,
+        keys: Sequence[bytes],
+        offsets: Sequence[int],
+        buffers: Sequence[Any],
+        *,
+        retention: Retention | None = None,
+        deadline_s: float | None = None,
     ) -> list[int | KVStoreError | None]:
         """Fill each buffer from the value of its key, starting at an offset in bytes. Results as `get_each_into`.
 
         The size is the buffer's; InvalidArgument if the value ends before. A key may be repeated for several ranges.
         Only the ranges of local values in DRAM are copied; other values are fetched whole, once each, and verified.
         """
-        return self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s))
+        return self._run(self._operations.get_ranges_into(keys, offsets, buffers, deadline_s=deadline_s, retention=retention))
 
     def view(self, key: bytes, *, deadline_s: float | None = None) -> View:
         """View of a value without a copy: `with client.view(key) as memory`. See View."""
@@ -317,6 +358,28 @@ class Client(BaseClient):
         (docs/metrics.md). Raises Unavailable without a node on this host.
         """
         return self._run(self._operations.prefetch(keys, to=to, deadline_s=deadline_s))
+
+    @timed
+    def retain(self, keys: Sequence[bytes], retention: Retention, *, deadline_s: float | None = None) -> int:
+        """Apply a hint for the order of eviction to blocks, wherever they are; return how many have it now.
+
+        Of several hints on a block the highest live priority counts; of those with a `ttl_s` only one is kept, the
+        highest. A hint moves with its block between tiers, and to copies at other nodes. It reorders the tenant's own
+        evictions only, and does not survive a restart of the node. Blocks that are nowhere, and nodes that do not
+        answer, are not counted. Needs permission to put; the hint of a get does not, but cannot lower a priority then.
+        """
+        return self._run(self._operations.retain(keys, retention, deadline_s=deadline_s))
+
+    @timed
+    def end_session(self, session: str, *, deadline_s: float | None = None) -> int:
+        """End a session named in hints: its blocks are evicted first, except those that other sessions used. Return their
+        number, over all nodes.
+
+        A block belongs to the session that put it. Another session that puts or gets it, with its name in the hint,
+        keeps it from being freed; calls without a session do not. Blocks that were put without a session belong to
+        none. Needs permission to put. Raises Unavailable once the others have ended it, if a node does not answer.
+        """
+        return self._run(self._operations.end_session(session, deadline_s=deadline_s))
 
     @timed
     def locate(self, keys: Sequence[bytes], *, deadline_s: float | None = None) -> list[list[Location]]:

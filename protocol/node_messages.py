@@ -39,6 +39,10 @@ HOLD_MISS, HOLD_GRANTED, HOLD_REFUSED = 0, 1, 2
 """Results of HoldBlocks: not here; held; here, but over the limit of held blocks."""
 TO_LOCAL, TO_DRAM = 0, 1
 """Targets of Prefetch: any tier of the node; its DRAM."""
+RETAIN_READ, RETAIN_PUT, RETAIN_SET = 0, 1, 2
+"""Causes of Retain: a read; a put that stored the blocks; a call of its own."""
+SEVERAL_SESSIONS: Final = (1 << 64) - 1
+"""Session in RetentionReply of blocks that several sessions used, or that were put without a session."""
 MAX_PREFETCH_KEYS: Final = 16_384
 """Keys in one Prefetch: the blocks of a prompt of 262,144 tokens, and some 10 ms of the node's loop."""
 
@@ -309,3 +313,54 @@ class Prefetch(Message):
     WIRE = ("to", "keys")
     keys: Keys
     to: U8 = TO_DRAM
+
+
+@message
+class Retain(Message):
+    """Apply a retention hint (protocol/retention.py) to those of these blocks (at most MAX_BATCH) that are here.
+    Answer: Flags. 1: applied; 0: not here.
+
+    `ttl_ms` and `reuse_ms`: 0 for None. `session`: `session_id` of its name, 0 without one. `cause`: why the caller
+    sends it. With RETAIN_PUT the session owns those of the blocks that have none; with RETAIN_READ it used them.
+    """
+
+    TYPE = 81
+    WIRE = ("cause", "priority", "ttl_ms", "reuse_ms", "session", "keys")
+    keys: Keys
+    priority: U8
+    ttl_ms: U32 = 0
+    reuse_ms: U32 = 0
+    session: U64 = 0
+    cause: U8 = RETAIN_PUT
+
+
+@message
+class EndSession(Message):
+    """End a session of the tenant (`session_id` of its name): its blocks that no other session used are evicted first.
+    Answer: Count of these blocks. An unknown session has none."""
+
+    TYPE = 82
+    session: U64
+
+
+@message
+class QueryRetention(Message):
+    """Request the live hints of these blocks, which the sender copies. Answer: RetentionReply."""
+
+    TYPE = 83
+    keys: Keys
+
+
+@message
+class RetentionReply(Message):
+    """Live hints, a row for each block that has one. `indexes` are those of its key in QueryRetention. A block has one
+    row for a priority without an end, and another for a higher priority with one.
+
+    `sessions`: 0: none; SEVERAL_SESSIONS: no session owns the block alone.
+    """
+
+    TYPE = 84
+    indexes: CountedU32s
+    priorities: U8s
+    ttl_ms: U32s
+    sessions: U64s

@@ -228,6 +228,10 @@ class KnownNodes:
     def get(self, node_id: int) -> KnownNode | None:
         return self._nodes.get(node_id)
 
+    def all(self) -> list[KnownNode]:
+        """All live nodes."""
+        return list(self._nodes.values())
+
     def open_local(self) -> KnownNode | None:
         """The preferred local node for writes, unless it is draining."""
         node = self._nodes.get(self.local_id)

@@ -115,7 +115,7 @@ class Calls:
             case JobKind.PREFIX:
                 return client.match_prefix(keys, hold=job.hold, deadline_s=left_s)
             case JobKind.LOAD:
-                return client.get_each_into(keys, job.values[start:stop], deadline_s=left_s)
+                return client.get_each_into(keys, job.values[start:stop], retention=job.retention, deadline_s=left_s)
             case JobKind.STORE:
                 return client.put_batch_from(
                     keys,
@@ -123,6 +123,7 @@ class Calls:
                     namespace=job.namespace,
                     parents=None if job.parents is None else job.parents[start:stop],
                     ack=job.ack,
+                    retention=job.retention,
                     deadline_s=left_s,
                 )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvstore.client.holds import Hold
 from kvstore.protocol.errors import Cancelled, DeadlineExceeded, Full, InvalidArgument, KVStoreError
+from kvstore.protocol.retention import Retention
 from kvstore.protocol.settings import format_size
 
 Result = bool | int | KVStoreError | None
@@ -52,6 +53,8 @@ class Job:
         self.namespace: Any = ""
         self.parents: Sequence[bytes | None] | None = None
         self.ack: str | None = None
+        self.retention: Retention | None = None
+        """Hint of a load or store."""
         self.hold: Hold | None = None
         """Hold of a lookup.
         - Job.deadline_ns"""

@@ -24,8 +24,10 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job, JobKind, OnDone
 from kvstore.client.jobs.job_table import NEVER_NS, JobSide, JobTable
 from kvstore.client.jobs.stats import JobStats
+from kvstore.client.retention import check_retention
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import Forked
+from kvstore.protocol.retention import Retention
 from kvstore.rpc.thread_pools import start_error
 from kvstore.transfer.memory.signal_safety import Shield
 
@@ -270,6 +272,7 @@ class Jobs:
         keys: Sequence[bytes],
         buffers: Any,
         *,
+        retention: Retention | None = None,
         request: Hashable = None,
         deadline_s: float | None = None,
         budget_s: float | None = None,
@@ -282,7 +285,7 @@ class Jobs:
         `budget_s` if `deadline_s` is only what is left of a longer operation: a timeout near its end does not count as
         an unreachable store.
         """
-        return self._submit(self._load_job(keys, buffers, request, deadline_s, budget_s, on_done))
+        return self._submit(self._load_job(keys, buffers, request, deadline_s, budget_s, on_done, retention))
 
     def _load_job(
         self,
@@ -292,10 +295,12 @@ class Jobs:
         deadline_s: float | None,
         budget_s: float | None,
         on_done: OnDone | None,
+        retention: Retention | None,
     ) -> Job:
         job = self._job(JobKind.LOAD, request, keys, deadline_s, on_done, budget_s)
         check_list(buffers, "buffers")
-        job.values, job.sizes = buffers, sizes_of(buffers)
+        check_retention(retention)
+        job.values, job.sizes, job.retention = buffers, sizes_of(buffers), retention
         return job
 
     def store(
@@ -306,6 +311,7 @@ class Jobs:
         namespace: Any = "",
         parents: Sequence[bytes | None] | None = None,
         ack: str | None = None,
+        retention: Retention | None = None,
         request: Hashable = None,
         deadline_s: float | None = None,
         on_done: OnDone | None = None,
@@ -316,7 +322,8 @@ class Jobs:
         check_list(values, "values")
         if parents is not None:
             check_list(parents, "parents")
-        job.namespace, job.parents, job.ack = namespace, parents, ack
+        check_retention(retention)
+        job.namespace, job.parents, job.ack, job.retention = namespace, parents, ack, retention
         job.values, job.sizes = values, sizes_of(values)
         return self._submit(job)
 
@@ -351,10 +358,18 @@ class Jobs:
         """Return which blocks are readable now; none if the store does not answer, as `match_prefix`."""
         return self._lookup_now(JobKind.LOOKUP, keys, hold, deadline_s, budget_s).succeeded
 
-    def load_now(self, keys: Sequence[bytes], buffers: Any, *, deadline_s: float | None = None, budget_s: float | None = None) -> Job:
+    def load_now(
+        self,
+        keys: Sequence[bytes],
+        buffers: Any,
+        *,
+        retention: Retention | None = None,
+        deadline_s: float | None = None,
+        budget_s: float | None = None,
+    ) -> Job:
         """As `load`, in the caller's thread, for an engine with threads of its own. The job is over on return; `close`
         and `cancel` ignore it."""
-        job = self._load_job(keys, buffers, None, deadline_s, budget_s, None)
+        job = self._load_job(keys, buffers, None, deadline_s, budget_s, None, retention)
         if self._process != ForkGeneration.number:
             job.fail(0, len(keys), forked())
             return job

@@ -38,6 +38,7 @@ from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.retention import Retention
 
 ONE_RANK: Final = Parallel()
 WHOLE_LAYERS: Final = ValueShape()
@@ -107,6 +108,7 @@ class TensorCache:
         *,
         extras: Mapping[int, bytes] | None = None,
         layers: range | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """Number of leading blocks of the rank that are readable now, with every value that it needs.
@@ -125,6 +127,7 @@ class TensorCache:
         first_block: int = 0,
         extras: Mapping[int, bytes] | None = None,
         layers: range | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """Store the rank's blocks in `tensor`, from block `first_block` of the sequence on; return how many values were
@@ -135,6 +138,8 @@ class TensorCache:
         values from a block on (see `PromptSequence`). `tensor` (see the class) must not change during the call. Of
         ranks with the same KV heads the first puts, and the others return 0.
 
+        `retention`, here and in `get_tensor`, is a hint for the order of eviction (see `Client.retain`).
+
         Blocks are sent in order, in batches of `staging_bytes`. `deadline_s` is for the whole call; None: the client's
         per batch.
 
@@ -142,7 +147,9 @@ class TensorCache:
             InvalidArgument: the rank holds no whole values (the message names the setting), or an argument does not match.
             KVStoreError: as `Client.put_batch`; the first batches may be stored.
         """
-        return self.put_batch([PromptSequence(token_ids, blocks, first_block, extras)], tensor, layers=layers, deadline_s=deadline_s)[0]
+        return self.put_batch(
+            [PromptSequence(token_ids, blocks, first_block, extras)], tensor, layers=layers, retention=retention, deadline_s=deadline_s
+        )[0]
 
     def get_tensor(
         self,
@@ -153,6 +160,7 @@ class TensorCache:
         first_block: int = 0,
         extras: Mapping[int, bytes] | None = None,
         layers: range | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """Read the rank's blocks into `out`, from block `first_block` of the sequence on; return the number of leading
@@ -166,7 +174,9 @@ class TensorCache:
             ProtocolError: values under these keys are not of this cache.
             KVStoreError: as `Client.get_batch_into`; the content of the blocks is undefined.
         """
-        return self.get_batch([PromptSequence(token_ids, blocks, first_block, extras)], out, layers=layers, deadline_s=deadline_s)[0]
+        return self.get_batch(
+            [PromptSequence(token_ids, blocks, first_block, extras)], out, layers=layers, retention=retention, deadline_s=deadline_s
+        )[0]
 
     # --- many sequences ---
 
@@ -186,7 +196,13 @@ class TensorCache:
         return counts
 
     def put_batch(
-        self, prompts: Sequence[PromptSequence], tensor: Any, *, layers: range | None = None, deadline_s: float | None = None
+        self,
+        prompts: Sequence[PromptSequence],
+        tensor: Any,
+        *,
+        layers: range | None = None,
+        retention: Retention | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """`put_tensor` for each prompt, all from one pool, with one message per staging memory.
 
@@ -208,12 +224,18 @@ class TensorCache:
                 batch = blocks[start : start + at_once]
                 rows = staging.rows(len(batch), sizes)
                 move(write_values, rows, headers, parts, pool, places_of(batch), marked)
-                for index, is_new in enumerate(self._put(batch, rows, left_s())):
+                for index, is_new in enumerate(self._put(batch, rows, left_s(), retention)):
                     stored[batch[index // len(parts)].prompt] += is_new
         return stored
 
     def get_batch(
-        self, prompts: Sequence[PromptSequence], out: Any, *, layers: range | None = None, deadline_s: float | None = None
+        self,
+        prompts: Sequence[PromptSequence],
+        out: Any,
+        *,
+        layers: range | None = None,
+        retention: Retention | None = None,
+        deadline_s: float | None = None,
     ) -> list[int]:
         """`get_tensor` for each prompt, into distinct blocks of one pool. A miss ends its own prompt only."""
         check_prompts(prompts)
@@ -230,7 +252,7 @@ class TensorCache:
             for batch in wanted_batches(blocks, missed, staging.blocks(sizes)):
                 rows = staging.rows(len(batch), sizes)
                 keys = flat(block.keys for block in batch)
-                sizes_read = self._client.get_batch_into(keys, values_of(rows), deadline_s=left_s())
+                sizes_read = self._client.get_batch_into(keys, values_of(rows), retention=retention, deadline_s=left_s())
                 found = found_in(batch, sizes_read, len(parts), missed)
                 for start, stop in runs(found):
                     of_run = sizes_read[start * len(parts) : stop * len(parts)]
@@ -251,10 +273,12 @@ class TensorCache:
         check_prompts([prompt])
         return keys_of(prompt, self._parts)
 
-    def _put(self, batch: Sequence[PoolBlock], rows: Sequence[Rows], left_s: float | None) -> list[bool]:
+    def _put(self, batch: Sequence[PoolBlock], rows: Sequence[Rows], left_s: float | None, retention: Retention | None) -> list[bool]:
         parents = flat(block.parents for block in batch)
         keys = flat(block.keys for block in batch)
-        return self._client.put_batch(keys, values_of(rows), namespace=self._namespace, parents=parents, deadline_s=left_s)
+        return self._client.put_batch(
+            keys, values_of(rows), namespace=self._namespace, parents=parents, retention=retention, deadline_s=left_s
+        )
 
     def _chosen(self, layers: range | None) -> tuple[ValuePart, ...]:
         """The values with these layers of the model. Raises InvalidArgument if a value also has others."""

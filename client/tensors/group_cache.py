@@ -15,6 +15,7 @@ from kvstore.client.tensors.prompts import BlockHashes, Keys, Names, PromptSeque
 from kvstore.kvcache.layouts.parallel import Parallel
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
+from kvstore.protocol.retention import Retention
 
 NO_STATES: Final[Mapping[str, Any]] = {}
 MAX_READS: Final = 8
@@ -93,21 +94,23 @@ class GroupCache:
         states: Mapping[str, Any] = NO_STATES,
         state_tokens: int = 0,
         extras: Mapping[int, bytes] | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """Store the blocks of the tables, and the states after `state_tokens` tokens; return how many values were new.
 
-        A subset of the groups may be put; others follow in later calls. `deadline_s` applies per group.
+        A subset of the groups may be put; others follow in later calls. `deadline_s` applies per group. `retention`,
+        here and in `get`, is a hint for the order of eviction (see `Client.retain`).
         """
         sequence = _Sequence(names, extras)
         self._check_names(tables, states)
         stored = 0
         for name, table in tables.items():
             prompt = sequence.prompt(table.blocks, table.first_block)
-            stored += self._tensors[name].put_batch([prompt], table.pool, deadline_s=deadline_s)[0]
+            stored += self._tensors[name].put_batch([prompt], table.pool, retention=retention, deadline_s=deadline_s)[0]
         for name, state in states.items():
             namespace, key = self._states[name], self._state_key(name, sequence, state_tokens)
-            stored += self._client.put(key, state, namespace=namespace, deadline_s=deadline_s)
+            stored += self._client.put(key, state, namespace=namespace, retention=retention, deadline_s=deadline_s)
         return stored
 
     def get(
@@ -117,6 +120,7 @@ class GroupCache:
         *,
         states: Mapping[str, Any] = NO_STATES,
         extras: Mapping[int, bytes] | None = None,
+        retention: Retention | None = None,
         deadline_s: float | None = None,
     ) -> int:
         """As `match`, reading what each group needs to resume into its table or state. Of a window only the needed
@@ -133,7 +137,7 @@ class GroupCache:
         present = self._present(sequence, deadline_s)
         for _ in range(MAX_READS):
             tokens = self._longest(present)
-            missed = self._read(sequence, tokens, tables, states, deadline_s) if tokens else None
+            missed = self._read(sequence, tokens, tables, states, retention, deadline_s) if tokens else None
             if missed is None:
                 return tokens
             of_group, block = missed
@@ -159,14 +163,20 @@ class GroupCache:
         return longest(self._groups, present, limit_tokens=most)
 
     def _read(
-        self, sequence: _Sequence, tokens: int, tables: Mapping[str, GroupBlockTable], states: Mapping[str, Any], deadline_s: float | None
+        self,
+        sequence: _Sequence,
+        tokens: int,
+        tables: Mapping[str, GroupBlockTable],
+        states: Mapping[str, Any],
+        retention: Retention | None,
+        deadline_s: float | None,
     ) -> tuple[int, int] | None:
         """Read what every group needs after `tokens` tokens: (group, block) of the first failure; None: all was
         read."""
         for number, group in enumerate(self._groups):
             if isinstance(group, StateGroup):
                 key, state = self._state_key(group.name, sequence, tokens), states[group.name]
-                size_bytes = self._client.get_into(key, state, deadline_s=deadline_s)
+                size_bytes = self._client.get_into(key, state, retention=retention, deadline_s=deadline_s)
                 if size_bytes not in (None, group.state_bytes):
                     raise ProtocolError(f"the stored state of group {group.name} has {size_bytes} bytes instead of {group.state_bytes}")
                 if size_bytes is None:
@@ -175,7 +185,7 @@ class GroupCache:
                 first, end = group.first_needed(tokens), tokens // group.block_tokens
                 table = tables[group.name]
                 prompt = sequence.prompt(table.part(first, end), first)
-                [got] = self._tensors[group.name].get_batch([prompt], table.pool, deadline_s=deadline_s)
+                [got] = self._tensors[group.name].get_batch([prompt], table.pool, retention=retention, deadline_s=deadline_s)
                 if got < end - first:
                     return number, first + got
         return None
