@@ -16,7 +16,7 @@ from kvstore.client.core.effects import GatherEffect, Operation
 from kvstore.client.metadata_requests import MetadataOperations, cut
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import RETAIN_PUT, RETAIN_READ, RETAIN_SET, EndSession, Retain
+from kvstore.protocol.node_messages import RETAIN_PUT, RETAIN_READ, RETAIN_SET, ReleaseSession, Retain
 from kvstore.protocol.retention import Retention, session_id
 from kvstore.protocol.session_messages import Count, Flags
 from kvstore.rpc.deadline import Deadline
@@ -68,7 +68,7 @@ class RetentionOperations:
     def end_session(self, session: str, deadline: Deadline) -> Operation[int]:
         """End the session at all live nodes; return how many blocks they will evict first. Raises Unavailable once the
         others have ended it, if a node does not answer."""
-        message = EndSession(session_id(session))
+        message = ReleaseSession(session_id(session))
         self._counters.add(requests=1)
         yield from self._daemons.refresh_nodes(deadline)
         counts: list[int] = []

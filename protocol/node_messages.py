@@ -41,6 +41,8 @@ TO_LOCAL, TO_DRAM = 0, 1
 """Targets of Prefetch: any tier of the node; its DRAM."""
 RETAIN_READ, RETAIN_PUT, RETAIN_SET = 0, 1, 2
 """Causes of Retain: a read; a put that stored the blocks; a call of its own."""
+NO_PRIORITY: Final = 255
+"""Priority in RetentionReply of a block that has a session only."""
 SEVERAL_SESSIONS: Final = (1 << 64) - 1
 """Session in RetentionReply of blocks that several sessions used, or that were put without a session."""
 MAX_PREFETCH_KEYS: Final = 16_384
@@ -335,8 +337,8 @@ class Retain(Message):
 
 
 @message
-class EndSession(Message):
-    """End a session of the tenant (`session_id` of its name): its blocks that no other session used are evicted first.
+class ReleaseSession(Message):
+    """End a session of retention hints of the tenant (`session_id` of its name): its blocks that no other session used are evicted first.
     Answer: Count of these blocks. An unknown session has none."""
 
     TYPE = 82
@@ -345,10 +347,12 @@ class EndSession(Message):
 
 @message
 class QueryRetention(Message):
-    """Request the live hints of these blocks, which the sender copies. Answer: RetentionReply."""
+    """Request the live hints of these blocks, which the sender copies. A generation of 0 matches any. Answer:
+    RetentionReply."""
 
     TYPE = 83
     keys: Keys
+    generations: U64s
 
 
 @message

@@ -30,6 +30,8 @@ ACTIONS: Final = {
     "OpenIndex": "read blocks in shared memory",
     "HoldBlocks": "hold blocks",
     "Prefetch": "prefetch blocks",
+    "Retain": "send retention hints for blocks",
+    "ReleaseSession": "end sessions of retention hints",
     "FetchEvents": "record what happens to blocks",
     "Reserve": "put blocks",
     "Put": "put blocks",
@@ -139,6 +141,9 @@ NODE_FRAMES: Final[Mapping[int, Permission]] = MappingProxyType(
         node.HoldBlocks.TYPE: READS,
         node.ReleaseHolds.TYPE: READS,
         node.Prefetch.TYPE: READS,
+        node.Retain.TYPE: READS,  # of puts, or by a call of its own: WRITES
+        node.ReleaseSession.TYPE: WRITES,
+        node.QueryRetention.TYPE: FETCHES,
         event.FetchEvents.TYPE: READS,
         node.Put.TYPE: WRITES,
         node.OpenSlots.TYPE: WRITES,

@@ -26,6 +26,10 @@ from kvstore.protocol.node_messages import (
     HOLD_MISS,
     HOLD_REFUSED,
     MAX_PREFETCH_KEYS,
+    RETAIN_PUT,
+    RETAIN_READ,
+    RETAIN_SET,
+    SEVERAL_SESSIONS,
     TO_DRAM,
     TO_LOCAL,
     AbortPuts,
@@ -41,11 +45,16 @@ from kvstore.protocol.node_messages import (
     Prefetch,
     Put,
     PutFromSlot,
+    QueryRetention,
     ReadBlocks,
     ReleaseHolds,
     ReleaseLeases,
+    ReleaseSession,
+    Retain,
+    RetentionReply,
     WaitCommitted,
 )
+from kvstore.protocol.retention import DEFAULT_PRIORITY, MAX_RETENTION_S, PRIORITIES
 from kvstore.protocol.session_messages import ROLE_NODE, SERVER_NODE, Count, Flags, Hello, Ok, Welcome
 from kvstore.rpc.server.lingering_peer import LingeringPeer
 from kvstore.rpc.server.session import Session
@@ -53,6 +62,7 @@ from kvstore.rpc.server.tenant_loads import TenantLoads
 from kvstore.security.identity import MASTER, UNAUTHENTICATED
 from kvstore.security.permissions import NODE_FRAMES, WRITES, allowed_frames, check, check_complete, denial
 from kvstore.store.block_table.block import Block
+from kvstore.store.block_table.retention import Hint
 from kvstore.store.identity import NodeIdentity
 from kvstore.store.master_requests import request_master
 from kvstore.store.session_authenticator import MAX_SLABS, Caller, SessionAuthenticator, peer_of
@@ -127,6 +137,9 @@ class NodeService:
             HoldBlocks.TYPE: self._hold_blocks,
             ReleaseHolds.TYPE: self._release_holds,
             Prefetch.TYPE: self._prefetch,
+            Retain.TYPE: self._retain,
+            ReleaseSession.TYPE: self._release_session,
+            QueryRetention.TYPE: self._query_retention,
             TicketKey.TYPE: self._ticket_key,
             RevokeCredentials.TYPE: self._revoke,
             PrefetchBlocks.TYPE: self._prefetch_for_engine,
@@ -314,6 +327,31 @@ class NodeService:
         request_master(link, RequestCopy(self._epochs[partition], tenant, 0, wanted), Flags, answered)
         return len(wanted)
 
+    def _retain(self, session: Session, header: FrameHeader, message: Retain) -> None:
+        """Apply a hint. One that follows a read needs a read permission, with which it lowers no priority."""
+        caller, now_ns = peer_of(session), session.reactor.now_ns()
+        _check_retain(message)
+        if message.cause != RETAIN_READ:
+            check(WRITES, caller.identity, "Retain")
+        found = [self._table.find(caller.tenant, key) for key in message.keys]
+        blocks = [block for block in found if block is not None]
+        lowers = message.priority < DEFAULT_PRIORITY and not WRITES.allows(caller.identity)
+        hint = Hint(None if lowers else message.priority, message.ttl_ms, message.session, message.cause != RETAIN_READ)
+        self._table.retention.ignored += lowers * len(blocks)
+        self._table.retain(caller.tenant, blocks, hint, message.reuse_ms, now_ns)
+        session.reply(header.request_id, Flags(bytes(block is not None for block in found)))
+
+    def _release_session(self, session: Session, header: FrameHeader, message: ReleaseSession) -> None:
+        session.reply(header.request_id, Count(self._table.retention.end_session(peer_of(session).tenant, message.session)))
+
+    def _query_retention(self, session: Session, header: FrameHeader, message: QueryRetention) -> None:
+        caller = peer_of(session)
+        caller.check_blocks(message.keys, message.generations)
+        found = [self._table.find(caller.tenant, key) for key in message.keys]
+        rows = self._table.retention.export(found, session.reactor.now_ns())
+        indexes, priorities, ttls_ms, sessions = zip(*rows, strict=True) if rows else ((), (), (), ())
+        session.reply(header.request_id, RetentionReply(indexes, bytes(priorities), ttls_ms, sessions))
+
     def _by_partition(self, keys: list[bytes]) -> dict[int, list[bytes]]:
         found: dict[int, list[bytes]] = {}
         for key in keys:
@@ -492,6 +530,14 @@ class NodeService:
         if self._regions is not None:
             self._regions.close_exports(message.tenant)
         session.reply(header.request_id, Count(ended))
+
+
+def _check_retain(message: Retain) -> None:
+    """Raises InvalidArgument for values out of range."""
+    if message.priority > PRIORITIES or message.cause not in (RETAIN_READ, RETAIN_PUT, RETAIN_SET):
+        raise InvalidArgument(f"Retain has priority {message.priority} and cause {message.cause}: at most {PRIORITIES} and {RETAIN_SET}")
+    if max(message.ttl_ms, message.reuse_ms) > MAX_RETENTION_S * 1000 or message.session == SEVERAL_SESSIONS:
+        raise InvalidArgument(f"Retain has a time over {MAX_RETENTION_S:.0f} s, or a reserved session")
 
 
 def _check_same(session: Session, message: Hello) -> None:

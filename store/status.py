@@ -121,6 +121,7 @@ class NodeStatus:
             "synced": int(storage.replicators.is_synced),
             **storage.replica_queue.counters(),
             **storage.prefetcher.counters(),
+            **self._table.retention.counters(),
         }
         return tiers, counters
 

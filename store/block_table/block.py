@@ -88,6 +88,7 @@ class BlockColumns:
     - `slot_indexes`, `slot_generations`, `groups`: the DRAM slot, whose size is the block's
     - `nvme`: the NVMe slot; only as long as needed
     - `policy_states`: state of the DRAM eviction policy (policy_states.py)
+    - `retention`: words of the retention hints (retention.py); empty until the node has got one
     - `free`: unused rows
     """
 
@@ -108,6 +109,7 @@ class BlockColumns:
         "parents",
         "policy_states",
         "readers",
+        "retention",
         "sizes",
         "slot_generations",
         "slot_indexes",
@@ -121,6 +123,7 @@ class BlockColumns:
         self.last_accesses, self.event_seqs = array("Q"), array("Q")
         self.slot_indexes, self.slot_generations, self.groups = array("Q"), array("Q"), array("I")
         self.index_entries, self.readers, self.hits = array("i"), array("I"), array("I")
+        self.retention = array("Q")
         self.held, self.states = bytearray(), bytearray()
         self.keys: list[bytes] = []
         self.parents: list[bytes] = []
@@ -154,6 +157,12 @@ class BlockColumns:
         for objects in (self.keys, self.parents):
             objects.extend([b""] * count)
         self.policy_states.extend([None] * count)
+        if self.retention:
+            self.keep_retention()
+
+    def keep_retention(self) -> None:
+        """Give all rows a word for retention hints: 8 bytes each."""
+        self.retention.frombytes(bytes(8 * (len(self) - len(self.retention))))
 
     def __len__(self) -> int:
         """Number of rows."""

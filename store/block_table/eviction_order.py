@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvstore.protocol.retention import DEFAULT_PRIORITY
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.policy_states import BlockStates
+from kvstore.store.block_table.retention import priority_of
 from kvstore.store.block_table.rows import keys_of
 from kvstore.tiers.policies.block_values import BlockValues, block_of_value, is_of_values
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -93,6 +95,8 @@ class EvictionOrder:
         self.remembered -= policy.remembered
         self._insert(members, block)
         self.remembered += policy.remembered
+        if block.columns.retention and (priority := priority_of(block.columns.retention[block])) != DEFAULT_PRIORITY:
+            members.policy.set_priority(block.key, priority)
         if self.is_retired is not None and self.is_retired(block):
             members.retired[block.key] = None
 
@@ -124,6 +128,16 @@ class EvictionOrder:
         members = self._groups.get(group)
         if members is not None and block.key in members.policy:
             members.secondary[block.key] = None
+
+    def set_priority(self, block: Block, group: int, priority: int) -> None:
+        """Pass the priority of a block of the group to its policy."""
+        self.flush_touches()
+        self._groups[group].policy.set_priority(block.key, priority)
+
+    def expect_reuse(self, block: Block, group: int, after_s: float) -> None:
+        """Pass the time until the next expected read of a block of the group to its policy."""
+        self.flush_touches()
+        self._groups[group].policy.expect_reuse(block.key, after_s)
 
     @staticmethod
     def _insert(members: _OrderGroup, block: Block) -> None:

@@ -54,6 +54,8 @@ class BlockRows:
         columns.event_seqs[row] = columns.readers[row] = columns.held[row] = columns.states[row] = columns.hits[row] = 0
         columns.index_entries[row] = NOT_INDEXED
         columns.keys[row], columns.parents[row] = key, parent
+        if columns.retention:
+            columns.retention[row] = 0
         if columns.others:
             columns.others.pop(row, None)
         return block_of(row)
@@ -88,6 +90,8 @@ class BlockRows:
         np.frombuffer(columns.index_entries, np.int32)[rows] = NOT_INDEXED
         np.frombuffer(columns.held, np.uint8)[rows] = HELD[DRAM]
         np.frombuffer(columns.states, np.uint8)[rows] = 0
+        if columns.retention:
+            write(columns.retention, rows, 0)
         if (np.diff(rows) == 1).all():
             columns.keys[numbers[0] : numbers[-1] + 1], columns.parents[numbers[0] : numbers[-1] + 1] = keys, parents
         else:

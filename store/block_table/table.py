@@ -31,6 +31,7 @@ from kvstore.store.block_table.open_puts import EndedPuts, OpenBatch, OpenPut, O
 from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.prefetched_blocks import PrefetchedBlocks
 from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
+from kvstore.store.block_table.retention import Hint, RetentionHints
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
 from kvstore.store.block_table.tier_view import EncodedTotals, IsEvictable, TierView, evictable_in
@@ -136,6 +137,8 @@ class BlockTable:
         """Slots opened ahead for connections."""
         self.prefetched = PrefetchedBlocks(self._ingest_tier.tier.capacity_bytes)
         """Prefetches under way, and prefetched blocks that were not read yet."""
+        self.retention = RetentionHints(self.rows.columns, self.find, self._set_priority)
+        """Retention hints of the blocks."""
         self.misses = 0
         self.corrupt_reads = 0
 
@@ -258,6 +261,7 @@ class BlockTable:
         self.holds.expire(now_ns=now_ns)
         self.ahead.expire(now_ns=now_ns)
         self.prefetched.check(now_ns)
+        self.retention.step(now_ns)
         for level in self._levels.values():
             level.order.flush_touches()
         return self._ended.expire(now_ns=now_ns)
@@ -312,6 +316,18 @@ class BlockTable:
             block.is_secondary = True
             for index in block.tiers():
                 self._levels[index].order.mark_secondary(block, block.group_in(index))
+
+    def retain(self, tenant: str, blocks: Sequence[Block], hint: Hint, reuse_ms: int, now_ns: int) -> None:
+        """Apply a retention hint to visible blocks of the tenant. `reuse_ms`: time until they are expected to be read,
+        0 if unknown."""
+        self.retention.apply(tenant, blocks, hint, now_ns)
+        for block in blocks if reuse_ms else ():
+            for index in block.tiers():
+                self._levels[index].order.expect_reuse(block, block.group_in(index), reuse_ms / 1000)
+
+    def _set_priority(self, block: Block, priority: int) -> None:
+        for index in block.tiers():
+            self._levels[index].order.set_priority(block, block.group_in(index), priority)
 
     def wants_promotion(self, block: Block) -> bool:
         """Return True if a block outside DRAM was read often enough to be copied there."""

@@ -13,6 +13,8 @@ from typing import Final
 
 from kvstore.protocol.catalog_messages import CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
+from kvstore.protocol.node_messages import NO_PRIORITY, RetentionReply
+from kvstore.protocol.retention import PRIORITIES
 from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
@@ -21,6 +23,7 @@ from kvstore.rpc.tracing import TraceSpan, call_within_spans
 from kvstore.security.tls.certificates import Certificates
 from kvstore.store.block_table.block import DRAM, Loss
 from kvstore.store.block_table.open_puts import OpenPut
+from kvstore.store.block_table.retention import CopiedHint
 from kvstore.store.block_table.table import BlockTable
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.config import NodeSettings
@@ -76,6 +79,8 @@ class _CopyBatch:
     items: list[_Item] = field(default_factory=list)
     puts: list[OpenPut | None] = field(default_factory=list)
     errors: list[KVStoreError] = field(default_factory=list)
+    hints: dict[bytes, list[CopiedHint]] = field(default_factory=dict)
+    """By key: retention hints at the source."""
     spans: list[TraceSpan] = field(default_factory=list)
     """The batch's span if its order is traced; one or none."""
 
@@ -87,6 +92,13 @@ class _CopyBatch:
     def end(self, error: str = "") -> None:
         for span in self.spans:
             span.end(error)
+
+    def note_hints(self, requested: Sequence[ReplicaBlock], reply: RetentionReply) -> None:
+        """Called in the fetch thread, before the batch is settled."""
+        rows = zip(reply.indexes, reply.priorities, reply.ttl_ms, reply.sessions, strict=True)
+        for index, priority, ttl_ms, session in rows:
+            if index < len(requested) and (priority <= PRIORITIES or priority == NO_PRIORITY):
+                self.hints.setdefault(requested[index].key, []).append((priority, ttl_ms, session))
 
     def add(self, item: _Item, put: OpenPut | None) -> None:
         self.items.append(item)
@@ -284,7 +296,9 @@ class ReplicaQueue:
         results: list[int | KVStoreError]
         try:
             order, deadline = batch.order, Deadline(self._timeout_s)
-            results = call_within_spans(batch.spans, fetch, order.source, order.hello, wanted, deadline, self._engine, self._tls)
+            results = call_within_spans(
+                batch.spans, fetch, order.source, order.hello, wanted, deadline, self._engine, self._tls, batch.note_hints
+            )
         except KVStoreError as error:
             results = [error] * len(wanted)
         except Exception as error:
@@ -372,6 +386,8 @@ class ReplicaQueue:
                 self._table.commit_granted(put, item.checksum, item.generation)
                 self._table.enter_granted(put.block)
                 self._table.prefetched.copied(put.block, self._reactor.now_ns())
+                if batch.hints:
+                    self._table.retention.adopt(put.block, batch.hints.get(item.key, ()), self._reactor.now_ns())
                 self.copied_blocks += 1
                 self.copied_bytes += item.size_bytes
                 continue
