@@ -34,6 +34,7 @@ _PRIORITY_MASK: Final = (1 << 7) - 1
 _END_MASK: Final = (1 << _OWNER_AT - _END_AT) - 1
 MAX_OWNERS: Final = 1 << 64 - _OWNER_AT
 """A word: priority without an end, plus 1 (0: none); the same with an end; the tick of the end; the owner's index."""
+_PRIORITY_BITS: Final = (1 << _END_AT) - 1
 _OWNER_BITS: Final = (MAX_OWNERS - 1) << _OWNER_AT
 _TIMED_BITS: Final = (1 << _OWNER_AT) - (1 << _TIMED_AT)
 NO_SESSION: Final = 0
@@ -88,7 +89,7 @@ class RetentionHints:
         """Rows whose new priority the policies do not have yet."""
         self._next_row = self._counted = 0
         self.blocks = 0
-        """Blocks with a hint, as of the last walk."""
+        """Blocks with a live priority, as of the last walk."""
         self.applied = self.ignored = self.ended_sessions = self.forgotten_sessions = 0
 
     # --- hints ---
@@ -243,7 +244,7 @@ class RetentionHints:
         is_over = (ends != 0) & (ends <= now_ns // TICK_NS)
         words[is_over] &= np.uint64(_TIMED_BITS ^ (1 << 64) - 1)
         self._changed.extend(rows[is_over].tolist())
-        self._counted += int(np.count_nonzero(words))
+        self._counted += int(np.count_nonzero(words & np.uint64(_PRIORITY_BITS)))
         self._next_row += len(rows)
 
     def _tell_changed(self) -> None:
