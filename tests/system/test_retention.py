@@ -1,6 +1,7 @@
 """Retention hints, with real processes: what they keep, what an ended session frees, and where they travel."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tests.credentials import OPERATOR, tokens_file
 from tests.system.history import value_of
 from tests.system.running import STATUS_POLL_S, System, until
 from tests.system.test_acks import tied
-from tests.system.test_home_copies import put_slowly
+from tests.system.test_home_copies import SETTLE_S, put_slowly
 
 BLOCK_BYTES = 64 << 10
 SLOTS = 32
@@ -121,17 +122,19 @@ def test_replicas_have_the_hints_of_their_blocks(tmp_path: Path) -> None:
 
 
 def test_home_copies_keep_their_hints(tmp_path: Path) -> None:
+    kept = names("kept", SLOTS // 2)
     with running(tmp_path, nodes=1) as system:
         system.start_node("n1", "--dram", "32MiB")
         with tied(system, "n0") as client:
-            keys = names("kept", SLOTS)
-            put(client, keys, KEEP)
-            client.flush()
-            put_slowly(system, client, names("more", SLOTS))
+            put_slowly(system, client, names("first", SLOTS + 8))
+            until(lambda: system.status().counters["home_copies"] > 0, "the master copies what the full node takes")
+            for begin in range(0, len(kept), 4):
+                put(client, kept[begin : begin + 4], KEEP)
+                client.flush()
+                time.sleep(SETTLE_S)
             system.await_settled()
-            found = [{place.node for place in places} for places in client.locate(keys)]
-            moved = sum("n1" in nodes for nodes in found)
-            assert all(found)
+            moved = sum("n1" in {place.node for place in places} for places in client.locate(kept))
+            assert moved > 0
             until(lambda: system.node_status("n1").counters["retained_blocks"] == moved, f"{moved} hints moved", every_s=STATUS_POLL_S)
 
 
