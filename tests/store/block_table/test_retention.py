@@ -178,10 +178,12 @@ def test_hints_without_an_index_are_ignored(store: Store, monkeypatch: pytest.Mo
     assert store.table.retention.ignored == 1
 
 
-def test_a_long_session_is_ended_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_blocks_are_passed_on_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "TOLD_AT_ONCE", 3)
     blocks = put(store, "abcdefgh")
     apply(store, blocks, Hint(90, session=1, owns=True))
+    assert policy_of(store).priorities == {}
+    walk(store, 0)
     assert store.table.retention.end_session("red", 1) == 8
     assert list(policy_of(store).priorities.values()) == [90] * 8
     store.table.copies.drop(blocks[0])
