@@ -1,4 +1,4 @@
-"""Commands on single blocks: put, get, exists, rm, locate, pin, unpin, keys.
+"""Commands on single blocks: put, get, exists, rm, locate, pin, unpin, retain, end-session, keys.
 
 A key on the command line is UTF-8 text, or `hex:` and hexadecimal digits for other bytes. Exit status 1: a block is missing or was not
 removed.
@@ -20,6 +20,7 @@ from kvstore.client.control import Control
 from kvstore.client.sync import Client
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
 from kvstore.protocol.frames import check_key
+from kvstore.protocol.retention import DEFAULT_PRIORITY, Retention
 from kvstore.protocol.settings import format_size
 
 HEX: Final = "hex:"
@@ -154,6 +155,51 @@ def pin(keys: Sequence[bytes], ttl_s: float | None, as_json: bool, settings: Cli
     with Client(settings=settings) as client:
         found = client.pin(keys, ttl_s=ttl_s)
     _answer(keys, found, as_json, ("pinned", "not there"))
+
+
+@click.command(short_help="Hint which blocks to evict later, or first.")
+@keys_argument
+@click.option("--priority", type=int, default=DEFAULT_PRIORITY, help="0, evicted first, to 100. Default: 50, as without a hint.")
+@click.option("--ttl-s", type=float, help="End the priority after this many seconds; the blocks stay.")
+@click.option("--session", help="Session that uses the blocks; see end-session.")
+@click.option("--reuse-s", type=float, help="Seconds until the blocks are expected to be read.")
+@json_option
+@client_options
+def retain(
+    keys: Sequence[bytes],
+    priority: int,
+    ttl_s: float | None,
+    session: str | None,
+    reuse_s: float | None,
+    as_json: bool,
+    settings: ClientSettings,
+) -> None:
+    """Send a hint for the order of eviction. Of several hints on a block the highest priority counts. Exit status 1 if any
+    block is not there."""
+    retention = Retention(priority, ttl_s, session, reuse_s)
+    with Client(settings=settings) as client:
+        retained = client.retain(keys, retention)
+    if as_json:
+        echo_json({"retained": retained, "asked": len(keys)})
+    else:
+        click.echo(f"retained {retained:,} of {len(keys):,}")
+    if retained < len(set(keys)):
+        sys.exit(ABSENT_STATUS)
+
+
+@click.command("end-session", short_help="Evict a session's blocks first.")
+@click.argument("session", metavar="NAME")
+@json_option
+@client_options
+def end_session(session: str, as_json: bool, settings: ClientSettings) -> None:
+    """End a session of retention hints: its blocks are evicted first, except those that other sessions used. Prints how many
+    they are, over all nodes."""
+    with Client(settings=settings) as client:
+        freed = client.end_session(session)
+    if as_json:
+        echo_json({"freed": freed})
+    else:
+        click.echo(f"{freed:,} blocks are evicted first")
 
 
 @click.command(short_help="Let pinned blocks be evicted again.")

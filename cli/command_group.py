@@ -32,6 +32,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "rm": ("kvstore rm greeting", "kvstore rm --namespace docs --pattern 'chat-*'"),
     "pin": ("kvstore pin greeting --ttl-s 3600",),
     "unpin": ("kvstore unpin greeting",),
+    "retain": ("kvstore retain greeting --priority 90 --ttl-s 3600",),
+    "end-session": ("kvstore end-session chat-17",),
     "drain": ("kvstore drain n1 --wait-s 600", "kvstore drain n1 --cancel"),
     "forget": ("kvstore forget n1",),
     "quota": ("kvstore quota show",),

@@ -20,7 +20,7 @@ SECTIONS: Final = {
         **dict.fromkeys(("status", "health", "nodes", "tiers"), "status"),
         **{name: name for name in ("top", "console", "topology", "namespaces", "weights", "instances", "doctor")},
     },
-    "Data": dict.fromkeys(("put", "get", "exists", "locate", "keys", "prefetch", "rm", "pin", "unpin"), "blocks"),
+    "Data": dict.fromkeys(("put", "get", "exists", "locate", "keys", "prefetch", "rm", "pin", "unpin", "retain", "end-session"), "blocks"),
     "Operate": {
         **dict.fromkeys(("drain", "forget"), "drain"),
         "quota": "quota",

@@ -135,6 +135,16 @@ NODE: Final = (
     ),
     Metric("kvstore_node_prefetches_waiting", G, "Blocks queued for a prefetch, or awaited from another node."),
     Metric("kvstore_node_prefetched_unread_bytes", G, "Bytes queued for a prefetch, or prefetched and not read yet."),
+    Metric("kvstore_node_retained_blocks", G, "Blocks with a live priority of a retention hint, as of the last walk over all blocks."),
+    Metric("kvstore_node_hints_applied", C, "Blocks to which a retention hint was applied, once a hint."),
+    Metric(
+        "kvstore_node_hints_ignored",
+        C,
+        "Blocks whose retention hint was ignored: a reader's low priority, or a session beyond the limit.",
+    ),
+    Metric("kvstore_node_hint_sessions", G, "Sessions of retention hints that have not ended."),
+    Metric("kvstore_node_hint_sessions_ended", C, "Sessions that callers ended."),
+    Metric("kvstore_node_hint_sessions_forgotten", C, "Sessions forgotten at the limit of 16,384 per tenant; their blocks stay."),
     Metric("kvstore_node_engine_served_bytes", C, "Bytes read and written by other hosts through the transfer engine."),
     Metric("kvstore_node_engine_connections", G, "Connections of other hosts to the transfer engine."),
     Metric("kvstore_node_rail_delivered_bytes", C, "Bytes moved by this node's transfers, per rail.", ("transport", "rail")),
@@ -223,6 +233,7 @@ CLIENT: Final = (
     Metric("kvstore_client_checksum_failures", C, "Values with a wrong checksum; none was returned."),
     Metric("kvstore_client_held_blocks", C, "Blocks held by lookups."),
     Metric("kvstore_client_unheld_blocks", C, "Blocks found by lookups and not held."),
+    Metric("kvstore_client_lost_hints", C, "Blocks whose retention hint, of a put or get, was not applied."),
     Metric("kvstore_client_trace_spans", C, SPANS, ("outcome",)),
 )
 ROUTER: Final = (

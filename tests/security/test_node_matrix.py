@@ -26,6 +26,7 @@ from kvstore.protocol.master_messages import Lookup
 from kvstore.protocol.message import Message
 from kvstore.protocol.messages import MESSAGES
 from kvstore.protocol.node_messages import (
+    RETAIN_READ,
     AbortPuts,
     CommitPuts,
     ExportSlabs,
@@ -37,9 +38,12 @@ from kvstore.protocol.node_messages import (
     Prefetch,
     Put,
     PutFromSlot,
+    QueryRetention,
     ReadBlocks,
     ReleaseHolds,
     ReleaseLeases,
+    ReleaseSession,
+    Retain,
     WaitCommitted,
 )
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Failure, Hello
@@ -70,6 +74,9 @@ FRAMES: Final[dict[type[Message], Message]] = {
         HoldBlocks(1, 100, [BLOCK], [4]),
         ReleaseHolds([1]),
         Prefetch([b"absent"]),
+        Retain([BLOCK], 90, cause=RETAIN_READ),
+        ReleaseSession(1),
+        QueryRetention([BLOCK], [4]),
         DeleteBlocks(1, "red", [BLOCK], [4]),
         SetPinned(1, "red", [BLOCK]),
         CopyBlocks(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
@@ -84,9 +91,9 @@ FRAMES: Final[dict[type[Message], Message]] = {
 READS: Final = {"red reads", "red writes", "red rules", "blue reads"}
 WRITES: Final = {"red writes", "red rules"}
 ALLOWED: Final[dict[type[Message], set[str]]] = {
-    **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs), READS | {"a pass"}),
-    **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds, Prefetch), READS),
-    **dict.fromkeys((Put, OpenSlots, CommitPuts, AbortPuts, OpenSlotAhead, PutFromSlot, WaitCommitted), WRITES),
+    **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs, QueryRetention), READS | {"a pass"}),
+    **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds, Prefetch, Retain), READS),
+    **dict.fromkeys((Put, OpenSlots, CommitPuts, AbortPuts, OpenSlotAhead, PutFromSlot, WaitCommitted, ReleaseSession), WRITES),
     **{
         kind: set()
         for kind in (DeleteBlocks, SetPinned, CopyBlocks, SetDraining, TicketKey, RevokeCredentials, PrefetchBlocks, MarkSecondary)
