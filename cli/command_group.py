@@ -105,7 +105,7 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = getattr(import_module(f"{__package__}.{self.modules[cmd_name]}"), cmd_name)
+        command: click.Command = getattr(import_module(f"{__package__}.{self.modules[cmd_name]}"), cmd_name.replace("-", "_"))
         _add_examples(command, cmd_name)
         return command
 

@@ -114,12 +114,12 @@ class RetentionOperations:
         return [(node, mine) for node_id, mine in by_node.items() if (node := nodes.get(node_id)) is not None]
 
     def _apply(self, keys: Sequence[bytes], retention: Retention, cause: int, deadline: Deadline) -> Operation[set[bytes]]:
-        """Send the hint to all holders that the masters know; return the keys to which it was applied. Holders that do
-        not answer are left out."""
+        """Send the hint to the local node, which may have uncommitted blocks, and to all holders that the masters know;
+        return the keys to which it was applied. Holders that do not answer are left out."""
         by_node: dict[int, list[bytes]] = {}
         for key, locations in zip(keys, (yield from self._metadata.locate(keys, deadline)), strict=True):
-            for location in locations:
-                by_node.setdefault(location.node_id, []).append(key)
+            for node_id in {location.node_id for location in locations} | {self._daemons.nodes.local_id}:
+                by_node.setdefault(node_id, []).append(key)
         applied: set[bytes] = set()
 
         def apply_at(node: KnownNode, mine: Sequence[bytes]) -> Operation[None]:

@@ -7,7 +7,15 @@ from kvstore.protocol.catalog_messages import HeartbeatResponse
 from kvstore.protocol.event_messages import EventBatch
 from kvstore.protocol.master_messages import Locations, NodeTable, ReserveReply
 from kvstore.protocol.message import Message
-from kvstore.protocol.node_messages import ExportSlabsReply, MapSlabsReply, OpenSlotsReply, ReadBlocksReply, ReleaseHolds, ReleaseLeases
+from kvstore.protocol.node_messages import (
+    ExportSlabsReply,
+    MapSlabsReply,
+    OpenSlotsReply,
+    ReadBlocksReply,
+    ReleaseHolds,
+    ReleaseLeases,
+    RetentionReply,
+)
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok, Trace, Welcome
 
 _MODULES: Final = (session_messages, master_messages, catalog_messages, node_messages, event_messages, handover_messages)
@@ -36,6 +44,7 @@ REPLIES: Final = frozenset(
         ExportSlabsReply,
         EventBatch,
         HeartbeatResponse,
+        RetentionReply,
     )
 )
 """Types that answer a request. Both ends of one connection may send requests."""
