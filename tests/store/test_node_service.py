@@ -24,11 +24,16 @@ from kvstore.protocol.event_messages import EventBatch, FetchEvents
 from kvstore.protocol.frames import MAGIC, MAX_BODY_BYTES, VERSION, pack_header
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import (
+    SEVERAL_SESSIONS,
     HoldBlocks,
     MapSlabs,
     OpenSlots,
+    QueryRetention,
     ReadBlocks,
     ReleaseHolds,
+    ReleaseSession,
+    Retain,
+    RetentionReply,
     WaitCommitted,
 )
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Count, Failure, Flags, Hello, Ok, Welcome
@@ -79,6 +84,45 @@ def test_held_blocks_are_deleted_by_force_only(node: Served, client: Client, mas
     assert master.ask(DeleteBlocks(1, "red", [b"a"], [9], 1)) == Flags(bytes((1,)))
     client.channel.post(ReleaseHolds([4]))
     until(node, lambda: not node.store.holds.blocks)
+
+
+# --- retention hints ---
+
+
+def test_hints_out_of_range_are_refused(node: Served, client: Client) -> None:
+    client.put({"a": b"a"})
+    for message in (
+        Retain([b"a"], 101),
+        Retain([b"a"], 50, cause=3),
+        Retain([b"a"], 50, ttl_ms=8 * 86_400_000),
+        Retain([b"a"], 50, reuse_ms=8 * 86_400_000),
+        Retain([b"a"], 50, session=SEVERAL_SESSIONS),
+    ):
+        with pytest.raises(InvalidArgument, match="Retain has"):
+            client.ask(message, Flags)
+
+
+def test_hints_are_applied_to_blocks_that_are_here(node: Served, client: Client) -> None:
+    client.put({"a": b"a", "b": b"b"})
+    assert client.ask(Retain([b"a", b"x", b"b"], 90, session=7), Flags) == Flags(bytes((1, 0, 1)))
+    reply = client.ask(QueryRetention([b"x", b"b"], [0, 0]), RetentionReply)
+    rows = list(zip(reply.indexes, reply.priorities, reply.ttl_ms, reply.sessions, strict=True))
+    assert rows == [(1, 90, 0, 7)]
+    with contextlib.closing(node.connect(tenant="blue")) as other:
+        assert other.ask(ReleaseSession(7), Count) == Count(0)
+    assert client.ask(ReleaseSession(7), Count) == Count(2)
+
+
+def test_a_pass_covers_the_hints_of_its_blocks_only(tmp_path: Path) -> None:
+    with served(tmp_path, needs_tickets=True) as node:
+        with contextlib.closing(node.connect(ticket=node.ticket())) as client:
+            client.put({"a": b"a", "b": b"b"}, generation=4)
+        node_pass = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [4], node.reactor.now_ns()))
+        hello = Hello(ROLE_NODE, "red", ticket=node_pass)
+        with contextlib.closing(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S))) as peer:
+            peer.call(QueryRetention([b"a"], [4]), RetentionReply, Deadline(TIMEOUT_S))
+            with pytest.raises(Denied, match="does not cover"):
+                peer.call(QueryRetention([b"b"], [4]), RetentionReply, Deadline(TIMEOUT_S))
 
 
 # --- who is let in ---

@@ -9,6 +9,7 @@ from kvstore.client.holds import Hold
 from kvstore.client.sync import Client
 from kvstore.client.views import View
 from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.retention import Retention
 
 Fault = Callable[[float], object]
 """Called with the call's deadline, before it is passed on; what it raises is what the call raises."""
@@ -64,13 +65,13 @@ class FaultyClient(Client):
         return super().match_prefix(keys, hold=hold, deadline_s=deadline_s)
 
     def get_each_into(
-        self, keys: Sequence[bytes], buffers: Sequence[Any], *, deadline_s: float | None = None
+        self, keys: Sequence[bytes], buffers: Sequence[Any], *, retention: Retention | None = None, deadline_s: float | None = None
     ) -> list[int | KVStoreError | None]:
         self._before("get", keys, deadline_s)
         if self.results is not None:
             results, self.results = self.results, None
             return results
-        return super().get_each_into(keys, buffers, deadline_s=deadline_s)
+        return super().get_each_into(keys, buffers, retention=retention, deadline_s=deadline_s)
 
     def put_batch_from(
         self, keys: Sequence[bytes], values: Sequence[Any], *, deadline_s: float | None = None, **more: Any

@@ -118,7 +118,7 @@ def test_unreadable_blocks_are_read_a_bounded_number_of_times(namespace: Namespa
             calls.append("exists")
             return [True] * len(keys)
 
-        def get_batch_into(self, keys: Sequence[bytes], _buffers: Any, *, deadline_s: float | None = None) -> list[int | None]:
+        def get_batch_into(self, keys: Sequence[bytes], _buffers: Any, **_options: Any) -> list[int | None]:
             calls.append("get")
             return [None] * len(keys)
 
