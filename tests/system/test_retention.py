@@ -139,17 +139,15 @@ def test_home_copies_keep_their_hints(tmp_path: Path) -> None:
 
 
 def test_hints_survive_demotion_to_nvme(tmp_path: Path) -> None:
-    """NVMe has the blocks of DRAM and some more: the hinted ones are there after it has been overfilled."""
-    kept = names("kept", SLOTS // 2)
+    """Blocks of priority 0 leave DRAM first, and then NVMe, before older ones."""
+    older, hinted = names("older", 48), names("hinted", 16)
     with running(tmp_path, "--nvme", f"{tmp_path / 'nvme'}:8MiB") as system, system.client(ack="node") as client:
-        put(client, kept, KEEP)
-        for number in range(4):
-            put(client, names(f"other-{number}", 3 * SLOTS))
+        for keys, retention in ((older, None), (hinted, Retention(0)), *((names(f"newer-{n}", 28), None) for n in range(4))):
+            put(client, keys, retention)
             client.flush()
             system.await_settled()
-        assert present(client, kept) == len(kept)
-        tiers = {tiers for places in client.locate(kept) for place in places for tiers in place.tiers}
-        assert "nvme" in tiers
+        assert present(client, hinted) == 0
+        assert present(client, older) > len(older) // 2
 
 
 def test_a_put_succeeds_although_its_hint_is_lost(small: System, monkeypatch: pytest.MonkeyPatch) -> None:
