@@ -97,7 +97,7 @@ class AsyncClient(BaseClient):
 
         `namespace` is a text or a kvcache Namespace; `parents` gives the preceding block of each, None for a first one.
         `retention` is a hint for the order of eviction, sent to the node after the put: see `retain`. A hint that is
-        lost does not fail the put; `lost_hints` of `stats` counts its blocks.
+        lost does not fail the put; `lost_retention_hints` of `stats` counts its blocks.
 
         Raises Full if no space was freed, CatalogUnavailable if the blocks cannot be committed. After an error some of
         the blocks may be stored.

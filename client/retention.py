@@ -102,7 +102,7 @@ class RetentionOperations:
                 applied = yield from self._apply(left, retention, cause, within)
                 left = [key for key in left if key not in applied]
         if left:
-            self._counters.add(lost_hints=len(left))
+            self._counters.add(lost_retention_hints=len(left))
 
     def _likely_holders(self, keys: Sequence[bytes], *, prefers_local: bool) -> list[tuple[KnownNode, list[bytes]]]:
         """Return the keys by known node: the one where this client has put or found the block last, or the local

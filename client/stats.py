@@ -50,7 +50,7 @@ class ClientStats:
     """Blocks held by lookups, once per lookup."""
     unheld_blocks: int = 0
     """Blocks found by lookups with a hold that could not be held."""
-    lost_hints: int = 0
+    lost_retention_hints: int = 0
     """Blocks whose retention hint, of a put or get, was not applied: the block or its node was gone."""
     hits_by_tier: Mapping[str, int] = field(default_factory=dict)
 
@@ -179,7 +179,7 @@ SAME = {
     "checksum_failures": "checksum_failures",
     "held_blocks": "held_blocks",
     "unheld_blocks": "unheld_blocks",
-    "lost_hints": "lost_hints",
+    "lost_retention_hints": "lost_retention_hints",
 }
 """Metric name, without `kvstore_client_`, by field of ClientStats."""
 

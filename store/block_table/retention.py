@@ -265,11 +265,11 @@ class RetentionHints:
         """Counters for the node's status."""
         return {
             "retained_blocks": self.blocks,
-            "hints_applied": self.applied,
-            "hints_ignored": self.ignored,
-            "hint_sessions": self.sessions,
-            "hint_sessions_ended": self.ended_sessions,
-            "hint_sessions_forgotten": self.forgotten_sessions,
+            "retention_hints_applied": self.applied,
+            "retention_hints_ignored": self.ignored,
+            "retention_sessions": self.sessions,
+            "retention_sessions_ended": self.ended_sessions,
+            "retention_sessions_forgotten": self.forgotten_sessions,
         }
 
 
@@ -293,4 +293,5 @@ def _merged(word: int, hint: Hint, tick: int, now_ns: int) -> int:
 def _is_live(columns: BlockColumns, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return for each row whether it has a visible block."""
     held, states = np.frombuffer(columns.held, np.uint8)[rows], np.frombuffer(columns.states, np.uint8)[rows]
-    return (held != 0) & (states & DROPPED == 0)
+    is_live: npt.NDArray[np.bool_] = (held != 0) & (states & DROPPED == 0)
+    return is_live

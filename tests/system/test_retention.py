@@ -69,7 +69,7 @@ def test_blocks_of_high_priority_outlast_a_flood(small: System) -> None:
         flood(client)
         assert present(client, kept) == len(kept)
         assert present(client, others) == 0
-        assert client.stats().lost_hints == 0
+        assert client.stats().lost_retention_hints == 0
     until(lambda: small.node_status().counters["retained_blocks"] == len(kept), "they are counted", every_s=STATUS_POLL_S)
 
 
@@ -155,7 +155,7 @@ def test_a_put_succeeds_although_its_hint_is_lost(small: System, monkeypatch: py
     keys = names("kept", 4)
     with small.client(ack="node") as client:
         put(client, keys, KEEP)
-        assert client.stats().lost_hints == len(keys)
+        assert client.stats().lost_retention_hints == len(keys)
         assert present(client, keys) == len(keys)
 
 
@@ -173,7 +173,7 @@ def test_a_reader_cannot_lower_a_priority(tmp_path: Path) -> None:
                     reader.retain(keys, Retention(90))
                 with pytest.raises(Denied, match="end sessions"):
                     reader.end_session("s")
-            until(lambda: system.node_status().counters["hints_ignored"] == len(keys), "they are counted")
+            until(lambda: system.node_status().counters["retention_hints_ignored"] == len(keys), "they are counted")
 
 
 def test_both_clients_send_hints_by_every_call(small: System) -> None:

@@ -145,7 +145,7 @@ def test_an_ended_session_frees_what_no_other_used(store: Store) -> None:
     assert store.table.retention.end_session("red", 1) == 0
     put(store, "wxyz")
     assert "a" not in store.names()
-    assert store.table.retention.counters()["hint_sessions_ended"] == 1
+    assert store.table.retention.counters()["retention_sessions_ended"] == 1
 
 
 def test_a_hint_after_the_end_counts_again(store: Store) -> None:
@@ -165,7 +165,7 @@ def test_the_oldest_sessions_are_forgotten(store: Store, monkeypatch: pytest.Mon
     apply(store, blocks[:1], Hint(90, session=1))
     apply(store, blocks[4:], Hint(90, session=5, owns=True))
     assert [store.table.retention.end_session("red", session) for session in range(1, 6)] == [1, 0, 0, 1, 1]
-    assert store.table.retention.counters()["hint_sessions_forgotten"] == 2
+    assert store.table.retention.counters()["retention_sessions_forgotten"] == 2
     assert priorities(store, blocks) == [0, 90, 90, 0, 0]
 
 
