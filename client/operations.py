@@ -99,13 +99,13 @@ class Operations:
         acks_at_node = acks_at_node and replicas == 1  # a block must be committed before it is replicated
         writing = BatchPut(self.resources, keys, sources, namespace=text, parents=parents, acks_at_node=acks_at_node, deadline=deadline)
         stored = yield from writing.run()
+        if retention is not None:  # before replicas are made: they take hints along
+            yield from self.retention.after_put(keys, stored, retention, deadline)
         if replicas > 1:
             waits = ack == "replicas"
             yield from replicate(self.resources.daemons, keys, replicas, deadline, waits=waits)
             # A cached location names one replica. For blocks of other writers it may be the only trace of an uncommitted put.
             self.resources.hints.forget(keys if waits else compress(keys, stored))
-        if retention is not None:
-            yield from self.retention.after_put(keys, stored, retention, deadline)
         return stored
 
     def _check_put(

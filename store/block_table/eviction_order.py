@@ -132,12 +132,14 @@ class EvictionOrder:
     def set_priority(self, block: Block, group: int, priority: int) -> None:
         """Pass the priority of a block of the group to its policy."""
         self.flush_touches()
-        self._groups[group].policy.set_priority(block.key, priority)
+        if (members := self._groups.get(group)) is not None:
+            members.policy.set_priority(block.key, priority)
 
     def expect_reuse(self, block: Block, group: int, after_s: float) -> None:
         """Pass the time until the next expected read of a block of the group to its policy."""
         self.flush_touches()
-        self._groups[group].policy.expect_reuse(block.key, after_s)
+        if (members := self._groups.get(group)) is not None:
+            members.policy.expect_reuse(block.key, after_s)
 
     @staticmethod
     def _insert(members: _OrderGroup, block: Block) -> None:

@@ -101,8 +101,9 @@ class RetentionHints:
         if not blocks:
             return
         none, several = self._mark(tenant, NO_SESSION), self._mark(tenant, SEVERAL_SESSIONS)
-        own = self._session(tenant, hint.session) if hint.session not in (NO_SESSION, SEVERAL_SESSIONS) else 0
-        if not (none and several and (own or hint.session in (NO_SESSION, SEVERAL_SESSIONS))):
+        has_session = hint.session not in (NO_SESSION, SEVERAL_SESSIONS)
+        own = self._session(tenant, hint.session, is_new=hint.owns) if has_session else 0
+        if not (none and several and (own or not has_session or not hint.owns)):
             self.ignored += len(blocks)
             return
         columns, tick, merged, changed = self._columns, now_ns // TICK_NS, dict[int, int](), list[int]()
@@ -122,11 +123,10 @@ class RetentionHints:
         self._have_changed(changed)
 
     def _merged_owner(self, known: int, hint: Hint, *, none: int, several: int, own: int) -> int:
-        if hint.session == SEVERAL_SESSIONS or (known and known not in (none, own)):
-            return several if hint.session else known
-        if not own:
+        if not hint.session:
             return known or none
-        return own if known == own or hint.owns else several
+        is_others = hint.session == SEVERAL_SESSIONS or (known and known not in (none, own))
+        return own if own and not is_others and (known == own or hint.owns) else several
 
     def export(self, blocks: Sequence[Block | None], now_ns: int) -> list[tuple[int, int, int, int]]:
         """Return the live hints of blocks as rows of RetentionReply: (index, priority, ttl_ms, session)."""
@@ -174,12 +174,13 @@ class RetentionHints:
         """Number of known sessions."""
         return sum(map(len, self._sessions.values()))
 
-    def _session(self, tenant: str, session: int) -> int:
-        """Return the session's index; 0: there is none left."""
+    def _session(self, tenant: str, session: int, *, is_new: bool) -> int:
+        """Return the session's index. 0: it is not known, or with `is_new` there is no index left."""
         of_tenant = self._sessions.setdefault(tenant, OrderedDict())
         index = of_tenant.get(session, 0)
         if index:
             of_tenant.move_to_end(session)
+        if index or not is_new:
             return index
         if len(of_tenant) >= MAX_SESSIONS:
             self._forget_oldest(tenant, of_tenant)

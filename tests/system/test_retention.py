@@ -113,9 +113,8 @@ def test_a_later_hint_reaches_blocks_at_all_nodes(tmp_path: Path) -> None:
 def test_replicas_have_the_hints_of_their_blocks(tmp_path: Path) -> None:
     keys = names("kept", 8)
     with running(tmp_path, nodes=2) as system, system.client() as client:
-        put(client, keys, Retention(90, session="s"))
         values = [value_of(key, 0, BLOCK_BYTES) for key in keys]
-        assert client.put_batch(keys, values, replicas=2, ack="replicas") == [False] * len(keys)
+        assert client.put_batch(keys, values, replicas=2, ack="replicas", retention=Retention(90, session="s")) == [True] * len(keys)
         for name in ("n0", "n1"):
             until(lambda name=name: system.node_status(name).counters["retained_blocks"] == 8, "copied", every_s=STATUS_POLL_S)  # type: ignore[misc]
         assert client.end_session("s") == 2 * len(keys)
