@@ -375,9 +375,9 @@ class Client(BaseClient):
         """End a session named in hints: its blocks are evicted first, except those that other sessions used. Return their
         number, over all nodes.
 
-        A block belongs to the session that put it. Another session that puts or gets it, with its name in the hint,
-        keeps it from being freed; calls without a session do not. Blocks that were put without a session belong to
-        none. Needs permission to put. Raises Unavailable once the others have ended it, if a node does not answer.
+        A block belongs to the session that put it; `retain` gives a session the blocks that have none. Another session
+        that puts or gets a block keeps it from being freed; calls without a session do not. Needs permission to put.
+        Raises Unavailable once the others have ended it, if a node does not answer.
         """
         return self._run(self._operations.end_session(session, deadline_s=deadline_s))
 

@@ -213,3 +213,12 @@ def test_as_an_argument_a_bad_key_is_a_usage_error() -> None:
     with pytest.raises(click.BadParameter, match="hexadecimal"):
         KEY.convert("hex:0", None, None)
     assert KEY.convert(b"as it is", None, None) == b"as it is"
+
+
+def test_retain_and_end_session_count_blocks(shell: Shell) -> None:
+    shell("put", "hinted", "-", stdin=b"x")
+    found = shell("retain", "hinted", "absent", "--priority", "90", "--ttl-s", "60", "--session", "chat")
+    assert (found.exit_code, found.output) == (1, "retained 1 of 2\n")
+    assert json.loads(shell("retain", "hinted", "--reuse-s", "5", "--json").output) == {"retained": 1, "asked": 1}
+    assert json.loads(shell("end-session", "chat", "--json").output) == {"freed": 1}
+    assert shell("end-session", "chat").output == "0 blocks are evicted first\n"
