@@ -17,6 +17,7 @@ from kvstore.client.tensors.cache import TensorCache
 from kvstore.kvcache.models.spec import CacheSpec
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.retention import Retention
 from tests.system.running import running_system
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
@@ -68,6 +69,8 @@ SAMPLES: dict[str, Any] = {
     "namespace": "",
     "request": "r",
     "first_block": 0,
+    "retention": Retention(),
+    "session": "chat",
 }
 """Right values of arguments without a default."""
 
