@@ -37,6 +37,8 @@ class StoreSettings(TlsSettings):
     fingerprint: str = setting("sampled", FINGERPRINT_HELP, choices=FINGERPRINT_CHOICES, shared=True)
     revision: str = setting("", REVISION_HELP, shared=True)
     salt: str = setting("", "Secret that is part of every block's key. Engines share blocks only with equal salts.", shared=True)
+    retention_from_requests: bool = shared_settings.RETENTION_FROM_REQUESTS()
+    retention_ceiling: int = shared_settings.RETENTION_CEILING()
     lookup_deadline_s: float = shared_settings.LOOKUP_DEADLINE_S()
     load_deadline_s: float = setting(
         5.0,

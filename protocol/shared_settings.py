@@ -101,6 +101,14 @@ SHARE_TP: Final = _shared(
     minimum=0,
     maximum=1024,
 )
+RETENTION_FROM_REQUESTS: Final = _shared(
+    False,
+    "Take retention hints (priority, session, expected reuse) from requests of clients. Off: they are ignored. Hints of a program that "
+    "calls the library are always taken.",
+)
+RETENTION_CEILING: Final = _shared(
+    75, "Highest priority that a request can give to its blocks; higher ones are lowered.", minimum=0, maximum=100
+)
 LOOKUP_DEADLINE_S: Final = _shared(
     0.5,
     "Deadline of a lookup, which then is a miss. Shorter in vLLM, whose scheduler blocks meanwhile.",

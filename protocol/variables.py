@@ -16,8 +16,8 @@ CONFIG: Final = f"{PREFIX}CONFIG"
 SHARED: Final = frozenset(
     ("allow_unauthenticated", "block_tokens", "busy_poll_us", "dtype", "fingerprint", "http", "http_tls_cert", "http_tls_key")
     + ("http_token_file", "instance_token", "load_deadline_s", "log_format", "log_level", "lookup_deadline_s", "master", "model")
-    + ("namespace_id", "revision", "run_dir", "salt", "share_tp", "socket_group", "socket_mode", "tenant", "tls_ca", "tls_cert")
-    + ("tls_key", "tls_require_client_cert", "tls_revoked", "token")
+    + ("namespace_id", "retention_ceiling", "retention_from_requests", "revision", "run_dir", "salt", "share_tp", "socket_group")
+    + ("socket_mode", "tenant", "tls_ca", "tls_cert", "tls_key", "tls_require_client_cert", "tls_revoked", "token")
 )
 """Settings that several programs have. KVSTORE_TLS_CA, or [shared] tls_ca, applies to every program without its own
 value."""

@@ -33,6 +33,7 @@ from kvstore.client import Client
 from kvstore.client.instances.weights import WeightsReporter
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.retention import RetentionReader
 from kvstore.engines.vllm.counters import LOG, ConnectorCounters
 from kvstore.engines.vllm.disaggregation import POLL_S, Disaggregation
 from kvstore.engines.vllm.engine_weights import follow_weights
@@ -97,11 +98,13 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             self.variants = follow_weights(vllm_config, self._settings, on_change=self._forget_variants)
         self._groups = layer_groups(kv_cache_config)
+        self._hints = RetentionReader(self._settings, LOG)
         self._plan = SchedulerPlan(
             self._groups,
             hash_block_tokens=kv_cache_config.hash_block_size or min(group.block_tokens for group in self._groups),
             is_whole=self._is_whole,
             variant=self._variant,
+            retention=lambda request: self._hints.read(request.kv_transfer_params),
             loads=self._kv_transfer_config.is_kv_consumer,
             saves=self._kv_transfer_config.is_kv_producer,
         )
@@ -303,6 +306,8 @@ class KVStoreConnector(KVConnectorBase_V1, SupportsHMA):
             counters.add(self._worker.take_counters())
         if self._lookup is not None:
             counters.add(self._lookup.take_counters())
+            hinted, malformed = self._hints.take_counts()
+            counters.add(ConnectorCounters(hinted_requests=hinted, malformed_hints=malformed))
         stats = KVStoreStats(counters.values())
         return None if stats.is_empty() else stats
 

@@ -36,6 +36,8 @@ class ConnectorCounters:
     saved_blocks: int = count("Blocks stored, without those that the store had.")
     saved_bytes: int = count("Bytes of the blocks stored.")
     save_s: float = count("Seconds from the copy of blocks to the end of their store.", 0.0)
+    hinted_requests: int = count("Requests with retention hints that were taken.")
+    malformed_hints: int = count("Requests with malformed retention hints, which were ignored.")
     dropped_blocks: int = count("Blocks not stored: the write-behind memory was full, or the store did not take them in time.")
 
     def values(self) -> dict[str, int | float]:

@@ -11,6 +11,7 @@ Bookkeeping over vLLM's requests, without a store or a clock.
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvstore.engines.retention import FIELD
 from kvstore.engines.vllm.plan import EngineRequest
 
 REMOTE_DECODE: Final = "do_remote_decode"
@@ -68,15 +69,19 @@ class Disaggregation:
 
     def finished(self, request: EngineRequest, *, is_shared: bool = True) -> dict[str, Any] | None:
         """Forget the request. Return the decode engine's parameters if it was a prefill for another engine, else None.
+        They include the client's retention hints, for the blocks of the answer.
 
         Args:
             is_shared: other engines can have the weights that computed it.
         """
         self._awaited.pop(request.request_id, None)
-        if not (request.kv_transfer_params or {}).get(REMOTE_DECODE):
+        params = request.kv_transfer_params or {}
+        if not params.get(REMOTE_DECODE):
             return None
         computed = request.num_computed_tokens - request.num_in_flight_tokens
-        return {REMOTE_PREFILL: True, REMOTE_DECODE: False, TOKENS: self._whole(computed) if self._saves and is_shared else 0}
+        tokens = self._whole(computed) if self._saves and is_shared else 0
+        hints = {FIELD: params[FIELD]} if FIELD in params else {}
+        return {REMOTE_PREFILL: True, REMOTE_DECODE: False, TOKENS: tokens, **hints}
 
     @property
     def is_waiting(self) -> bool:

@@ -21,10 +21,13 @@ Only tokens that block hashes cover are saved, so no saved block holds speculati
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Protocol
 
 from kvstore.client.tensors.groups import Present, can_resume
+from kvstore.engines.retention import RequestRetention
 from kvstore.engines.vllm.identity import Variant
+from kvstore.protocol.retention import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class BlockTransfer:
     """Hash of the block before the first one. None: the first block starts the sequence."""
     group: int = 0
     variant: Variant = Variant("")
+    retention: Retention | None = None
+    """Hint of the request for these blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,8 @@ class _TrackedRequest:
 
     request: EngineRequest
     groups: list[_Progress]
+    retention: RequestRetention | None = None
+    """Hints of its client for its blocks."""
     variant: Variant | None = None
     """Weights and adapter that compute the request, fixed once it has begun. None: unknown; nothing is loaded or
     saved."""
@@ -190,6 +197,7 @@ class SchedulerPlan:
         hash_block_tokens: int,
         is_whole: Callable[[int], bool],
         variant: Callable[[EngineRequest], Variant | None],
+        retention: Callable[[EngineRequest], RequestRetention | None] = lambda request: None,
         loads: bool = True,
         saves: bool = True,
     ) -> None:
@@ -199,12 +207,14 @@ class SchedulerPlan:
             groups: their block sizes are multiples of `hash_block_tokens`.
             is_whole: whether a freed block keeps its contents until this step's saves are copied.
             variant: weights and adapter that compute a new request, None while they are unknown.
+            retention: hints of a new request's client. Called once for each request.
         """
         self._groups = groups
         self._hash_block_tokens = hash_block_tokens
         self._step_tokens = math.lcm(*(group.block_tokens for group in groups))
         self._is_whole = is_whole
         self._variant = variant
+        self._retention = retention
         self._loads = loads
         self._saves = saves
         self._tracked: dict[str, _TrackedRequest] = {}
@@ -283,9 +293,10 @@ class SchedulerPlan:
             if external_tokens and first < last:
                 hashes = self._hashes(request, group, first, last)
                 assert variant is not None, "nothing was looked for"
-                self._to_load.append(BlockTransfer(request.request_id, list(table[first:last]), hashes, group=place, variant=variant))
+                load = BlockTransfer(request.request_id, list(table[first:last]), hashes, group=place, variant=variant)
+                self._to_load += _by_hint(load, range(first, last), group.block_tokens, tracked.retention)
                 if place == 0:
-                    tracked.loading = self._to_load[-1].blocks
+                    tracked.loading = load.blocks
             # Prefix-cache hits are saved by the request that computed them, or by this one if that one ends first
             # (`finished`). Another request may load or compute them in this very step: vLLM shares blocks early.
             unsaved = dict(progress.places)
@@ -405,7 +416,8 @@ class SchedulerPlan:
     def _track(self, request: EngineRequest) -> _TrackedRequest:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = self._tracked[request.request_id] = _TrackedRequest(request, [_Progress() for _ in self._groups])
+            progress = [_Progress() for _ in self._groups]
+            tracked = self._tracked[request.request_id] = _TrackedRequest(request, progress, self._retention(request))
         return tracked
 
     def _step(
@@ -450,7 +462,8 @@ class SchedulerPlan:
                 first = min(blocks)
                 parent = self._hashes(request, group, first - 1, first)[0] if first else None
                 names = [hashes[block - start] for block in blocks]
-                transfers.append(BlockTransfer(request.request_id, list(blocks.values()), names, parent, place, variant))
+                save = BlockTransfer(request.request_id, list(blocks.values()), names, parent, place, variant)
+                transfers += _by_hint(save, blocks, group.block_tokens, tracked.retention)
             progress.saved = max(progress.saved, end)
         return transfers
 
@@ -483,3 +496,18 @@ class SchedulerPlan:
         covers those before."""
         step = group.block_tokens // self._hash_block_tokens
         return [bytes(block) for block in request.block_hashes[(start + 1) * step - 1 : end * step : step]]
+
+
+def _by_hint(transfer: BlockTransfer, places: Iterable[int], block_tokens: int, hints: RequestRetention | None) -> list[BlockTransfer]:
+    """Return the transfer in parts of equal hints. `places`: index in the sequence of each of its blocks."""
+    if hints is None:
+        return [transfer]
+    parts: list[BlockTransfer] = []
+    start = 0
+    for hint, run in groupby(hints.of_block(place * block_tokens, (place + 1) * block_tokens) for place in places):
+        end = start + sum(1 for _ in run)
+        parent = transfer.hashes[start - 1] if start else transfer.parent
+        part = replace(transfer, blocks=transfer.blocks[start:end], hashes=transfer.hashes[start:end], parent=parent, retention=hint)
+        parts.append(part)
+        start = end
+    return parts

@@ -27,6 +27,7 @@ from kvstore.engines.vllm.plan import BlockTransfer, StepPlan
 from kvstore.engines.vllm.pools import CHUNK_BYTES, ChunkStaging, HeadPools, HeadShards, LayerPools, rows
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
 from kvstore.protocol.errors import typed
+from kvstore.protocol.retention import Retention
 from kvstore.rpc.thread_pools import started
 
 K = TypeVar("K")
@@ -177,14 +178,15 @@ class Worker:
         keys = group.shard.of(transfer.variant).keys(transfer.hashes)
         pieces = pools.pieces(transfer.blocks)
         if pieces is not None:
-            return self._get(keys, pieces, pools.value_bytes, until_s) // each
+            return self._get(transfer, keys, pieces, pools.value_bytes, until_s) // each
         loaded = 0
         chunk = self._load_staging.take()
         assert chunk is not None, "there are as many as threads"
         try:
             for part in _parts(transfer, self._load_staging.values(group.block_bytes)):
                 value_keys = _of_values(keys, part, each)
-                complete = self._get(value_keys, rows(chunk, len(value_keys), pools.value_bytes), pools.value_bytes, until_s) // each
+                buffers = rows(chunk, len(value_keys), pools.value_bytes)
+                complete = self._get(transfer, value_keys, buffers, pools.value_bytes, until_s) // each
                 pools.scatter(rows(chunk, complete, group.block_bytes), transfer.blocks[part][:complete])
                 loaded += complete
                 if complete * each < len(value_keys):
@@ -193,10 +195,10 @@ class Worker:
             self._load_staging.release(chunk)
         return loaded
 
-    def _get(self, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
-        """Load values; return how many leading ones are complete."""
+    def _get(self, transfer: BlockTransfer, keys: list[bytes], buffers: Any, value_bytes: int, until_s: float) -> int:
+        """Load values of the transfer; return how many leading ones are complete."""
         left_s, budget_s = until_s - time.monotonic(), self._settings.load_deadline_s
-        job = self._jobs.load_now(keys, buffers, deadline_s=left_s, budget_s=budget_s)
+        job = self._jobs.load_now(keys, buffers, deadline_s=left_s, budget_s=budget_s, retention=transfer.retention)
         self._load_failures.record(job.error, is_store_unreachable=self.is_store_unreachable)
         whole = [result == value_bytes for result in job.results]
         return whole.index(False) if False in whole else len(whole)
@@ -214,7 +216,7 @@ class Worker:
         for part in _parts(transfer, self._save_staging.values(group.block_bytes)):
             chunk = self._filled(group, transfer.blocks[part])
             if chunk is not None:
-                self._store(group.pools, shard, _of_values(keys, part, each), _of_values(parents, part, each), chunk)
+                self._store(group.pools, shard, _of_values(keys, part, each), _of_values(parents, part, each), chunk, transfer.retention)
             else:
                 with self._changed:
                     self._counters.add(ConnectorCounters(dropped_blocks=len(transfer.blocks[part])))
@@ -245,6 +247,7 @@ class Worker:
         keys: list[bytes],
         parents: list[bytes | None],
         chunk: torch.Tensor,
+        retention: Retention | None,
     ) -> None:
         value_bytes, each = pools.value_bytes, pools.values_per_block
         begin_s = time.monotonic()
@@ -267,7 +270,7 @@ class Worker:
         with self._changed:
             self._saving += 1
         values = rows(chunk, len(keys), value_bytes)
-        self._jobs.store(keys, values, namespace=shard.namespace, parents=parents, on_done=stored)
+        self._jobs.store(keys, values, namespace=shard.namespace, parents=parents, retention=retention, on_done=stored)
 
     def _block_bytes(self, transfer: BlockTransfer) -> int:
         group = self._groups[transfer.group]

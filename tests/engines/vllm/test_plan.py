@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kvstore.engines.retention import RequestRetention, parse_retention
 from kvstore.engines.vllm.identity import Variant
-from kvstore.engines.vllm.plan import BlockTransfer, LayerGroup, SchedulerPlan, StepPlan, loads_all_or_nothing
+from kvstore.engines.vllm.plan import BlockTransfer, EngineRequest, LayerGroup, SchedulerPlan, StepPlan, loads_all_or_nothing
+from kvstore.protocol.retention import Retention
 from tests.engines.vllm.requests import BLOCK_TOKENS, FakeRequest, FakeScheduler, block_hash, hashes
 
 
@@ -564,3 +566,54 @@ def test_only_full_attention_of_one_group_loads_partially() -> None:
     assert not loads_all_or_nothing([FULL])
     assert loads_all_or_nothing([FULL, FULL])
     assert loads_all_or_nothing([WINDOW])
+
+
+def hinted(request: EngineRequest) -> RequestRetention | None:
+    """The hints of a request, without settings."""
+    return parse_retention((request.kv_transfer_params or {}).get("retention", {}), 100)[0]
+
+
+def hinted_scheduler(*groups: LayerGroup) -> FakeScheduler:
+    chosen = groups or (LayerGroup(BLOCK_TOKENS),)
+    made = SchedulerPlan(
+        chosen, hash_block_tokens=BLOCK_TOKENS, is_whole=lambda block: True, variant=lambda request: Variant(""), retention=hinted
+    )
+    return FakeScheduler(made, groups=len(chosen))
+
+
+def test_saves_are_split_by_hints_of_token_ranges() -> None:
+    scheduler = hinted_scheduler()
+    params = {"retention": {"session": "s", "ranges": [[0, 6, 90], [12, None, 10]]}}
+    request = scheduler.admitted(FakeRequest("a", 20, kv_transfer_params=params))
+    scheduler.run(request, tokens=20)
+    assert scheduler.step(request).saves == [
+        BlockTransfer("a", [100, 101], hashes([0, 1]), retention=Retention(90, session="s")),
+        BlockTransfer("a", [102], hashes([2]), block_hash(1), retention=Retention(session="s")),
+        BlockTransfer("a", [103, 104], hashes([3, 4]), block_hash(2), retention=Retention(10, session="s")),
+    ]
+
+
+def test_loads_are_split_by_hints_of_token_ranges() -> None:
+    scheduler = hinted_scheduler()
+    params = {"retention": {"ranges": [[0, 12, 90]]}}
+    scheduler.admit(FakeRequest("a", 21, kv_transfer_params=params), local=1, stored=4)
+    first, second = scheduler.step().loads
+    assert (first.blocks, first.retention) == ([101, 102], Retention(90))
+    assert (second.blocks, second.retention) == ([103, 104], None)
+    assert scheduler.plan.failed_blocks([103]) == {103, 104, 105}, "it is known as a block that is loaded"
+
+
+def test_saves_of_a_finished_request_have_its_hints() -> None:
+    scheduler = hinted_scheduler()
+    request = scheduler.admitted(FakeRequest("a", 8, kv_transfer_params={"retention": {"priority": 70, "ttl_s": 60}}))
+    scheduler.run(request, tokens=8)
+    assert scheduler.finish(request)
+    assert [save.retention for save in scheduler.step().saves] == [Retention(70, 60.0)]
+
+
+def test_each_group_has_the_hints_of_its_own_blocks() -> None:
+    scheduler = hinted_scheduler(LayerGroup(BLOCK_TOKENS), LayerGroup(2 * BLOCK_TOKENS))
+    request = scheduler.admitted(FakeRequest("a", 16, kv_transfer_params={"retention": {"ranges": [[0, 4, 90]]}}))
+    scheduler.run(request, tokens=16)
+    saves = [(save.group, len(save.blocks), save.retention) for save in scheduler.step(request).saves]
+    assert saves == [(0, 1, Retention(90)), (0, 3, None), (1, 1, Retention(90)), (1, 1, None)]

@@ -15,6 +15,7 @@ from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import DeadlineExceeded, Full, Unavailable
+from kvstore.protocol.retention import Retention
 from kvstore.protocol.settings import Size
 from kvstore.testing.transfer.awaited import eventually
 from tests.client.jobs.faulty import Barrier, FaultyClient, raises
@@ -268,6 +269,15 @@ def test_closing_stores_what_was_copied(address: str, shard: Shard) -> None:
     rank.worker.close()
     with contextlib.closing(FaultyClient(address)) as client:
         eventually(lambda: client.exists(shard.key(hashes(1)[0])), "it is there")
+
+
+@pytest.mark.usefixtures("way")
+def test_hints_of_transfers_reach_puts_and_gets(rank: Rank) -> None:
+    hint = Retention(70, ttl_s=60, session="s")
+    rank.store(BlockTransfer("a", [3, 4], hashes(2), retention=hint))
+    rank.store(BlockTransfer("a", [5], [b"other"]))
+    assert rank.load(BlockTransfer("b", [7, 8], hashes(2), retention=hint)) == set()
+    assert rank.client.hints == [hint, None, hint]
 
 
 class HybridRank:
