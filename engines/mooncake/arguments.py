@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Final, TypeVar
 
+from kvstore.protocol.retention import MAX_RETENTION_S, Retention
+
 UNSIGNED_LIMIT: Final = 1 << 64
 SIGNED_LIMIT: Final = 1 << 31
 Convert = Callable[[Any], Any]
@@ -181,8 +183,14 @@ def _unfit(value: Any, wanted: str) -> TypeError:
     return TypeError(f"{value!r:.50} is not {wanted}")
 
 
+SOFT_PIN_PRIORITY: Final = 90
+"""Retention priority of an object with a soft pin."""
+SOFT_PIN_TTL_S: Final = 30 * 60.0
+"""Mooncake's `default_kv_soft_pin_ttl`, for soft pins without a TTL of their own."""
+
+
 class SoftPinAction(Enum):
-    """Effect of a put on the object's soft pin. Ignored: the eviction policy learns which objects are read again."""
+    """Effect of a put on the object's soft pin. ENABLE gives the object a retention hint; the others give none."""
 
     PRESERVE = 0
     ENABLE = 1
@@ -222,7 +230,7 @@ _CONVERSIONS: Final[dict[str, Convert]] = {
 
 @dataclass(slots=True, eq=False)
 class ReplicateConfig:
-    """Options of a put. `with_hard_pin` keeps the object from eviction.
+    """Options of a put. `with_hard_pin` keeps the object from eviction, a soft pin lets it be evicted after others.
 
     All other options are validated and ignored: the store decides placement and number of copies. A field of another
     type raises TypeError, as in Mooncake.
@@ -244,6 +252,24 @@ class ReplicateConfig:
     def __setattr__(self, name: str, value: Any) -> None:
         convert = _CONVERSIONS.get(name)
         object.__setattr__(self, name, value if convert is None else convert(value))
+
+    @property
+    def with_soft_pin(self) -> bool:
+        """Whether the put enables a soft pin; the name of older releases of Mooncake."""
+        return self.soft_pin_action is SoftPinAction.ENABLE
+
+    @with_soft_pin.setter
+    def with_soft_pin(self, value: bool) -> None:
+        if boolean(value):
+            self.soft_pin_action = SoftPinAction.ENABLE
+        elif self.with_soft_pin:
+            self.soft_pin_action = SoftPinAction.PRESERVE
+
+    def retention(self) -> Retention | None:
+        """Return the hint for the objects of a put: that of an enabled soft pin, which ends with its TTL. None: no
+        hint."""
+        ttl_s = SOFT_PIN_TTL_S if self.soft_pin_ttl_ms is None else min(self.soft_pin_ttl_ms / 1000, MAX_RETENTION_S)
+        return Retention(SOFT_PIN_PRIORITY, ttl_s) if self.with_soft_pin and ttl_s else None
 
 
 def is_sound(config: ReplicateConfig, count: int) -> bool:

@@ -4,6 +4,7 @@ They return once every process of the cluster can read the object, like Mooncake
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 from kvstore.client import Client, Memory
@@ -22,6 +23,7 @@ from kvstore.engines.mooncake.arguments import (
 )
 from kvstore.engines.mooncake.codes import INVALID_PARAMS, OBJECT_HAS_LEASE, OK, stored
 from kvstore.engines.mooncake.link import StoreConnection, memory
+from kvstore.protocol.errors import KVStoreError
 
 ACK: Final = "cluster"
 DEFAULT: Final = ReplicateConfig()
@@ -98,7 +100,8 @@ class Puts(StoreConnection):
         def put(client: Client) -> list[int]:
             names = self._keys(keys)
             given = [value if key else None for key, value in zip(keys, values, strict=True)]
-            codes = [stored(result) for result in client.put_batch_from(names, given, namespace=self._namespace, ack=ACK)]
+            results = client.put_batch_from(names, given, namespace=self._namespace, ack=ACK, retention=config.retention())
+            codes = [stored(result) for result in results]
             if config.with_hard_pin:
                 client.pin([name for name, code in zip(names, codes, strict=True) if code == OK])
             return codes
@@ -111,6 +114,9 @@ class Puts(StoreConnection):
         def upsert(client: Client) -> list[int]:
             names = [self._key(key) for key in given]
             replaced = client.replace(names, list(given.values()), namespace=self._namespace, force=True, ack=ACK)
+            if (hint := config.retention()) is not None:
+                with suppress(KVStoreError):  # the objects are stored, whether they have the hint or not
+                    client.retain(names, hint)
             if config.with_hard_pin:
                 client.pin(names)
             codes = {key: OK if is_stored else OBJECT_HAS_LEASE for key, is_stored in zip(given, replaced, strict=True)}

@@ -20,6 +20,7 @@ from kvstore.client.sync import Client
 from kvstore.engines.transformers.layout import layout_of, namespace_of
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.retention import Retention
 
 STAGING_BYTES: Final = 64 << 20
 """Staging memory, kept between calls: fresh memory would cost more than the copy."""
@@ -53,14 +54,17 @@ class PrefixStore:
         self._jobs = Jobs(client, settings)
         self._staging = torch.empty(max(1, STAGING_BYTES // self._layout.block_bytes), self._layout.block_bytes, dtype=torch.uint8)
 
-    def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> DynamicCache:
+    def load(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, retention: Retention | None = None
+    ) -> DynamicCache:
         """Return a cache with the leading blocks that the store has for all rows, for `generate` or a forward pass.
 
         At least one token is left to compute. The cache is empty if no block was found. If weights were changed in
         memory since the last call (a training step, a merged adapter), the store switches to a new namespace. So it
         never loads blocks of other weights.
 
-        `input_ids` is [rows, tokens], without padding. Raises InvalidArgument: padding, which shifts a row's positions.
+        `input_ids` is [rows, tokens], without padding. `retention` is a hint for the blocks that are loaded. Raises
+        InvalidArgument: padding, which shifts a row's positions.
         """
         rows = _rows(input_ids, attention_mask)
         tokens = len(rows[0])
@@ -70,18 +74,21 @@ class PrefixStore:
         found = min(self._jobs.match_prefix(of_row) for of_row in keys)
         planes = self._layout.empty(len(rows), found * self._layout.block_tokens)
         for row, of_row in enumerate(keys):
-            found = min(found, self._load_row(row, of_row[:found], planes))
+            found = min(found, self._load_row(row, of_row[:found], planes, retention))
         if not found:
             return DynamicCache()
         end = found * self._layout.block_tokens
         return self._layout.cache_of([plane[:, :, :end] for plane in planes])
 
-    def save(self, token_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None) -> int:
+    def save(
+        self, token_ids: torch.Tensor, cache: Any, attention_mask: torch.Tensor | None = None, *, retention: Retention | None = None
+    ) -> int:
         """Store the blocks that `cache` has of these sequences; return how many the store did not have.
 
         `token_ids` is [rows, tokens]: the prompts, or the result of `generate` with greedy search or sampling. Results
         of a beam search do not match their cache. Stores nothing if the weights changed since `load`, because the cache
-        may mix both. Raises InvalidArgument: padding, or a cache of other sequences.
+        may mix both. `retention` is a hint for the blocks that are stored. Raises InvalidArgument: padding, or a cache
+        of other sequences.
         """
         rows = _rows(token_ids, attention_mask)
         tokens = min(len(rows[0]), cache.get_seq_length())
@@ -90,7 +97,7 @@ class PrefixStore:
             log.warning("nothing was saved: the model's weights have changed since the last `load`")
             return 0
         self._jobs.cancel(None)
-        return sum(self._save_row(row, self.namespace.block_keys(ids[:tokens]), cache) for row, ids in enumerate(rows))
+        return sum(self._save_row(row, self.namespace.block_keys(ids[:tokens]), cache, retention) for row, ids in enumerate(rows))
 
     def close(self) -> None:
         """Cancel jobs. A second close is a no-op."""
@@ -108,12 +115,12 @@ class PrefixStore:
         layout = self._layout
         return namespace_of(self._model, layout.dtype, layout.shapes, name=self._name, block_tokens=layout.block_tokens)
 
-    def _load_row(self, row: int, keys: Sequence[bytes], planes: Sequence[torch.Tensor]) -> int:
+    def _load_row(self, row: int, keys: Sequence[bytes], planes: Sequence[torch.Tensor], retention: Retention | None) -> int:
         """Load a row's leading blocks into `planes`; return how many."""
         loaded = 0
         for begin, end in self._batches(0, len(keys)):
             values = self._staging[: end - begin]
-            job = self._ended(self._jobs.load(keys[begin:end], values.numpy()))
+            job = self._ended(self._jobs.load(keys[begin:end], values.numpy(), retention=retention))
             found = next((index for index, size in enumerate(job.results) if size != self._layout.block_bytes), end - begin)
             self._layout.scatter(values[:found], row, begin, planes)
             loaded += found
@@ -121,14 +128,15 @@ class PrefixStore:
                 break
         return loaded
 
-    def _save_row(self, row: int, keys: Sequence[bytes], cache: Any) -> int:
+    def _save_row(self, row: int, keys: Sequence[bytes], cache: Any, retention: Retention | None) -> int:
         """Store a row's missing blocks; return how many."""
         stored = 0
         for begin, end in self._batches(self._jobs.match_prefix(keys), len(keys)):
             values = self._staging[: end - begin]
             self._layout.gather(cache, row, begin, values)
             parents = [None, *keys][begin:end]
-            job = self._ended(self._jobs.store(keys[begin:end], values.numpy(), namespace=self.namespace, parents=parents))
+            stores = self._jobs.store(keys[begin:end], values.numpy(), namespace=self.namespace, parents=parents, retention=retention)
+            job = self._ended(stores)
             stored += job.results.count(True)
             if job.error is not None:
                 break

@@ -35,6 +35,7 @@ from kvstore.engines.mooncake.arguments import (
     unsigned,
     unsigned_list,
 )
+from kvstore.protocol.retention import MAX_RETENTION_S, Retention
 
 FIT: list[tuple[Callable[[Any], Any], Any, Any]] = [
     *((text, "é", "é"), (text, b"ab", "ab"), (text, bytearray(b"ab"), "ab"), (unsigned, 2**64 - 1, 2**64 - 1), (unsigned, True, 1)),
@@ -139,6 +140,33 @@ def test_fields_are_converted_as_in_mooncake() -> None:
     assert (config.replica_num, config.soft_pin_ttl_ms, config.with_hard_pin, config.preferred_segments) == (2, 7, False, ["a"])
     with pytest.raises(AttributeError):
         config.no_such_field = 1
+
+
+@pytest.mark.parametrize(
+    ("action", "ttl_ms", "hint"),
+    [
+        (SoftPinAction.ENABLE, None, Retention(90, 1800.0)),
+        (SoftPinAction.ENABLE, 1500, Retention(90, 1.5)),
+        (SoftPinAction.ENABLE, (1 << 64) - 1, Retention(90, MAX_RETENTION_S)),
+        (SoftPinAction.ENABLE, 0, None),
+        (SoftPinAction.PRESERVE, None, None),
+        (SoftPinAction.DISABLE, None, None),
+    ],
+)
+def test_soft_pin_is_a_retention_hint(action: SoftPinAction, ttl_ms: int | None, hint: Retention | None) -> None:
+    config = ReplicateConfig()
+    config.soft_pin_action, config.soft_pin_ttl_ms = action, ttl_ms
+    assert config.retention() == hint
+
+
+def test_soft_pin_has_the_name_of_older_releases() -> None:
+    config = ReplicateConfig()
+    config.with_soft_pin = True
+    assert config.soft_pin_action is SoftPinAction.ENABLE
+    config.with_soft_pin = False
+    assert config.retention() is None
+    with pytest.raises(TypeError):
+        config.with_soft_pin = "yes"  # type: ignore[assignment]
 
 
 def test_time_needs_its_soft_pin() -> None:

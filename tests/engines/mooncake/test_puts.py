@@ -2,11 +2,14 @@
 
 import os
 from functools import partial
+from typing import Any
 
 import pytest
 
+from kvstore.client import Client
 from kvstore.engines.mooncake.arguments import ReplicateConfig, SoftPinAction
 from kvstore.engines.mooncake.store import MooncakeDistributedStore
+from kvstore.protocol.retention import Retention
 from tests.client.processes import Cluster
 from tests.engines.mooncake.memory import Room
 
@@ -68,13 +71,44 @@ def test_lists_that_do_not_match_are_refused(store: MooncakeDistributedStore) ->
     assert store.batch_put_from([], [], []) == []
 
 
-def test_soft_pin_is_ignored_and_an_invalid_one_rejected(store: MooncakeDistributedStore) -> None:
+def test_soft_pin_without_enable_cannot_have_a_ttl(store: MooncakeDistributedStore) -> None:
     config = ReplicateConfig()
     config.soft_pin_ttl_ms = 1000
     assert (store.put("key", b"value", config), store.upsert("key", b"value", config)) == (-600, -600)
     config.soft_pin_action = SoftPinAction.ENABLE
     assert store.put("key", b"value", config) == 0
     assert store.remove("key") == 0
+
+
+class HintClient(Client):
+    """Client that records the hints of its calls."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.hints: list[tuple[list[bytes], Retention | None]] = []
+
+    def put_batch_from(self, keys: Any, values: Any, **more: Any) -> Any:
+        self.hints.append((list(keys), more["retention"]))
+        return super().put_batch_from(keys, values, **more)
+
+    def retain(self, keys: Any, retention: Retention, **more: Any) -> int:
+        self.hints.append((list(keys), retention))
+        return super().retain(keys, retention, **more)
+
+
+def test_soft_pins_are_hints_of_puts_and_upserts(
+    running: Cluster, store: MooncakeDistributedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, room = ReplicateConfig(), Room.of(b"value")
+    config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.ENABLE, 60_000
+    hint = Retention(90, 60.0)
+    with HintClient(running.address) as client:
+        monkeypatch.setattr(store, "_client", client)
+        assert (store.put("put", b"value", config), store.upsert("put", b"other", config)) == (0, 0)
+        assert (store.batch_put_from(["a", "b"], [room.at] * 2, [5, 5]), store.upsert("a", b"again")) == ([0, 0], 0)
+        monkeypatch.undo()
+    assert client.hints == [([b"put"], hint), ([b"put"], hint), ([b"a", b"b"], None)]
+    assert store.get_batch(["put", "a"]) == [b"other", b"again"]
 
 
 def test_without_a_local_buffer_only_addresses_are_put(running: Cluster) -> None:

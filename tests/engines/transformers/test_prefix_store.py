@@ -21,8 +21,10 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.engines.transformers import prefix_store
 from kvstore.engines.transformers.prefix_store import PrefixStore
 from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.retention import Retention
 from tests.client.embedded import embedded
 from tests.client.processes import cluster
+from tests.engines.put_client import PutClient
 from tests.engines.transformers.tiny import NEW_TOKENS, PROMPT, gemma, generate, llama, mamba, mistral
 
 INPUT_IDS = torch.tensor([PROMPT])
@@ -201,3 +203,14 @@ def test_a_store_that_is_away_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptur
             assert prefixes.save(tokens, cache) == 0
             assert "the store of a prefix failed" in caplog.text
             prefixes.close()
+
+
+def test_hints_of_loads_and_saves_reach_the_store(address: str) -> None:
+    hint = Retention(70, ttl_s=60, session="chat")
+    model = llama()
+    with PutClient(address) as client, prefixes_of(client, model, name="hinted") as prefixes:
+        cache = begun(model, INPUT_IDS, LOADED)
+        assert prefixes.save(INPUT_IDS[:, :LOADED], cache, retention=hint) == LOADED // 16
+        assert prefixes.load(INPUT_IDS, retention=hint).get_seq_length() == LOADED
+        assert client.hints == [hint, hint]
+        client.remove_matching(pattern="*")
