@@ -43,11 +43,13 @@ class RequestRetention:
     starts: Sequence[int]
     """Ascending; the first one is 0."""
     of_tokens: Sequence[Retention]
+    outside: Retention
+    """Applies to tokens outside of all ranges."""
 
     @property
-    def highest(self) -> Retention | None:
-        """The hint of highest priority, for blocks whose tokens are unknown. None: no hint."""
-        return _or_none(max(self.of_tokens, key=_priority))
+    def of_unknown(self) -> Retention | None:
+        """The hint of blocks whose tokens are unknown: that of the tokens outside of all ranges. None: no hint."""
+        return _or_none(self.outside)
 
     def of_block(self, start: int, end: int) -> Retention | None:
         """Return the hint of the block of tokens [start, end): the one of highest priority among its tokens. None: no
@@ -113,9 +115,11 @@ def parse_retention(hints: Any, ceiling: int) -> tuple[RequestRetention | None, 
     whole = Retention(session=_session(hints, problems), reuse_s=reuse_s)
     starts = sorted({0, *(start for start, _, _ in ranges), *(end for _, end, _ in ranges if end is not None)})
     priorities = [_priority_at(token, ranges, priority) for token in starts]
-    of_tokens = [whole if each == DEFAULT_PRIORITY else replace(whole, priority=each, ttl_s=ttl_s) for each in priorities]
+    *of_tokens, outside = [
+        whole if each == DEFAULT_PRIORITY else replace(whole, priority=each, ttl_s=ttl_s) for each in (*priorities, priority)
+    ]
     has_hints = any(hint != NO_HINT for hint in of_tokens)
-    return RequestRetention(starts, of_tokens) if has_hints else None, problems
+    return RequestRetention(starts, of_tokens, outside) if has_hints else None, problems
 
 
 def _ranges(given: Any, ceiling: int, problems: list[str]) -> list[tuple[int, int | None, int]]:

@@ -29,13 +29,17 @@ from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import ChunkKeys, by_namespace
 from kvstore.engines.lmcache.settings import from_extra_config
 from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.retention import RetentionReader
 from kvstore.engines.weights.identity import identify
 from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.retention import Retention
 
 log = logging.getLogger("kvstore.engines.lmcache")
 
 PLUG_IN: Final = "kvstore"
 SCHEME: Final = "plugin://"
+RETENTION: Final = "lmcache.retention"
+"""Member of vLLM's `kv_transfer_params` with retention hints: LMCache passes on those with this prefix only."""
 PING_KEY: Final = b"lmcache:ping"
 """Key of no block: a miss proves that the store responds."""
 
@@ -77,6 +81,7 @@ class KVStoreConnector(RemoteConnector):
         self._client = client
         self._jobs = Jobs(client, settings.jobs())
         self._check = ReachabilityCheck(client, settings.master, log)
+        self._hints = RetentionReader(settings, log)
         self._remove_deadline_s = settings.load_deadline_s
 
     # --- existence ---
@@ -109,9 +114,14 @@ class KVStoreConnector(RemoteConnector):
     async def batched_put(self, keys: list[CacheEngineKey], memory_objs: list[MemoryObj]) -> None:
         names = self._keys(keys)
         values = [[self._header(each), each.byte_array] for each in memory_objs]
+        hint = self._hint(keys)
         for namespace, indices in by_namespace(map(self._name, keys)).items():
             store = partial(
-                self._jobs.store, [names[index] for index in indices], [values[index] for index in indices], namespace=namespace
+                self._jobs.store,
+                [names[index] for index in indices],
+                [values[index] for index in indices],
+                namespace=namespace,
+                retention=hint,
             )
             job = await self._ended(store, [memory_objs[index] for index in indices])
             if job.error is not None:
@@ -137,7 +147,8 @@ class KVStoreConnector(RemoteConnector):
         ]
         names = [named[index] for index in wanted]
         try:
-            job = await self._ended(partial(self._jobs.load, names, buffers), memory)
+            load = partial(self._jobs.load, names, buffers, retention=self._hint(keys))
+            job = await self._ended(load, memory)
         except BaseException:
             for each in memory:
                 each.ref_count_down()
@@ -199,6 +210,11 @@ class KVStoreConnector(RemoteConnector):
 
     def _keys(self, keys: Sequence[CacheEngineKey]) -> Sequence[bytes]:
         return [self._name(key)[1] for key in keys]
+
+    def _hint(self, keys: Sequence[CacheEngineKey]) -> Retention | None:
+        """Return the hint of the request whose chunks these are."""
+        hints = self._hints.read(keys[0].request_configs, RETENTION) if keys else None
+        return hints.of_unknown if hints is not None else None
 
     def _header(self, memory_obj: MemoryObj) -> bytes:
         if not self.save_chunk_meta:

@@ -13,6 +13,7 @@ from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.vllm.counters import FailureLog
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import LOAD_THREADS, VllmSettings
+from kvstore.protocol.retention import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,16 @@ class Chunks:
         """Return which chunks can be loaded now; none if the store does not respond in time."""
         return self._jobs.exists(self._shard.keys(hashes))
 
-    def store(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Start to store chunks from these rows. The rows must not change until `take_moved` has returned the job."""
+    def store(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int], retention: Retention | None = None) -> None:
+        """Start to store chunks from these rows, with a hint. The rows must not change until `take_moved` has returned
+        the job."""
         keys = self._shard.keys(hashes)
-        job = self._jobs.store(keys, self._memory(rows), namespace=self._shard.namespace, request=job_id)
+        job = self._jobs.store(keys, self._memory(rows), namespace=self._shard.namespace, retention=retention, request=job_id)
         self._begun[job_id] = (job, tuple(hashes), time.monotonic())
 
-    def load(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int]) -> None:
-        """Start to load chunks into these rows."""
-        job = self._jobs.load(self._shard.keys(hashes), self._memory(rows), request=job_id)
+    def load(self, job_id: int, hashes: Sequence[bytes], rows: Sequence[int], retention: Retention | None = None) -> None:
+        """Start to load chunks into these rows, with a hint."""
+        job = self._jobs.load(self._shard.keys(hashes), self._memory(rows), retention=retention, request=job_id)
         self._begun[job_id] = (job, tuple(hashes), time.monotonic())
 
     def take_moved(self) -> list[ChunkResult]:

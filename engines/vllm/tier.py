@@ -25,12 +25,14 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from kvstore.engines.reachability import ReachabilityCheck
+from kvstore.engines.retention import RequestRetention, RetentionReader
 from kvstore.engines.settings import settings_from
 from kvstore.engines.vllm.chunks import ChunkResult, Chunks
 from kvstore.engines.vllm.counters import LOG
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import SECTION, VllmSettings, connect
 from kvstore.kvcache.namespace import Namespace
+from kvstore.protocol.retention import Retention
 
 
 class KVStoreTier(SecondaryTierManager):
@@ -60,8 +62,12 @@ class KVStoreTier(SecondaryTierManager):
         self._reachability = ReachabilityCheck(client, settings.master, LOG)
         self._chunks = Chunks(client, chunk_shard(offloading_spec.config, settings), primary_kv_view, settings)
         self._lookups = _Lookups(self._chunks, tier_type)
+        self._hints = RetentionReader(settings, LOG)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        hints = self._hints.read(req_context.kv_transfer_params)
+        if hints is not None:
+            req_context.set_state(hints)
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -77,10 +83,10 @@ class KVStoreTier(SecondaryTierManager):
         self._lookups.cleanup(req_context.req_id)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        self._chunks.store(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
+        self._chunks.store(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist(), _hint(job_metadata))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        self._chunks.load(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist())
+        self._chunks.load(job_metadata.job_id, list(job_metadata.keys), job_metadata.chunk_ids.tolist(), _hint(job_metadata))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         return [self._result(moved) for moved in self._chunks.take_moved()]
@@ -113,6 +119,12 @@ class _Lookups(AsyncLookupManager):
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
         return self._chunks.exists(keys)
+
+
+def _hint(job: TransferJob) -> Retention | None:
+    """Return the request's hint for all chunks of a job, whose tokens are not looked at."""
+    hints = job.req_context.get_state(RequestRetention)
+    return hints.of_unknown if hints is not None else None
 
 
 def chunk_shard(config: OffloadingConfig, settings: VllmSettings) -> Shard:

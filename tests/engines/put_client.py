@@ -15,7 +15,7 @@ class PutClient(FaultyClient):
         self.hints: list[Retention | None] = []
 
     def put_batch_from(self, keys: Any, values: Any, **more: Any) -> Any:
-        self.puts.append((list(keys), list(more["parents"] or ()), more["namespace"]))
+        self.puts.append((list(keys), list(more["parents"] or [None] * len(keys)), more["namespace"]))
         self.hints.append(more["retention"])
         return super().put_batch_from(keys, values, **more)
 

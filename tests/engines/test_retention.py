@@ -43,7 +43,7 @@ def of_blocks(hints: RequestRetention, count: int) -> list[int]:
 def test_hints_apply_to_all_blocks() -> None:
     hints = taken(priority=70, ttl_s=60, session="a", reuse_s=30)
     assert {hints.of_block(start, start + 4) for start in (0, 4, 1000)} == {Retention(70, 60.0, "a", 30.0)}
-    assert hints.highest == Retention(70, 60.0, "a", 30.0)
+    assert hints.of_unknown == Retention(70, 60.0, "a", 30.0)
 
 
 def test_high_range_counts_for_blocks_covered_in_part() -> None:
@@ -68,6 +68,11 @@ def test_blocks_outside_of_ranges_have_no_hint() -> None:
     assert hints.of_block(4, 8) is None
 
 
+def test_unknown_blocks_have_the_hint_outside_of_ranges() -> None:
+    assert taken(session="a", ranges=[[0, None, 80]]).of_unknown == Retention(session="a")
+    assert taken(ranges=[[0, 4, 80]]).of_unknown is None
+
+
 def test_session_and_reuse_are_of_all_blocks() -> None:
     hints = taken(session="a", reuse_s=5, ttl_s=10, ranges=[[0, 4, 80]])
     assert hints.of_block(0, 4) == Retention(80, 10.0, "a", 5.0)
@@ -80,7 +85,7 @@ def test_priorities_are_lowered_to_the_ceiling() -> None:
 
 
 def test_long_times_are_lowered_to_the_maximum() -> None:
-    assert taken(priority=70, ttl_s=1e300, reuse_s=10**400).highest == Retention(70, MAX_RETENTION_S, None, MAX_RETENTION_S)
+    assert taken(priority=70, ttl_s=1e300, reuse_s=10**400).of_unknown == Retention(70, MAX_RETENTION_S, None, MAX_RETENTION_S)
 
 
 @pytest.mark.parametrize("hints", [{}, {"priority": 50}, {"ttl_s": 5}, {"ranges": []}, {"priority": None, "session": None}])
@@ -114,7 +119,7 @@ def test_hints_that_change_nothing_are_none(hints: dict[str, Any]) -> None:
 )
 def test_malformed_members_are_ignored(hints: Any, left: Retention | None) -> None:
     found, problems = parse_retention(hints, PRIORITIES)
-    assert (found.highest if found is not None else None) == left
+    assert (found.of_unknown if found is not None else None) == left
     assert len(problems) == 1
 
 
@@ -123,7 +128,7 @@ def test_priority_with_a_malformed_end_is_ignored(ttl_s: Any) -> None:
     """It would not end."""
     found, problems = parse_retention({"priority": 70, "ttl_s": ttl_s, "session": "a", "ranges": [[0, 4, 90]]}, PRIORITIES)
     assert found is not None
-    assert found.highest == Retention(session="a")
+    assert found.of_unknown == Retention(session="a")
     assert len(problems) == 1
 
 
@@ -149,7 +154,7 @@ def test_block_has_the_highest_priority_of_its_tokens(ranges: list[tuple[int, in
         return max((each for start, end, each in ranges if start <= token and (end is None or token < end)), default=priority)
 
     found, _ = parse_retention({"priority": priority, "ranges": [list(each) for each in ranges]}, PRIORITIES)
-    hints = found or RequestRetention([0], [NO_HINT])
+    hints = found or RequestRetention([0], [NO_HINT], NO_HINT)
     wanted = [max(map(of_token, range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS))) for block in range(7)]
     assert of_blocks(hints, 7) == wanted
 
@@ -161,7 +166,7 @@ def test_reader_takes_nothing_unless_the_setting_allows_it() -> None:
     assert reader.take_counts() == (0, 0)
     allowed = RetentionReader(Settings(retention_ceiling=60), LOG).read(params)
     assert allowed is not None
-    assert allowed.highest == Retention(60)
+    assert allowed.of_unknown == Retention(60)
 
 
 def test_reader_counts_requests_and_logs_the_first(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,10 @@ from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.settings import VllmSettings
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Full, Unavailable
+from kvstore.protocol.retention import Retention
 from kvstore.testing.transfer.awaited import eventually
-from tests.client.jobs.faulty import Barrier, FaultyClient, raises
+from tests.client.jobs.faulty import Barrier, raises
+from tests.engines.put_client import PutClient
 
 ROWS, ROW_BYTES = 6, 4096
 NUMBERS = itertools.count()
@@ -24,7 +26,7 @@ class Host:
 
     def __init__(self, address: str, shard: Shard) -> None:
         self.memory = np.repeat(np.arange(ROWS, dtype=np.uint8), ROW_BYTES).reshape(ROWS, ROW_BYTES)
-        self.client = FaultyClient(address)
+        self.client = PutClient(address)
         self.chunks = Chunks(self.client, shard, self.memory.data, VllmSettings())
 
     def moved(self, count: int = 1) -> list[ChunkResult]:
@@ -100,3 +102,12 @@ def test_draining_waits_until_nothing_uses_the_memory(host: Host) -> None:
     barrier.open()
     host.chunks.drain()
     assert [moved.job_id for moved in host.chunks.take_moved()] == [1]
+
+
+def test_hints_of_jobs_reach_puts_and_gets(host: Host) -> None:
+    hint = Retention(70, session="s")
+    host.chunks.store(1, HASHES[:2], [3, 1], hint)
+    host.moved()
+    host.chunks.load(2, HASHES[:2], [4, 5], hint)
+    host.moved()
+    assert host.client.hints == [hint, hint]
