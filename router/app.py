@@ -33,6 +33,7 @@ from kvstore.router.openai_api import (
     refusal_problem,
 )
 from kvstore.router.proxy import ProxiedResponse, ResponseEngines, StreamingProxy
+from kvstore.router.retention import parse_retention
 from kvstore.router.tokenizer import PromptTokenizer, TokenizedPrompt
 from kvstore.router.tracing import RequestTraces, fail, set_attribute
 from kvstore.scheduler.request import Slo
@@ -45,11 +46,14 @@ DECISION_HEADER: Final = "x-kvstore-decision"
 ROUTED_HEADER: Final = "x-kvstore-routed-by"
 """`prefix`; or `load; ` and the LoadReason; or `response`: sent to the engine that keeps the response."""
 DECISION: Final = ("prefill", "decode", "prefix_blocks", "transfer_from", "transfer_blocks", "transfer_s", "queue_s", "prefill_s", "tbt_s")
+SESSION_PATH: Final = "/kvstore/sessions/{session}"
 RESPONSE_PATHS: Final = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel")
 
 log = logging.getLogger("kvstore.router")
 
 Handle = Callable[[web.Request, int], Awaitable[web.StreamResponse]]
+EndSession = Callable[[str], int]
+"""Ends a session of retention hints in the store; returns the number of its blocks. Blocks, and raises KVStoreErrors."""
 
 
 class RouterApp:
@@ -62,7 +66,9 @@ class RouterApp:
         settings: RouterSettings,
         counters: RouterCounters,
         tracing: "Tracing | None" = None,
+        end_session: EndSession | None = None,
     ) -> None:
+        """`end_session`: None where clients may not end sessions."""
         self._proxy = proxy
         self._tokenizer = tokenizer
         self._settings = settings
@@ -81,6 +87,9 @@ class RouterApp:
                 web.get("/stats", self._stats),
             ]
         )
+        if end_session is not None:
+            self._end_session = end_session
+            self.web.add_routes([web.delete(SESSION_PATH, self._session_over)])
 
     async def _models(self, _request: web.Request) -> web.Response:
         model = {"id": self._settings.model, "object": "model", "created": self._started_s, "owned_by": "kvstore"}
@@ -91,6 +100,14 @@ class RouterApp:
 
     async def _stats(self, _request: web.Request) -> web.Response:
         return web.json_response(self._counters.as_dict())
+
+    async def _session_over(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, self._end)
+
+    async def _end(self, request: web.Request, _begun_ns: int) -> web.StreamResponse:
+        session = request.match_info["session"]
+        blocks = await asyncio.to_thread(self._end_session, session)
+        return web.json_response({"session": session, "blocks": blocks})
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(request, self._answer)
@@ -146,7 +163,7 @@ class RouterApp:
         return await self._passed(request, proxied, None, begun_ns)
 
     async def _parsed(self, request: web.Request) -> ApiRequest | ApiProblem:
-        """Read and parse the request. Raises InvalidArgument if the body is not a JSON object."""
+        """Read and parse the request. Raises InvalidArgument if the body is not a JSON object, or a header malformed."""
         settings = self._settings
         try:
             async with asyncio.timeout(settings.client_timeout_s):
@@ -163,7 +180,8 @@ class RouterApp:
         if parsed.model not in (None, settings.model):
             message = f"no model {parsed.model[:100]!r}: this router serves {settings.model!r}"
             return ApiProblem(404, "invalid_request_error", message, "model_not_found")
-        return replace(parsed, headers={"x-request-id": uuid.uuid4().hex, **parsed.headers})
+        hints = parse_retention(request.headers, settings.retention_ceiling) if settings.retention_from_requests else None
+        return replace(parsed, headers={"x-request-id": uuid.uuid4().hex, **parsed.headers}, retention=hints)
 
     async def _passed(
         self, request: web.Request, proxied: ProxiedResponse, prompt: TokenizedPrompt | None, begun_ns: int

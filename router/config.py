@@ -39,6 +39,8 @@ class RouterSettings(TlsSettings):
     namespace_id: str = shared_settings.NAMESPACE_ID()
     ttft_slo_s: float = setting(0.0, "SLO of the time to first token, for requests without their own; 0: none.", minimum=0)
     tbt_slo_s: float = setting(0.0, "SLO of the time between tokens, for requests without their own; 0: none.", minimum=0)
+    retention_from_requests: bool = shared_settings.RETENTION_FROM_REQUESTS()
+    retention_ceiling: int = shared_settings.RETENTION_CEILING()
     max_body_bytes: Size = setting(Size(8 << 20), "Larger requests are refused.", minimum=1024, maximum=1 << 30)
     max_requests: int = setting(1024, "Most concurrent requests; further ones are refused.", minimum=1)
     schedule_timeout_s: float = setting(2.0, "Time for the master's scheduler to place a request.", minimum=0.01)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.instances.client import SchedulerClient
 from kvstore.kvcache.key_names import Naming, make_naming
@@ -83,6 +84,7 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
     engines, counters, came = Engines(settings), RouterCounters(), list[str]()
     with (
         connection as client,
+        Client(settings=of_master) as store,  # connects when it ends a session
         ThreadPoolExecutor(THREADS, "kvstore-router-schedule") as scheduling,
         ThreadPoolExecutor(THREADS, "kvstore-router-hash") as hashing,  # separate, so that a slow master does not delay it
     ):
@@ -92,7 +94,9 @@ async def _run(settings: RouterSettings, traces: TracingSettings, naming: Naming
                 http.start()
             scheduler = AsyncScheduler(client, scheduling, block_tokens=settings.block_tokens)
             proxy = StreamingProxy(scheduler, engines, settings, counters)
-            app = RouterApp(proxy, PromptTokenizer(engines, naming, hashing, counters), settings, counters, tracing)
+            tokenizer = PromptTokenizer(engines, naming, hashing, counters)
+            end_session = store.end_session if settings.retention_from_requests else None
+            app = RouterApp(proxy, tokenizer, settings, counters, tracing, end_session)
             with stops(log, "router", came):
                 await serve(
                     app.web,

@@ -20,7 +20,7 @@ from kvstore.client.instances.client import RequestPlacement
 from kvstore.protocol.errors import DeadlineExceeded, InvalidArgument, KVStoreError, ProtocolError, Unavailable, Unreachable
 from kvstore.router.answer_reader import SHOWN_CHARACTERS, AnswerReader, error_message
 from kvstore.router.config import RouterSettings
-from kvstore.router.openai_api import ApiRequest, decode_body, is_token, prefill_body
+from kvstore.router.openai_api import ApiRequest, decode_body, is_token, prefill_body, whole_body
 from kvstore.router.tracing import step, trace_headers
 from kvstore.rpc.keepalive import PEER_TIMEOUT_S, enable_keepalive
 from kvstore.rpc.tracing import TraceSpan
@@ -210,8 +210,8 @@ class Engines:
         response that is not streamed). Cancellation closes the connection.
         """
         with step("serve", instance=placement.prefill, lasts=True) as span:
-            headers = _headers(request, placement)
-            return await self._answer(placement.prefill_address, request, request.body, headers, self._settings.first_token_timeout_s, span)
+            body, headers = whole_body(request), _headers(request, placement)
+            return await self._answer(placement.prefill_address, request, body, headers, self._settings.first_token_timeout_s, span)
 
     async def decode(self, request: ApiRequest, placement: RequestPlacement, prefilled: PrefillReply) -> EngineAnswer:
         """Send the request to the decode engine, which also produces the first token. As `serve`."""
@@ -224,7 +224,7 @@ class Engines:
         """Send a request to the engine at `address`, the only one that can serve it. `path` replaces the request's. As `serve`."""
         timeout_s = self._settings.first_token_timeout_s
         with step("serve", lasts=True) as span:
-            return await self._answer(address, request, request.body, request.headers, timeout_s, span, path=path, method=method)
+            return await self._answer(address, request, whole_body(request), request.headers, timeout_s, span, path=path, method=method)
 
     async def _answer(
         self,

@@ -34,9 +34,12 @@ SPLITTABLE_ONLY_AS: Final[Mapping[str, tuple[Any, ...]]] = {
     "echo": (None, False),
     "suffix": (None, ""),
     "prompt_embeds": (None,),
-    "kv_transfer_params": (None,),
 }
 """Values of members that allow a split. With other values one engine must serve the whole request."""
+TRANSFER_PARAMS: Final = "kv_transfer_params"
+"""Member for vLLM's KV connector. A client's own one keeps a request together, unless it has nothing but hints."""
+RETENTION: Final = "retention"
+"""Member of `kv_transfer_params` with retention hints, which kvstore's connector reads."""
 PASSED_HEADERS: Final = ("authorization", "x-request-id")
 """Headers of the client that are sent to the engine."""
 MAX_TOKEN_ID: Final = (1 << 31) - 1
@@ -60,6 +63,8 @@ class ApiRequest:
     """The parsed body."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers for the engine."""
+    retention: Mapping[str, Any] | None = None
+    """Retention hints of the client's header."""
 
     @property
     def model(self) -> str | None:
@@ -87,7 +92,19 @@ class ApiRequest:
         """True if one engine can prefill and another one decode."""
         if self.path not in SPLITTABLE_PATHS or has_several_prompts(self.members):
             return False
+        theirs = self.members.get(TRANSFER_PARAMS)
+        if theirs is not None and not (isinstance(theirs, dict) and theirs.keys() == {RETENTION}):
+            return False
         return all(self.members.get(name) in values for name, values in SPLITTABLE_ONLY_AS.items())
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        """Retention hints as a member of `kv_transfer_params`: those of the header, else the client's own; {} without
+        any."""
+        theirs = self.members.get(TRANSFER_PARAMS)
+        if self.retention is not None:
+            return {RETENTION: self.retention}
+        return {RETENTION: theirs[RETENTION]} if isinstance(theirs, dict) and RETENTION in theirs else {}
 
     @property
     def previous_response_id(self) -> str | None:
@@ -120,8 +137,9 @@ def has_several_prompts(members: Mapping[str, Any]) -> bool:
 
 
 def prefill_body(request: ApiRequest, params: Mapping[str, Any]) -> bytes:
-    """Return the body for the prefill engine: one output token, not streamed, with `params` as `kv_transfer_params`."""
-    ours: dict[str, Any] = {"max_tokens": 1, "stream": False, "kv_transfer_params": params}
+    """Return the body for the prefill engine: one output token, not streamed, with `params` and the hints as
+    `kv_transfer_params`."""
+    ours: dict[str, Any] = {"max_tokens": 1, "stream": False, TRANSFER_PARAMS: {**params, **request.hints}}
     if request.path == CHAT:
         ours["max_completion_tokens"] = 1
     # Engines refuse stream_options without a stream, and min_tokens above max_tokens.
@@ -130,13 +148,26 @@ def prefill_body(request: ApiRequest, params: Mapping[str, Any]) -> bytes:
 
 
 def decode_body(request: ApiRequest, params: Mapping[str, Any]) -> bytes:
+    """Return the client's body with `params` and the hints as `kv_transfer_params`."""
+    return _with_transfer_params(request, {**params, **request.hints})
+
+
+def whole_body(request: ApiRequest) -> bytes:
+    """Return the body for an engine that serves the whole request: the client's, with the hints of its header."""
+    theirs = request.members.get(TRANSFER_PARAMS)
+    if request.retention is None or request.path == EMBEDDINGS or not isinstance(theirs, dict | None):
+        return request.body
+    return _with_transfer_params(request, {**(theirs or {}), **request.hints})
+
+
+def _with_transfer_params(request: ApiRequest, params: Mapping[str, Any]) -> bytes:
     """Return the client's body with `params` appended as `kv_transfer_params`.
 
-    JSON parsers use the last member of a name, so it overrides a null of the client.
+    JSON parsers use the last member of a name, so it overrides that of the client.
     """
     members = request.body[: request.body.rindex(b"}")]
     separator = b", " if request.members else b""
-    return members + separator + b'"kv_transfer_params": ' + json.dumps(params).encode() + b"}"
+    return members + separator + json.dumps(TRANSFER_PARAMS).encode() + b": " + json.dumps(params).encode() + b"}"
 
 
 def parse_slo(headers: Mapping[str, str], default: Slo) -> Slo:

@@ -18,7 +18,7 @@ from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import Unavailable
 from kvstore.router.answer_reader import DONE, EventParser, event
-from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, RouterApp
+from kvstore.router.app import DECISION_HEADER, ROUTED_HEADER, EndSession, RouterApp
 from kvstore.router.config import RouterSettings
 from kvstore.router.engines import MAX_BUFFERED_BYTES, EngineAnswer, Engines
 from kvstore.router.fake_engine.compute import text_of
@@ -72,14 +72,16 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*script: RequestPlacement | Refusal | Exception, settings: RouterSettings = SETTINGS) -> AsyncIterator[Served]:
+async def served(
+    *script: RequestPlacement | Refusal | Exception, settings: RouterSettings = SETTINGS, end_session: EndSession | None = None
+) -> AsyncIterator[Served]:
     counters, engines = RouterCounters(), Engines(settings)
     with ThreadPoolExecutor(2) as threads:
         async with ScriptedEngine() as engine:
             scheduler = ScriptedScheduler(*(script or (placement(engine.address, engine.address),)))
             proxy, tokenizer = StreamingProxy(scheduler, engines, settings, counters), PromptTokenizer(engines, NAMING, threads, counters)
             tokenizer.learn(engine.address)
-            app = RouterApp(proxy, tokenizer, settings, counters)
+            app = RouterApp(proxy, tokenizer, settings, counters, end_session=end_session)
             async with TestClient(TestServer(app.web)) as client:
                 yield Served(client, engine, scheduler, counters)
             await engines.close()
@@ -377,3 +379,48 @@ async def test_a_body_that_does_not_come_is_408() -> None:
         assert b" 408 " in await reader.readline()
         writer.close()
         await writer.wait_closed()
+
+
+HINTED = replace(SETTINGS, retention_from_requests=True, retention_ceiling=60)
+
+
+async def test_header_of_hints_reaches_the_engine_up_to_the_ceiling() -> None:
+    async with served(settings=HINTED) as router:
+        response = await router.post(BODY, x_kvstore_retention="priority=90, ttl_s=60, session=chat-7")
+        assert response.status == 200
+        hints = {"priority": 60, "ttl_s": 60, "session": "chat-7"}
+        assert [body["kv_transfer_params"]["retention"] for body in router.engine.bodies] == [hints, hints]
+
+
+async def test_malformed_header_of_hints_is_refused() -> None:
+    async with served(settings=HINTED) as router:
+        status, error, _ = await router.refused(BODY, x_kvstore_retention="priority=high")
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert "x-kvstore-retention" in error["message"]
+
+
+async def test_header_of_hints_is_ignored_unless_allowed() -> None:
+    async with served() as router:
+        assert (await router.post(BODY, x_kvstore_retention="priority=high")).status == 200
+        assert all("retention" not in body["kv_transfer_params"] for body in router.engine.bodies)
+
+
+async def test_session_is_ended_at_the_store() -> None:
+    ended: list[str] = []
+
+    def end_session(session: str) -> int:
+        if session == "down":
+            raise Unavailable("no master")
+        ended.append(session)
+        return 3
+
+    async with served(settings=HINTED, end_session=end_session) as router:
+        response = await router.client.delete("/kvstore/sessions/chat%2F7")
+        assert (response.status, await response.json()) == (200, {"session": "chat/7", "blocks": 3})
+        assert ended == ["chat/7"]
+        assert (await router.client.delete("/kvstore/sessions/down")).status == 503
+
+
+async def test_sessions_have_no_path_unless_allowed() -> None:
+    async with served() as router:
+        assert (await router.client.delete("/kvstore/sessions/chat-7")).status == 404

@@ -1,6 +1,7 @@
 """Promises of openai_api.py: requests of clients, and errors of the router."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from kvstore.router.openai_api import (
     prefill_body,
     problem_of,
     refusal_problem,
+    whole_body,
 )
 from kvstore.scheduler.request import Reason, Slo
 from tests.router.scripted import chat, completion
@@ -85,6 +87,9 @@ def test_the_output_limit_has_another_name_on_each_path(path: str, members: dict
         (CHAT, {"prompt_logprobs": 0}, False),
         (CHAT, {"use_beam_search": True}, False),
         (CHAT, {"kv_transfer_params": {}}, False),
+        (CHAT, {"kv_transfer_params": {"retention": {"priority": 70}}}, True),
+        (CHAT, {"kv_transfer_params": {"retention": {}, "do_remote_decode": True}}, False),
+        (CHAT, {"kv_transfer_params": [1]}, False),
         (RESPONSES, {"input": "Hi"}, False),
         (EMBEDDINGS, {"input": "Hi"}, False),
     ],
@@ -110,6 +115,44 @@ def test_a_decode_has_the_clients_bytes_and_our_parameters(members: dict[str, An
     made = decode_body(parse_request(CHAT, body, {}), {"blocks": 3})
     assert json.loads(made) == {**members, "kv_transfer_params": {"blocks": 3}}
     assert made.startswith(body.rpartition(b"}")[0])
+
+
+HINTS = {"priority": 70, "session": "s"}
+
+
+def transfer_params(body: bytes) -> Any:
+    return json.loads(body).get("kv_transfer_params")
+
+
+@pytest.mark.parametrize("own", [None, {"retention": {"priority": 10}}])
+def test_hints_of_the_header_go_to_both_engines(own: Any) -> None:
+    asked = replace(request(CHAT, kv_transfer_params=own), retention=HINTS)
+    assert asked.is_splittable
+    for body in (prefill_body(asked, {"blocks": 3}), decode_body(asked, {"blocks": 3})):
+        assert transfer_params(body) == {"blocks": 3, "retention": HINTS}
+
+
+def test_hints_of_the_body_go_to_both_engines() -> None:
+    asked = request(CHAT, kv_transfer_params={"retention": HINTS})
+    for body in (prefill_body(asked, {"blocks": 3}), decode_body(asked, {"blocks": 3})):
+        assert transfer_params(body) == {"blocks": 3, "retention": HINTS}
+
+
+def test_one_engine_gets_the_bytes_of_a_client_without_header() -> None:
+    asked = request(CHAT, kv_transfer_params={"retention": HINTS})
+    assert whole_body(asked) is asked.body
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_one_engine_gets_hints_beside_the_clients_parameters(path: str) -> None:
+    asked = replace(request(path, a=1, kv_transfer_params={"b": 2, "retention": {"priority": 10}}), retention=HINTS)
+    assert json.loads(whole_body(asked)) == {"a": 1, "kv_transfer_params": {"b": 2, "retention": HINTS}}
+
+
+@pytest.mark.parametrize(("path", "own"), [(EMBEDDINGS, None), (CHAT, [1]), (CHAT, "all")])
+def test_hints_do_not_change_a_body_that_cannot_have_them(path: str, own: Any) -> None:
+    asked = replace(request(path, kv_transfer_params=own), retention=HINTS)
+    assert whole_body(asked) is asked.body
 
 
 @given(st.sampled_from([CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES]), MEMBERS)
