@@ -1,4 +1,5 @@
-"""Hooks into SGLang's calls that change weights or drop pages, which the storage back end's interface does not report.
+"""Hooks into SGLang's calls that change weights or drop pages, and into its tree's priorities: the storage back end's
+interface reports neither.
 
 They wrap methods of SGLang's classes. SGLang looks the methods up at each call, so a back end that is attached to a
 running engine works too. The hooks fit SGLang 0.5.23: attaching to a release that lacks one of the methods raises
@@ -14,6 +15,7 @@ from sglang.srt.managers.cache_controller import HiCacheController
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
+from kvstore.engines.sglang.priorities import PagePriorities
 from kvstore.engines.sglang.weights import EngineWeights
 from kvstore.protocol.errors import ConfigError
 
@@ -21,6 +23,8 @@ LOG: Final = logging.getLogger("kvstore.engines.sglang")
 """SGLang shows all loggers."""
 WEIGHTS: Final = EngineWeights(LOG)
 """State of this process: it has one rank of one engine, whose weights survive the detachment of a back end."""
+PRIORITIES: Final = PagePriorities()
+"""Those of pages that this process is writing."""
 IN_MEMORY: Final = ("load_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc")
 """Methods of WeightUpdater that load weights from other sources than files."""
 
@@ -39,6 +43,19 @@ def install() -> None:
         _wrap(HiCacheController, "reset", _flush)
     except AttributeError as error:
         raise ConfigError(f"weight updates of this SGLang cannot be observed: install SGLang 0.5.23 ({error})") from error
+
+
+def install_priorities() -> None:
+    """Wrap the method with which SGLang's tree describes pages to write, once per process. Logs a warning if this
+    SGLang lacks it: its priorities are no hints then."""
+    try:
+        from sglang.srt.mem_cache.evict_policy import PriorityStrategy
+        from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
+
+        if not hasattr(UnifiedTreeCore.build_storage_backup_spec, "kvstore"):
+            _wrap(UnifiedTreeCore, "build_storage_backup_spec", functools.partial(_backup, PriorityStrategy))
+    except (ImportError, AttributeError) as error:
+        LOG.warning("kvstore: priorities of requests are no retention hints: install SGLang 0.5.23 (%s)", error)
 
 
 def _wrap(owner: type, name: str, replacement: Callable[..., Any]) -> None:
@@ -86,6 +103,13 @@ def _flush(original: Any, *arguments: Any, **named: Any) -> Any:
     result = original(*arguments, **named)
     WEIGHTS.flushed()
     return result
+
+
+def _backup(by_priority: type, original: Any, tree: Any, node_id: Any, *arguments: Any, **named: Any) -> Any:
+    spec = original(tree, node_id, *arguments, **named)
+    if spec is not None and isinstance(tree.eviction_strategy, by_priority):
+        PRIORITIES.note(spec.hash_value or (), tree.node_by_id(node_id).priority)
+    return spec
 
 
 def _is_clean(scheduler: Any) -> bool:

@@ -7,6 +7,7 @@ from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.sglang.head_pages import HeadPool
 from kvstore.engines.sglang.pages import PlainHostPool
+from kvstore.protocol.retention import Retention
 
 AnyPool = PlainHostPool | HeadPool
 Finish = Callable[[], list[bool]]
@@ -27,22 +28,33 @@ class PageMover:
         job = self._jobs.load(pool.keys(hashes), pool.page_memory(pointers, sizes, len(hashes)), on_done=_ignore)
         return lambda: whole_pages(pool, _are_loaded(pool, job))
 
-    def store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
-        """Start to store pages from the regions at `pointers`. `before`: hash of the page before the first one, if
-        any."""
+    def store(
+        self,
+        pool: AnyPool,
+        hashes: Sequence[str],
+        before: Sequence[str],
+        pointers: Sequence[int],
+        sizes: Sequence[int],
+        retention: Retention | None = None,
+    ) -> Finish:
+        """Start to store pages from the regions at `pointers`, with a hint. `before`: hash of the page before the first
+        one, if any."""
         if not pool.is_writer:
             return lambda: [True] * len(hashes)
         if isinstance(pool, HeadPool) and not pool.is_in_place:
-            return partial(self._store_staged, pool, hashes, before, pool.regions(pointers, sizes, len(hashes)))
-        job = self._store(pool, hashes, before, pool.page_memory(pointers, sizes, len(hashes)))
+            return partial(self._store_staged, pool, hashes, before, pool.regions(pointers, sizes, len(hashes)), retention)
+        job = self._store(pool, hashes, before, pool.page_memory(pointers, sizes, len(hashes)), retention)
         return lambda: whole_pages(pool, _are_stored(job))
 
-    def _store(self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], memory: Sequence[object]) -> Job:
+    def _store(
+        self, pool: AnyPool, hashes: Sequence[str], before: Sequence[str], memory: Sequence[object], retention: Retention | None
+    ) -> Job:
         """Store values; each has the same value of the previous page as its parent."""
         each = pool.values_per_page
         keys = pool.keys(hashes)
         above: list[bytes] | list[None] = pool.keys(before) if before else [None] * each
-        return self._jobs.store(keys, memory, namespace=pool.namespace, parents=[*above, *keys][: len(keys)], on_done=_ignore)
+        parents = [*above, *keys][: len(keys)]
+        return self._jobs.store(keys, memory, namespace=pool.namespace, parents=parents, retention=retention, on_done=_ignore)
 
     def _load_staged(self, pool: HeadPool, hashes: Sequence[str], pages: Sequence[Sequence[int]]) -> list[bool]:
         done: list[bool] = []
@@ -56,13 +68,15 @@ class PageMover:
             done += loaded
         return done
 
-    def _store_staged(self, pool: HeadPool, hashes: Sequence[str], before: Sequence[str], pages: Sequence[Sequence[int]]) -> list[bool]:
+    def _store_staged(
+        self, pool: HeadPool, hashes: Sequence[str], before: Sequence[str], pages: Sequence[Sequence[int]], retention: Retention | None
+    ) -> list[bool]:
         done: list[bool] = []
         for part in _parts(len(hashes), pool.batch_pages):
             rows = pool.rows(len(pages[part]))
             for row, page in zip(rows, pages[part], strict=True):
                 pool.pack(page, row)
-            job = self._store(pool, hashes[part], before, list(rows.reshape(-1, pool.value_bytes)))
+            job = self._store(pool, hashes[part], before, list(rows.reshape(-1, pool.value_bytes)), retention)
             done += whole_pages(pool, _are_stored(job))
             before = hashes[part][-1:]
         return done

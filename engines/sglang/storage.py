@@ -40,6 +40,7 @@ from kvstore.engines.sglang.pages import PlainHostPool, PoolPages, restorable_pr
 from kvstore.engines.sglang.settings import from_extra_config
 from kvstore.engines.sglang.weights import CurrentWeights
 from kvstore.protocol.errors import ConfigError
+from kvstore.protocol.retention import Retention
 
 log = logging.getLogger("kvstore.engines.sglang")
 
@@ -66,6 +67,8 @@ class KVStoreHiCache(HiCacheStorage):
         if not extra.get("interface_v1"):
             raise ConfigError('hicache_storage_backend_extra_config: add "interface_v1": 1; SGLang copies each page once more without it')
         hooks.install()
+        if settings.retention_from_requests:
+            hooks.install_priorities()
         self._facts = engine_facts(storage_config, settings, log)
         loaded = started(settings, log)
         hooks.WEIGHTS.start(loaded)
@@ -193,8 +196,10 @@ class KVStoreHiCache(HiCacheStorage):
         """Return whether the store has each page."""
         before = ((extra_info.prefix_keys if extra_info is not None else None) or [])[-1:]
 
+        hint = self._hint(transfers)
+
         def store(pool: AnyPool, hashes: list[str], pointers: Sequence[int], sizes: Sequence[int]) -> Finish:
-            return self._mover.store(pool, hashes, before, pointers, sizes)
+            return self._mover.store(pool, hashes, before, pointers, sizes, hint)
 
         results = self._run_transfers(transfers, store)
         self._counters.stored(results)
@@ -228,6 +233,13 @@ class KVStoreHiCache(HiCacheStorage):
         self._reporter.close()
         self._jobs.close()
         self._client.close()
+
+    def _hint(self, transfers: Sequence[PoolTransfer]) -> Retention | None:
+        """Return the hint of the node of SGLang's tree whose pages these are."""
+        if not self._settings.retention_from_requests:
+            return None
+        hashes = next((each.keys for each in transfers if each.keys), [])
+        return hooks.PRIORITIES.hint(hashes, self._settings.retention_ceiling)
 
     def _run_transfers(
         self, transfers: list[PoolTransfer], begin: Callable[[AnyPool, list[str], Sequence[int], Sequence[int]], Finish]

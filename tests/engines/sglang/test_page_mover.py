@@ -10,6 +10,7 @@ import pytest
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.engines.sglang.head_pages import by_heads
 from kvstore.engines.sglang.page_mover import AnyPool, PageMover
+from kvstore.protocol.retention import Retention
 from tests.client.embedded import embedded
 from tests.engines.put_client import PutClient
 from tests.engines.sglang.host_pool import LAYOUTS, HostPool
@@ -120,3 +121,11 @@ def test_memory_of_another_size_is_refused(mover: PageMover) -> None:
         for move in (mover.load, lambda pool, hashes, *meta: mover.store(pool, hashes, [], *meta)):
             with pytest.raises(ValueError, match="do not match 2 pages"):
                 move(rank.pool, HASHES[:2], *rank.host.meta(0))
+
+
+@pytest.mark.parametrize("layout", ["page_first", "page_head"])
+def test_hint_of_a_store_reaches_all_puts(client: PutClient, mover: PageMover, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.engines.sglang.head_pages.STAGING_BYTES", 1)
+    rank, hint = Rank(layout, (0, 1), 4, model(), HostPool(layout, HEADS, seed=1)), Retention(60)
+    assert mover.store(rank.pool, HASHES[:2], [], *rank.host.meta(0, 1), hint)() == [True, True]
+    assert set(client.hints) == {hint}
