@@ -132,12 +132,19 @@ def _ranges(given: Any, ceiling: int, problems: list[str]) -> list[tuple[int, in
         problems.append(f"ranges has {len(given)} entries, the maximum is {MAX_RANGES}")
     found = []
     for entry in given[:MAX_RANGES]:
-        start, end, priority = entry if isinstance(entry, list) and len(entry) == 3 else (None, None, None)
-        if _is_number(start) and _is_number(priority, PRIORITIES) and (end is None or (_is_number(end) and start < end)):
+        if _is_range(entry):
+            start, end, priority = entry
             found.append((start, end, min(priority, ceiling)))
         else:
             problems.append(f"an entry of ranges is [start, end or null, priority] with start < end, not {reprlib.repr(entry)}")
     return found
+
+
+def _is_range(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(entry) != 3:
+        return False
+    start, end, priority = entry
+    return _is_number(start) and _is_number(priority, PRIORITIES) and (end is None or (_is_number(end) and start < end))
 
 
 def _priority_at(token: int, ranges: Sequence[tuple[int, int | None, int]], default: int) -> int:

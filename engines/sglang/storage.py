@@ -238,7 +238,7 @@ class KVStoreHiCache(HiCacheStorage):
         """Return the hint of the node of SGLang's tree whose pages these are."""
         if not self._settings.retention_from_requests:
             return None
-        hashes = next((each.keys for each in transfers if each.keys), [])
+        hashes: Sequence[str] = next((each.keys for each in transfers if each.keys), ())
         return hooks.PRIORITIES.hint(hashes, self._settings.retention_ceiling)
 
     def _run_transfers(

@@ -173,7 +173,7 @@ def test_reader_counts_requests_and_logs_the_first(caplog: pytest.LogCaptureFixt
     reader = RetentionReader(Settings(), LOG)
     for hints in ({"priority": 70}, 7, {"reuse_s": 1, "x": 1}, None):
         reader.read({"retention": hints})
-    for params in (None, {}, []):
+    for params in (None, dict[str, object](), 7):
         reader.read(params)
     assert reader.take_counts() == (2, 2)
     assert reader.take_counts() == (0, 0)

@@ -1,6 +1,7 @@
 """Puts of objects in every form: each object is stored, once."""
 
 import os
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_soft_pins_are_hints_of_puts_and_upserts(
     config, room = ReplicateConfig(), Room.of(b"value")
     config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.ENABLE, 60_000
     hint = Retention(90, 60.0)
-    with HintClient(running.address) as client:
+    with closing(HintClient(running.address)) as client:
         monkeypatch.setattr(store, "_client", client)
         assert (store.put("put", b"value", config), store.upsert("put", b"other", config)) == (0, 0)
         assert (store.batch_put_from(["a", "b"], [room.at] * 2, [5, 5]), store.upsert("a", b"again")) == ([0, 0], 0)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def test_a_store_that_is_away_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptur
 def test_hints_of_loads_and_saves_reach_the_store(address: str) -> None:
     hint = Retention(70, ttl_s=60, session="chat")
     model = llama()
-    with PutClient(address) as client, prefixes_of(client, model, name="hinted") as prefixes:
+    with closing(PutClient(address)) as client, prefixes_of(client, model, name="hinted") as prefixes:
         cache = begun(model, INPUT_IDS, LOADED)
         assert prefixes.save(INPUT_IDS[:, :LOADED], cache, retention=hint) == LOADED // 16
         assert prefixes.load(INPUT_IDS, retention=hint).get_seq_length() == LOADED

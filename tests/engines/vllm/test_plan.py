@@ -6,6 +6,7 @@ Blocks are saved once, when they are confirmed, and never if they were computed 
 """
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def plan(
     given_away: set[int] | None = None,
     hash_tokens: int = BLOCK_TOKENS,
     weights: Weights | None = None,
-    **how: bool,
+    **how: Any,
 ) -> SchedulerPlan:
     """`given_away`: blocks that cannot be copied once their request has let them go."""
     lost = given_away or set()
