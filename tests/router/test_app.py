@@ -13,6 +13,8 @@ import pytest
 from aiohttp import ClientPayloadError, ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
+from kvstore.cli.tools.cluster import LocalCluster
+from kvstore.client import Client, Retention
 from kvstore.client.instances.client import Refusal, RequestPlacement
 from kvstore.kvcache.key_names import NamespaceNaming
 from kvstore.kvcache.namespace import Namespace
@@ -405,20 +407,21 @@ async def test_header_of_hints_is_ignored_unless_allowed() -> None:
         assert all("retention" not in body["kv_transfer_params"] for body in router.engine.bodies)
 
 
-async def test_session_is_ended_at_the_store() -> None:
-    ended: list[str] = []
+async def test_session_is_ended_at_the_store(two_nodes: LocalCluster) -> None:
+    with Client(two_nodes.address) as store:
+        store.put_batch([b"router 1", b"router 2"], [b"value"] * 2, retention=Retention(session="chat/7"))
+        async with served(settings=HINTED, end_session=store.end_session) as router:
+            for blocks in (2, 0):
+                response = await router.client.delete("/kvstore/sessions/chat%2F7")
+                assert (response.status, await response.json()) == (200, {"session": "chat/7", "blocks": blocks})
 
+
+async def test_session_that_cannot_be_ended_is_an_error() -> None:
     def end_session(session: str) -> int:
-        if session == "down":
-            raise Unavailable("no master")
-        ended.append(session)
-        return 3
+        raise Unavailable("no master")
 
     async with served(settings=HINTED, end_session=end_session) as router:
-        response = await router.client.delete("/kvstore/sessions/chat%2F7")
-        assert (response.status, await response.json()) == (200, {"session": "chat/7", "blocks": 3})
-        assert ended == ["chat/7"]
-        assert (await router.client.delete("/kvstore/sessions/down")).status == 503
+        assert (await router.client.delete("/kvstore/sessions/chat-7")).status == 503
 
 
 async def test_sessions_have_no_path_unless_allowed() -> None:

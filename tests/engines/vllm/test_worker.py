@@ -280,6 +280,15 @@ def test_hints_of_transfers_reach_puts_and_gets(rank: Rank) -> None:
     assert rank.client.hints == [hint, None, hint]
 
 
+def test_ended_session_frees_its_saved_blocks(ranks: Ranks) -> None:
+    """Blocks that another session has loaded stay."""
+    first, second = ranks(), ranks()
+    first.store(BlockTransfer("a", [3, 4, 5], hashes(3), retention=Retention(session="first")))
+    second.load(BlockTransfer("b", [7], hashes(1), retention=Retention(session="second")))
+    assert second.client.end_session("second") == 0
+    assert first.client.end_session("first") == 2
+
+
 class HybridRank:
     """A worker with two groups of layers, of values of other sizes, and a third of which it has none. Block b is full of `first` + b."""
 
