@@ -8,6 +8,7 @@ import pytest
 from tests.client.processes import Cluster, cluster
 from tests.engines.live.vllm.engines import PATIENT, Engine, start_node
 
+HINTS = {"retention_from_requests": True}
 LOSING = "tests.engines.live.vllm.faults:LosingConnector"
 
 
@@ -29,12 +30,12 @@ def plain(model: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def first(model: Path, store: Cluster) -> Iterator[Engine]:
     """Computes what the other one loads."""
-    with Engine(model, store=PATIENT | {"master": store.address}, connector=LOSING) as engine:
+    with Engine(model, store=PATIENT | {"master": store.address} | HINTS, connector=LOSING) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def second(model: Path, store: Cluster) -> Iterator[Engine]:
     """Loads between its steps."""
-    with Engine(model, store=PATIENT | {"master": store.address}, connector=LOSING) as engine:
+    with Engine(model, store=PATIENT | {"master": store.address} | HINTS, connector=LOSING) as engine:
         yield engine

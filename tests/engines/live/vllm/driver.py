@@ -35,15 +35,17 @@ class Child:
         salts: list[str] | None = None,
         adapter: str | None = None,
         images: list[int] | None = None,
+        hints: list[dict[str, Any]] | None = None,
     ) -> list[dict[str, Any]]:
         """Greedy tokens of each prompt, their log-probabilities, and how many tokens of it were cached. `adapter`: the folder of a LoRA,
-        which is called as that is. `images`: numbers of the pictures that the prompts have."""
+        which is called as that is. `images`: numbers of the pictures that the prompts have. `hints`: retention hints of the prompts."""
         asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
         for prompt, salt in zip(asked, salts or [], strict=False):
             prompt["cache_salt"] = salt
         for prompt, image in zip(asked, images or [], strict=False):
             prompt["multi_modal_data"] = {"image": picture(image)}
-        parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1)
+        extra = [{"kv_transfer_params": {"retention": hint}} for hint in hints or []] or [None] * len(prompts)
+        parameters = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1, extra_args=each) for each in extra]
         if adapter is not None and adapter not in self._adapters:
             self._adapters[adapter] = LoRARequest(Path(adapter).name, len(self._adapters) + 1, adapter)
         lora = self._adapters[adapter] if adapter is not None else None

@@ -109,7 +109,7 @@ class Engine:
         self._child = EngineChild("vllm", DRIVER, json.dumps(options), log=self._log, environment=environment)
 
     def generate(self, *prompts: list[int], tokens: int = 8, adapter: Path | None = None, **each: Sequence[object] | None) -> list[Answer]:
-        """Of prompts that are there at once. `adapter`: the folder of a LoRA. `salts`, `images`: of each prompt, see the driver."""
+        """Of prompts that are there at once. `adapter`: the folder of a LoRA. `salts`, `images`, `hints`: of each, see the driver."""
         self.begin(*prompts, tokens=tokens, adapter=adapter, **each)
         return self.answers()
 

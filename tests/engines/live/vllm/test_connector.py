@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.testing.transfer.awaited import eventually
+from tests.client.processes import Cluster
 from tests.engines.live.sharing import Sharing
 from tests.engines.live.vllm.engines import BLOCK_TOKENS, Engine, check_all, expected, prompt
 
@@ -60,3 +61,17 @@ def test_preempted_requests_give_the_same_output(plain: Engine, first: Engine, s
         check_all(engine.generate(*asked, tokens=110), right)
         engine.flush()
         assert engine.tell("metrics")["vllm:num_preemptions"] > before
+
+
+def test_session_of_requests_ends_in_the_store(first: Engine, second: Engine, store: Cluster) -> None:
+    """Blocks that a request of another session has loaded stay. Malformed hints fail no request."""
+    asked = prompt(40)
+    first.save(asked, hints=[{"session": "live", "ranges": [[0, BLOCK_TOKENS, 70]], "ttl_s": 600}])
+    (answer,) = second.generate(asked[: 2 * BLOCK_TOKENS + 5], hints=[{"session": "other"}])
+    assert answer.cached == 2 * BLOCK_TOKENS
+    second.generate(prompt(41), hints=[{"priority": "high"}])
+    metrics = second.tell("metrics")
+    assert (metrics["vllm:kvstore_hinted_requests"], metrics["vllm:kvstore_malformed_hints"]) == (1, 1)
+    with Client(store.address) as client:
+        assert client.end_session("other") == 0
+        assert client.end_session("live") == 3
