@@ -47,13 +47,16 @@ def install() -> None:
 
 def install_priorities() -> None:
     """Wrap the method with which SGLang's tree describes pages to write, once per process. Logs a warning if this
-    SGLang lacks it: its priorities are no hints then."""
+    SGLang lacks it, or its tree is the one in Rust, which shows no priorities: they are no hints then."""
     try:
+        from sglang.srt.environ import envs
         from sglang.srt.mem_cache.evict_policy import PriorityStrategy
         from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
         if not hasattr(UnifiedTreeCore.build_storage_backup_spec, "kvstore"):
             _wrap(UnifiedTreeCore, "build_storage_backup_spec", functools.partial(_backup, PriorityStrategy))
+        if envs.SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND.get() == "rust":
+            LOG.warning("kvstore: priorities of requests are no retention hints: set SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python")
     except (ImportError, AttributeError) as error:
         LOG.warning("kvstore: priorities of requests are no retention hints: install SGLang 0.5.23 (%s)", error)
 

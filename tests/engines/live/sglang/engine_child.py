@@ -43,12 +43,15 @@ class Child:
         salt: str | None = None,
         lora: str | None = None,
         bootstrap: dict[str, Any] | None = None,
+        priority: int | None = None,
     ) -> Any:
         """Greedily, of prompts that are there at once: of each the tokens, their log-probabilities, how much of it was not computed.
         `bootstrap`: where the prefill engine is, and the room of each prompt."""
         parameters = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
         more: dict[str, Any] = {"lora_path": [lora] * len(prompts)} if lora else {}
         more |= bootstrap or {}
+        if priority is not None:
+            more["priority"] = priority
         outputs = self.engine.generate(input_ids=prompts, sampling_params=parameters, return_logprob=True, cache_salt=salt, **more)
         return [
             {

@@ -43,7 +43,7 @@ class Engine:
         self._child = EngineChild("sglang", FOLDER / "engine_child.py", json.dumps(options), log=log, environment=environment)
 
     def generate(self, *prompts: list[int], tokens: int = 8, **more: Any) -> list[Answer]:
-        """Of prompts that are there at once; `salt` and `lora` of all of them."""
+        """Of prompts that are there at once; `salt`, `lora` and `priority` of all of them."""
         self.begin(*prompts, tokens=tokens, **more)
         return self.answers()
 

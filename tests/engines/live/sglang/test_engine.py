@@ -15,6 +15,7 @@ from tests.engines.live.sglang.engines import PAGE, PATIENT, Engine, prompt
 from tests.engines.live.sglang.hicache import FOLDER, path
 from tests.engines.live.sharing import Sharing
 from tests.engines.live.vllm.engines import expected, start_node
+from tests.telemetry.http.asking import ask
 
 PAGES = 12
 CACHED = PAGES * PAGE
@@ -91,3 +92,14 @@ def test_page_evicted_before_its_read_is_recomputed_and_stored(plain: Engine, fi
     second.lose(place)
     second.save(asked)[0].check_same(right, cached=place * PAGE)
     first.generate(asked)[0].check_same(right, cached=CACHED)
+
+
+def test_priority_of_a_request_is_a_hint_of_its_pages(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", "python")
+    with cluster(tmp_path) as store:
+        node = store.start_node("--dram", "32MiB")
+        settings = PATIENT | {"master": store.address, "retention_from_requests": True}
+        with Engine(model, store=settings, radix_eviction_policy="priority") as engine:
+            engine.save(prompt(60))
+            engine.save(prompt(61), priority=10)
+        eventually(lambda: f"kvstore_node_retained_blocks {PAGES}.0" in ask(node.ready["http"], "/metrics").text, "the node has the hints")
