@@ -35,15 +35,17 @@ class Child:
         (self.remote,) = (backend for name, backend in backends.items() if name.startswith("RemoteBackend"))
         self.loop = loop
 
-    def key(self, name: int, tag: str | None = None) -> CacheEngineKey:
-        return CacheEngineKey("some/model", 1, 0, name, self.dtype, {"lmcache.tag.user": tag} if tag else None)
+    def key(self, name: int, tag: str | None = None, hint: Any = None) -> CacheEngineKey:
+        """`hint`: retention hint of the request that the chunk is of."""
+        configs = {"lmcache.tag.user": tag, "lmcache.retention": hint}
+        return CacheEngineKey("some/model", 1, 0, name, self.dtype, {key: value for key, value in configs.items() if value} or None)
 
     def memory(self, tokens: int, fill: float) -> MemoryObj:
         obj = self.local.allocate(torch.Size([2, LAYERS, tokens, HEADS * HEAD_SIZE]), self.dtype, MemoryFormat.KV_2LTD)
         obj.tensor.fill_(fill)
         return obj
 
-    def put(self, names: list[int], tokens: list[int], tag: str | None = None) -> Any:
+    def put(self, names: list[int], tokens: list[int], tag: str | None = None, hint: Any = None) -> Any:
         """Chunks of so many tokens; how many references to their memory are left once they are stored."""
         objects = [self.memory(count, name) for name, count in zip(names, tokens, strict=True)]
         left, done = [len(names)], threading.Event()
@@ -53,16 +55,16 @@ class Child:
             if not left[0]:
                 done.set()
 
-        self.remote.batched_submit_put_task([self.key(name, tag) for name in names], objects, on_complete_callback=count)
+        self.remote.batched_submit_put_task([self.key(name, tag, hint) for name in names], objects, on_complete_callback=count)
         told = done.wait(WAIT_S)
         references = [each.get_ref_count() for each in objects]
         for each in objects:
             each.ref_count_down()
         return {"told": told, "references": references}
 
-    def get(self, names: list[int], tag: str | None = None) -> Any:
+    def get(self, names: list[int], tag: str | None = None, hint: Any = None) -> Any:
         """For each [tokens, the number it is full of], None for a miss."""
-        return [self.seen(each) for each in self.remote.batched_get_blocking([self.key(name, tag) for name in names])]
+        return [self.seen(each) for each in self.remote.batched_get_blocking([self.key(name, tag, hint) for name in names])]
 
     def get_one(self, name: int) -> Any:
         return self.seen(self.remote.get_blocking(self.key(name)))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.cli.tools.cluster import LocalCluster
+from kvstore.client import Client
 from tests.client.embedded import embedded
 from tests.engines.live.child import EngineChild
 from tests.engines.live.conftest import PLAN
@@ -91,6 +92,14 @@ def test_chunk_with_wrong_length_in_header_is_a_miss(cluster: LocalCluster, tmp_
         engine.ask("put", names=[51], tokens=[FULL])
         assert engine.ask("get_misdescribed", name=51, tokens=tokens) == {"seen": [None], "references": [0, 0]}
         assert engine.ask("get", names=[51]) == [[FULL, 51.0, 1]]
+
+
+def test_hints_of_requests_reach_the_store(cluster: LocalCluster, tmp_path: Path) -> None:
+    allowed = {"remote_storage_plugin.kvstore.retention_from_requests": True}
+    with child(cluster, tmp_path / "log", **allowed) as engine, Client(cluster.address) as client:
+        engine.ask("put", names=[61, 62, 63], tokens=[FULL] * 3, hint={"session": "lmcache", "priority": "high"})
+        assert engine.ask("get", names=[61], hint={"session": "another"}) == [[FULL, 61.0, 1]]
+        assert client.end_session("lmcache") == 2
 
 
 def test_a_store_that_is_gone_is_misses_and_the_engine_goes_on(tmp_path: Path) -> None:
