@@ -35,7 +35,7 @@ class Child:
         salts: list[str] | None = None,
         adapter: str | None = None,
         images: list[int] | None = None,
-        hints: list[dict[str, Any]] | None = None,
+        hints: list[Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Greedy tokens of each prompt, their log-probabilities, and how many tokens of it were cached. `adapter`: the folder of a LoRA,
         which is called as that is. `images`: numbers of the pictures that the prompts have. `hints`: retention hints of the prompts."""
@@ -44,7 +44,7 @@ class Child:
             prompt["cache_salt"] = salt
         for prompt, image in zip(asked, images or [], strict=False):
             prompt["multi_modal_data"] = {"image": picture(image)}
-        extra = [{"kv_transfer_params": {"retention": hint}} for hint in hints or []] or [None] * len(prompts)
+        extra = [{"kv_transfer_params": {"retention": hint}} for hint in hints or [None] * len(prompts)]
         parameters = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1, extra_args=each) for each in extra]
         if adapter is not None and adapter not in self._adapters:
             self._adapters[adapter] = LoRARequest(Path(adapter).name, len(self._adapters) + 1, adapter)
