@@ -106,8 +106,9 @@ def play_expecting(policy: PrefixPolicy[str], clock: Clock, rounds: int, tell: C
         for name in (f"a{index}-", f"o{index}-"):
             store(policy, words(name, 3))
             after_s = tell(name)
-            for key in words(name, 3) if after_s is not None else ():
-                policy.expect_reuse(key, after_s)
+            if after_s is not None:
+                for key in words(name, 3):
+                    policy.expect_reuse(key, after_s)
         if index >= 6:
             store(policy, words(f"a{index - 6}-", 3))
         while len(policy) > 24:

@@ -8,22 +8,24 @@ from kvstore.tiers.policies.reuse_hazard import EDGES_S, ReuseHazard, bucket_of
 HIGHEST = level_of(100)
 
 
-def observe(hazard: ReuseHazard | LevelReuse, level: int, *, count: int, is_read: bool, at_s: float = 30.0) -> None:
-    """Watch blocks of one class from second 0 until they are read, or dropped, at `at_s`."""
-    bucket = bucket_of(at_s)
-    of = (level,) if isinstance(hazard, LevelReuse) else ()
-    hazard.enter(*of, 0, 0, count, 0.0)
-    hazard.grow_older(*of, 0, 0, bucket, count, 0.0)
-    hazard.leave(*of, 0, bucket, count, EDGES_S[bucket], at_s, was_read=is_read)
+def observe(of_all: ReuseHazard, count: int, *, is_read: bool, of_level: LevelReuse | None = None, level: int = HIGHEST) -> None:
+    """Watch blocks of one class, and of a level, from second 0 until they are read, or dropped, at second 30."""
+    bucket = bucket_of(30.0)
+    of_all.enter(0, 0, count, 0.0)
+    of_all.grow_older(0, 0, bucket, count, 0.0)
+    of_all.leave(0, bucket, count, EDGES_S[bucket], 30.0, was_read=is_read)
+    if of_level is not None:
+        of_level.enter(level, 0, 0, count, 0.0)
+        of_level.grow_older(level, 0, 0, bucket, count, 0.0)
+        of_level.leave(level, 0, bucket, count, EDGES_S[bucket], 30.0, was_read=is_read)
 
 
 def weights(*, read: int, unread: int, others_read: int, others_unread: int, level: int = HIGHEST) -> list[float]:
     of_all, of_level = ReuseHazard(2), LevelReuse(2)
-    for count, is_read in ((read, True), (unread, False)):
-        observe(of_level, level, count=count, is_read=is_read)
-        observe(of_all, level, count=count, is_read=is_read)
-    observe(of_all, DEFAULT_LEVEL, count=others_read, is_read=True)
-    observe(of_all, DEFAULT_LEVEL, count=others_unread, is_read=False)
+    observe(of_all, read, is_read=True, of_level=of_level, level=level)
+    observe(of_all, unread, is_read=False, of_level=of_level, level=level)
+    observe(of_all, others_read, is_read=True)
+    observe(of_all, others_unread, is_read=False)
     found: list[float] = of_level.weights(of_all, 100.0).tolist()
     return found
 
@@ -62,8 +64,9 @@ def test_priority_0_that_is_read_as_others_counts_as_others() -> None:
 
 def test_weights_fade_back_to_nominal_with_age() -> None:
     of_all, of_level = ReuseHazard(2), LevelReuse(2)
-    for hazard in (of_all, of_level):
-        observe(hazard, HIGHEST, count=500, is_read=False)
-        observe(of_all, DEFAULT_LEVEL, count=500, is_read=True)
-        hazard.age(10**6)
+    observe(of_all, 500, is_read=False, of_level=of_level)
+    observe(of_all, 500, is_read=True)
+    assert of_level.weights(of_all, 100.0)[HIGHEST] == 1
+    of_all.age(10**6)
+    of_level.age(10**6)
     assert of_level.weights(of_all, 100.0)[HIGHEST] == pytest.approx(NOMINAL_WEIGHTS[HIGHEST], rel=0.5)
