@@ -23,7 +23,7 @@ from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.by_name import make_family
 
 BLOCKS: Final = 300_000
 BATCH: Final = 4096
@@ -67,7 +67,7 @@ class Filling:
         holds = Holds({DRAM: BLOCKS * VALUE_BYTES}, max_ns=0)
         self._table = BlockTable(
             {DRAM: self._dram},
-            TableRules(make_policy=lambda: make_policy(policy), put_ttl_ns=10**9),
+            TableRules(make_family=lambda: make_family(policy), put_ttl_ns=10**9),
             emit=lambda kind, block: None,
             events=BlockEventLog(lambda: 0),
             shared_index=SharedIndexWriter(self._dram, holds, max_hazard_ns=10**9),

@@ -1,8 +1,10 @@
 """Replay of prompts through DRAM and NVMe by the rules of a node's block table. Copies are instantaneous.
 
-Puts go to DRAM. Above the high watermark DRAM demotes blocks down to the low one, and when it is full, one per new block; a block that NVMe
-has as well is only dropped. A read touches every copy. The second hit in NVMe promotes a block if DRAM has a slot, or gets one by dropping
-a copy; the copy in NVMe stays. In a node copies take time: blocks that are being demoted are still in DRAM, and a put may wait for them.
+Puts go to DRAM. Above the high watermark DRAM demotes blocks down to the low one, and when it is full, one per new
+block; a block that NVMe has as well is only dropped. When NVMe is full, the demoted block or NVMe's next victim leaves,
+whichever is worth less. The second hit in NVMe promotes a block if DRAM has a slot, or gets one by dropping a copy; the
+copy in NVMe is then evicted first. In a node copies take time: blocks that are being demoted are still in DRAM, and a
+put may wait for them.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -11,7 +13,8 @@ from typing import Final
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import check_capacity
-from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.by_name import make_family
+from kvstore.tiers.policies.interface import WRITE_COST, PolicyFamily
 
 PROMOTE_AT_HITS: Final = 2
 HIGH_WATERMARK: Final = 0.95
@@ -43,11 +46,13 @@ class TieredCounts:
 class _Level:
     """One tier with its copies and its own policy."""
 
-    def __init__(self, tiers: "TwoTiers", policy: str, capacity_blocks: int) -> None:
+    def __init__(self, family: PolicyFamily[int], tier: int, capacity_blocks: int) -> None:
         check_capacity(capacity_blocks)
         self.capacity = capacity_blocks
-        self.policy = make_policy(policy, clock=lambda: tiers.now_s)
+        self.policy = family.policy(tier)
         self.resident: set[int] = set()
+        self.duplicates: dict[int, None] = {}
+        """Copies of promoted blocks, which are evicted first, the one read longest ago first."""
         self.reserved = 0
         """Slots of blocks that are not readable yet."""
 
@@ -62,8 +67,11 @@ class _Level:
     def drop(self, block: int) -> None:
         self.policy.remove(block)
         self.resident.remove(block)
+        self.duplicates.pop(block, None)
 
     def victim(self) -> int:
+        if self.duplicates:
+            return next(iter(self.duplicates))
         victim = self.policy.victim()
         assert victim is not None, "the policy has keys but returned no victim"
         return int(victim)
@@ -82,8 +90,9 @@ class TwoTiers:
         """Raises ConfigError for an unknown policy, InvalidArgument for a capacity out of range."""
         self.counts = TieredCounts()
         self.now_s = 0.0
-        self._dram = _Level(self, policy, dram_blocks)
-        self._nvme = _Level(self, policy, nvme_blocks)
+        family = make_family(policy, clock=lambda: self.now_s)
+        self._dram = _Level(family, 1, dram_blocks)
+        self._nvme = _Level(family, 2, nvme_blocks)
         self._parents: dict[int, int | None] = {}
         """Block -> parent, for every resident block."""
         self._hits: dict[int, int] = {}
@@ -119,6 +128,8 @@ class TwoTiers:
             self._hits[block] += 1
             self._dram.policy.touch(block)
             self._nvme.policy.touch(block)
+            if block in self._nvme.duplicates:
+                self._nvme.duplicates[block] = self._nvme.duplicates.pop(block)
             held.add(block)
             is_below = block not in self._dram.resident and block not in promoted
             if is_below and self._hits[block] >= PROMOTE_AT_HITS and self._free_dram_slot(held):
@@ -126,6 +137,7 @@ class TwoTiers:
                 self._dram.reserved += 1
         for block in promoted:
             self._dram.add(block, self._parents[block])
+            self._nvme.duplicates[block] = None
             self._hits[block] = 0
         self._dram.reserved = 0
         self.counts.promotions += len(promoted)
@@ -139,6 +151,7 @@ class TwoTiers:
         if victim is None or victim not in self._nvme.resident:
             return False
         self._dram.drop(victim)
+        self._nvme.duplicates.pop(victim, None)
         return True
 
     def _store(self, pending: Sequence[tuple[int, int | None]]) -> None:
@@ -160,15 +173,29 @@ class TwoTiers:
         self._nvme.reduce_to_low_watermark(self._drop_copy_below)
 
     def _demote(self, block: int) -> bool:
-        """Remove a block from DRAM, after a copy to NVMe if it has none there."""
-        if block not in self._nvme.resident:
+        """Remove a block from DRAM, after a copy to NVMe if it has none there and is worth it."""
+        if block in self._nvme.resident:
+            self._nvme.duplicates.pop(block, None)
+        elif self._nvme.used == self._nvme.capacity and self._is_worth_less(block, victim := self._nvme.victim()):
+            self._dram.drop(block)
+            del self._parents[block], self._hits[block]
+            self.counts.evictions += 1
+            return True
+        else:
             if self._nvme.used == self._nvme.capacity:
-                self._evict(self._nvme.victim())
+                self._evict(victim)
             self._nvme.add(block, self._parents[block])
             self._hits[block] = 0
             self.counts.demotions += 1
         self._dram.drop(block)
         return True
+
+    def _is_worth_less(self, block: int, victim: int) -> bool:
+        """Return True if a block of DRAM is not worth a write that evicts `victim` from NVMe."""
+        if victim in self._nvme.duplicates:
+            return False
+        gained, lost = self._dram.policy.worth(block), self._nvme.policy.worth(victim)
+        return gained is not None and lost is not None and gained <= WRITE_COST * lost
 
     def _evict(self, block: int) -> None:
         self._nvme.drop(block)

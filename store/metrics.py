@@ -112,7 +112,8 @@ class NodeMetrics:
             (tier, reason): count
             for tier, counts in levels
             for reason, count in (
-                ("room", counts.evictions - counts.table_evictions - counts.quota_evictions),
+                ("room", counts.evictions - counts.table_evictions - counts.quota_evictions - counts.not_written),
+                ("worth", counts.not_written),
                 ("table", counts.table_evictions),
                 ("quota", counts.quota_evictions),
             )

@@ -47,7 +47,7 @@ from kvstore.store.writes.socket_puts import SocketPuts
 from kvstore.tiers.dram import DramTier
 from kvstore.tiers.memory_limit import memory_limit
 from kvstore.tiers.nvme import NvmeTier
-from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.by_name import make_family
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import Encoding, make_codec, require_torch
 from kvstore.transfer.config import TransferSettings
@@ -212,7 +212,7 @@ class Storage:
         self.table = BlockTable(
             self._tiers,
             TableRules(
-                make_policy=lambda: make_policy(settings.policy),
+                make_family=lambda: make_family(settings.policy),
                 put_ttl_ns=int(settings.put_ttl_s * 1e9),
                 high_watermark=settings.high_watermark,
                 low_watermark=settings.low_watermark,

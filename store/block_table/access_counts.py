@@ -53,6 +53,8 @@ class TierCounts:
     """Those because of the block limit."""
     quota_evictions: int = 0
     """Those because of the tenant's quota."""
+    not_written: int = 0
+    """Those of blocks that were not worth a write to NVMe."""
     demotions: int = 0
     promotions: int = 0
     tenant_hits: MutableMapping[str, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.protocol.catalog_messages import EVENT_MOVED, EVENT_REMOVED
-from kvstore.store.block_table.block import DRAM, DROPPED, HELD, MOVING, Block
+from kvstore.store.block_table.block import DRAM, DROPPED, HELD, MOVING, NVME, Block
 from kvstore.store.block_table.event_log import BlockEventLog
 from kvstore.store.block_table.rows import clear_copies, mark_dropped, read, rows_of, slots_of
 from kvstore.store.block_table.tier_view import TierView
@@ -210,6 +210,8 @@ class BlockCopies:
         if index == DRAM:
             self._shared_index.remove(block)
         self._levels[index].remove(block)
+        if not block.is_secondary and block.tiers() == (index, NVME):
+            self._levels[NVME].order.unmark_secondary(block, block.group_in(NVME))
         if block.lossy:
             block.set_loss(index, None)
         block.set_slot(index, None)

@@ -10,22 +10,18 @@ So memory follows the load, and at most one slab with warm blocks is flushed per
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvstore.protocol.retention import DEFAULT_PRIORITY
-from kvstore.store.block_table.block import Block
-from kvstore.store.block_table.policy_states import BlockStates
+from kvstore.store.block_table.block import DRAM, Block
+from kvstore.store.block_table.policy_families import PolicyFamilies
 from kvstore.store.block_table.retention import priority_of
 from kvstore.store.block_table.rows import keys_of
 from kvstore.tiers.policies.block_values import BlockValues, block_of_value, is_of_values
 from kvstore.tiers.policies.interface import EvictionPolicy
 
-MAX_PENDING_TOUCHES: Final = 64
-"""Reads not yet passed to the policies. One at a time takes three times as long, and a reader waits."""
-MAX_FORGOTTEN: Final = 64
-"""Remembered blocks that are forgotten at once; bounds the time of an eviction."""
 MAX_GROUPS_SEARCHED: Final = 256
 """Groups searched per eviction, round robin, a few us each. Thousands of small tenants would stop the loop."""
 
@@ -42,8 +38,9 @@ class _OrderGroup:
     `retired` are the keys of retired namespaces (retired_blocks.py), in the order of their puts. The last is evicted
     first, so that the beginning of a prompt stays longest.
 
-    `secondary` are the keys of secondary copies (master/directory/placement/home_copies.py), the one read longest ago
-    first. They are evicted after the retired ones.
+    `secondary` are the keys of secondary copies: the block's home is another node (master/directory/placement/
+    home_copies.py), or it was promoted and has a copy in a faster tier. The one read longest ago is first. They are
+    evicted after the retired ones.
     """
 
     policy: EvictionPolicy[bytes]
@@ -55,27 +52,13 @@ class _OrderGroup:
 class EvictionOrder:
     """Readable blocks of one tier in eviction order. Not thread-safe: called from the node's loop.
 
-    A group's policy exists while the group has blocks, so that former tenants and sizes cost searches nothing. The
-    policy's memory of evicted blocks ends with the group's last block.
+    A group's policy exists while the group has blocks, so that former tenants and sizes cost searches nothing.
     """
 
-    def __init__(
-        self,
-        make_policy: Callable[[], EvictionPolicy[bytes]],
-        blocks_of: Callable[[str], Mapping[bytes, Block]],
-        *,
-        max_remembered: int | None = None,
-        is_of_dram: bool = False,
-    ) -> None:
-        """`blocks_of` returns a tenant's visible blocks by key; a second table would cost 100 bytes per block and tier.
-        All policies together remember at most `max_remembered` evicted blocks; None: no bound. `is_of_dram`: policy
-        state is kept in the block's columns."""
-        self._make_policy = make_policy
-        self._blocks_of = blocks_of
-        self._max_remembered = max_remembered
-        self._is_of_dram = is_of_dram
-        self.remembered = 0
-        """Evicted blocks that the policies of existing groups remember."""
+    def __init__(self, families: PolicyFamilies, tier: int = DRAM) -> None:
+        self._families = families
+        self._tier = tier
+        self._blocks_of = families.blocks_of
         self._groups: OrderedDict[int, _OrderGroup] = OrderedDict()
         self._groups_of: dict[str, OrderedDict[int, None]] = {}
         """Groups by tenant. No empty dicts."""
@@ -84,17 +67,15 @@ class EvictionOrder:
         self.is_retired: Callable[[Block], bool] | None = None
         """Returns True for a block of a retired namespace, which is evicted before others of its group. None: no
         namespace is retired."""
-        self._pending_touches: list[tuple[int, bytes]] = []
-        """Groups and keys that were read; passed to the policies before any other call."""
 
     def insert(self, block: Block, group: int) -> None:
         """Add a block whose key is not in the group."""
-        self.flush_touches()
+        self._families.flush_touches()
         members = self._group_for(block, group)
         policy = members.policy
-        self.remembered -= policy.remembered
+        self._families.suspend(policy)
         self._insert(members, block)
-        self.remembered += policy.remembered
+        self._families.resume(policy)
         if block.columns.retention and (priority := priority_of(block.columns.retention[block])) != DEFAULT_PRIORITY:
             members.policy.set_priority(block.key, priority)
         if self.is_retired is not None and self.is_retired(block):
@@ -102,17 +83,17 @@ class EvictionOrder:
 
     def insert_all(self, blocks: Sequence[Block], group: int) -> None:
         """Add blocks in this order."""
-        self.flush_touches()
+        self._families.flush_touches()
         parents = list(map(blocks[0].columns.parents.__getitem__, blocks))
         members = self._group_for(blocks[0], group)
         policy = members.policy
-        self.remembered -= policy.remembered
+        self._families.suspend(policy)
         if any(map(is_of_values, {block.namespace for block in blocks})):
             for block in blocks:
                 self._insert(members, block)
         else:
             policy.insert_all(keys_of(blocks), [parent or None for parent in parents] if any(parents) else None)
-        self.remembered += policy.remembered
+        self._families.resume(policy)
         if self.is_retired is not None:
             members.retired.update(dict.fromkeys(block.key for block in blocks if self.is_retired(block)))
 
@@ -124,22 +105,27 @@ class EvictionOrder:
 
     def mark_secondary(self, block: Block, group: int) -> None:
         """Mark a block whose copy here is secondary."""
-        self.flush_touches()
+        self._families.flush_touches()
         members = self._groups.get(group)
         if members is not None and block.key in members.policy:
             members.secondary[block.key] = None
 
     def set_priority(self, block: Block, group: int, priority: int) -> None:
         """Pass the priority of a block of the group to its policy."""
-        self.flush_touches()
+        self._families.flush_touches()
         if (members := self._groups.get(group)) is not None:
             members.policy.set_priority(block.key, priority)
 
     def expect_reuse(self, block: Block, group: int, after_s: float) -> None:
         """Pass the time until the next expected read of a block of the group to its policy."""
-        self.flush_touches()
+        self._families.flush_touches()
         if (members := self._groups.get(group)) is not None:
             members.policy.expect_reuse(block.key, after_s)
+
+    def unmark_secondary(self, block: Block, group: int) -> None:
+        """The copy here is the last one of its node."""
+        if (members := self._groups.get(group)) is not None:
+            members.secondary.pop(block.key, None)
 
     @staticmethod
     def _insert(members: _OrderGroup, block: Block) -> None:
@@ -156,35 +142,28 @@ class EvictionOrder:
     def _group_for(self, block: Block, group: int) -> _OrderGroup:
         members = self._groups.get(group)
         if members is None:
-            policy = self._make_policy()
-            if self._is_of_dram:
-                policy.use_states(BlockStates(group, self._blocks_of(block.tenant), block.columns))
+            policy = self._families.open(block.tenant, self._tier, block.columns)
             members = self._groups[group] = _OrderGroup(policy, block.tenant)
+            self._families.hold(members)
             self._groups_of.setdefault(block.tenant, OrderedDict())[group] = None
         return members
 
     def touch(self, block: Block, group: int) -> None:
         """Record a read of a block of the group."""
-        self._pending_touches.append((group, block.key))
-        if len(self._pending_touches) >= MAX_PENDING_TOUCHES:
-            self.flush_touches()
+        self._families.touch(self, group, block.key)
 
-    def flush_touches(self) -> None:
-        """Pass pending reads to the policies. Called periodically, because policies have clocks."""
-        if not self._pending_touches:
-            return
-        untold, self._pending_touches = self._pending_touches, []
-        for group, key in untold:
-            members = self._groups[group]
-            members.policy.touch(key)
-            if key in members.secondary:
-                members.secondary.move_to_end(key)
+    def pass_touch(self, group: int, key: bytes) -> None:
+        """Pass a read to the group's policy."""
+        members = self._groups[group]
+        members.policy.touch(key)
+        if key in members.secondary:
+            members.secondary.move_to_end(key)
 
     def remove(self, block: Block, group: int) -> None:
-        self.flush_touches()
+        self._families.flush_touches()
         members = self._groups[group]
         policy = members.policy
-        self.remembered -= policy.remembered
+        self._families.suspend(policy)
         self._remove(members, block.key)
         self._have_left(group, 1)
 
@@ -200,12 +179,12 @@ class EvictionOrder:
 
     def take_victims(self, group: int, count: int, evictable: Callable[[Block], bool], may_evict: Callable[[Block], bool]) -> list[Block]:
         """As `victim` and `remove` in turn, up to `count` blocks. Stops at the first that `may_evict` refuses."""
-        self.flush_touches()
+        self._families.flush_touches()
         members = self._groups.get(group)
         if members is None:
             return []
         blocks, policy = self._blocks_of(members.tenant), members.policy
-        self.remembered -= policy.remembered
+        self._families.suspend(policy)
         found: list[bytes] = []
         is_over = False
         while len(found) < count and not is_over and (block := self._early_in(members, evictable)) is not None:
@@ -222,7 +201,7 @@ class EvictionOrder:
         return [blocks[key] for key in found]
 
     def _have_left(self, group: int, count: int) -> None:
-        """Account for removed blocks of the group. Its policy is not included in `remembered` at this point."""
+        """Account for removed blocks of the group. What its policy remembers is not counted at this point."""
         members = self._groups[group]
         policy, tenant = members.policy, members.tenant
         if not len(policy):
@@ -230,32 +209,24 @@ class EvictionOrder:
             if not self._groups_of[tenant]:
                 del self._groups_of[tenant]
             self._rebalance_credits.pop(group, None)
+            self._families.close(tenant, members)
             return
-        self.remembered += policy.remembered
-        for _ in range(count):
-            if self._max_remembered is None or self.remembered <= self._max_remembered:
-                break
-            self._forget(policy, self._max_remembered // len(self._groups))
-
-    def _forget(self, policy: EvictionPolicy[bytes], share: int) -> None:
-        """Make a policy forget blocks: this one if it remembers more than `share`, else another that does."""
-        for _ in range(min(len(self._groups), MAX_GROUPS_SEARCHED)):
-            if policy.remembered > share:
-                break
-            other, members = next(iter(self._groups.items()))
-            self._groups.move_to_end(other)
-            policy = members.policy
-        self.remembered -= policy.remembered
-        policy.forget(MAX_FORGOTTEN)
-        self.remembered += policy.remembered
+        self._families.resume(policy)
+        self._families.trim(policy, count)
 
     def holds(self, block: Block, group: int) -> bool:
         members = self._groups.get(group)
         return members is not None and block.key in members.policy and self._blocks_of(members.tenant).get(block.key) is block
 
+    def worth(self, block: Block, group: int) -> float | None:
+        """Return the worth of a block that may be evicted next, comparable between the tiers of a tenant; None if it is
+        unknown."""
+        members = self._groups.get(group)
+        return members.policy.worth(block.key) if members is not None else None
+
     def victim(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
         """Return the group's next victim; None if no block is evictable."""
-        self.flush_touches()
+        self._families.flush_touches()
         members = self._groups.get(group)
         return self._victim(members, evictable) if members is not None else None
 
@@ -306,7 +277,7 @@ class EvictionOrder:
 
         A policy may offer a refused block twice, as SIEVE does in its second round.
         """
-        self.flush_touches()
+        self._families.flush_touches()
         found: dict[Block, None] = {}
         members = self._groups.get(group)
 
@@ -341,7 +312,7 @@ class EvictionOrder:
         *,
         besides: int = -1,
     ) -> Block | None:
-        self.flush_touches()
+        self._families.flush_touches()
         found: list[Block] = []
         for group in _round_robin(groups, found):
             if group != besides and (block := self._victim(self._groups[group], evictable)) is not None:
@@ -358,7 +329,7 @@ class EvictionOrder:
         At least one if any is evictable. Each group is searched for its share only; the first group whose share is used
         up ends the result, because its next block may be colder than those of others.
         """
-        self.flush_touches()
+        self._families.flush_touches()
         groups: OrderedDict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, OrderedDict())
         share = max(1, count // max(1, min(len(groups), MAX_GROUPS_SEARCHED)))
         found: list[list[Block]] = []

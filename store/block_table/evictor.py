@@ -16,6 +16,7 @@ from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.rows import read, rows_of
 from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
+from kvstore.tiers.policies.interface import WRITE_COST
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
 
@@ -201,6 +202,9 @@ class Evictor:
         lower = self._lower(level.index) if not block.is_secondary else None
         if lower is not None and block.generation == UNCOMMITTED:
             return False  # demoted once it is committed
+        if lower is not None and not is_dropped and not self._is_worth_a_write(block, level, lower):
+            is_dropped = True
+            level.counts.not_written += 1
         if lower is not None and not is_dropped and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
             return False  # cut short: retry in the next iteration
         level.counts.evict(block.last_access)
@@ -275,7 +279,10 @@ class Evictor:
                 self.evict(block, level)
             else:
                 lower = self._lower(level.index)
-                if lower is None or not self._plan_move(block, level, lower):
+                if lower is not None and not self._is_worth_a_write(block, level, lower):
+                    level.counts.not_written += 1
+                    self.evict(block, level, is_dropped=True)
+                elif lower is None or not self._plan_move(block, level, lower):
                     level.is_demoting = False
                     return  # a watermark alone drops no block that cannot be demoted
             level.is_demoting = is_too_full()
@@ -362,6 +369,20 @@ class Evictor:
             source.count_demotion(block, 1)
         self._moves.append(TierMove(block, source.index, target.index, slot, encoding))
         return True
+
+    def _is_worth_a_write(self, block: Block, source: TierView, target: TierView) -> bool:
+        """Return False if the lowest tier is full and the block that would leave it is worth as much as this one."""
+        tier = target.tier
+        if self._lower(target.index) is not None or tier.free_bytes >= tier.slot_bytes(block.size_bytes, tenant=block.tenant):
+            return True
+        worth = source.order.worth(block, block.group_in(source.index))
+        if worth is None:
+            return True
+        victim = target.order.victim(tier.group(block.size_bytes, tenant=block.tenant), target.evictable_now())
+        if victim is None or victim.is_also_outside(target.index):
+            return True
+        lost = target.order.worth(victim, victim.group_in(target.index))
+        return lost is None or worth > WRITE_COST * lost
 
     def _can_leave_now(self, block: Block, level: TierView) -> bool:
         return block.is_also_outside(level.index) or block.is_secondary or self._lower(level.index) is None

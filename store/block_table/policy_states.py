@@ -1,4 +1,4 @@
-"""Eviction-policy states of one DRAM group, kept in a column of the tenant's visible blocks.
+"""Eviction-policy states of a tenant's blocks, kept in a column of the visible blocks.
 
 A policy knows keys only. A dict of its own would take 40 to 80 bytes per block; the table's dict finds the blocks.
 """
@@ -12,7 +12,7 @@ from kvstore.store.block_table.rows import FIRST_ROW
 
 
 class BlockStates:
-    """Policy states (tiers/policies/interface.py) by key of one group. A block is visible before its key has a state,
+    """Policy states (tiers/policies/interface.py) by key. A block is visible before its key has a state,
     and until it has none.
 
     Keys without a visible block, such as blocks of several values, are kept in a dict.
@@ -20,14 +20,14 @@ class BlockStates:
 
     __slots__ = ("_blocks", "_column", "_count", "_others", "get")
 
-    def __init__(self, group: int, blocks: Mapping[bytes, Block], columns: BlockColumns) -> None:
+    def __init__(self, blocks: Mapping[bytes, Block], columns: BlockColumns) -> None:
         """`blocks` are the tenant's visible ones, in these columns."""
         self._blocks = blocks
         self._column = columns.policy_states
         self._others: dict[bytes, Any] = {}
         self._count = 0
         """Number of states in the column."""
-        self.get = _getter(group, blocks, columns, self._others)
+        self.get = _getter(blocks, columns, self._others)
 
     def __len__(self) -> int:
         return self._count + len(self._others)
@@ -60,14 +60,13 @@ class BlockStates:
         return self.scan(len(self._blocks))
 
     def scan(self, max_passed: int) -> Iterator[tuple[bytes, Any]]:
-        """Iterate over the states, examining at most `max_passed` of the tenant's blocks, most of which may be of other
-        groups."""
+        """Iterate over the states, examining at most `max_passed` of the tenant's blocks."""
         keys = islice(self._blocks, max_passed)
         yield from ((key, state) for key in keys if key not in self._others and (state := self.get(key)) is not None)
         yield from self._others.items()
 
     def found(self, keys: Sequence[bytes]) -> Iterator[Any]:
-        """As `get` of each key. For a key whose visible block is in another group it may return that group's state."""
+        """As `get` of each key of a visible block."""
         return map(self._column.__getitem__, map(self._blocks.get, keys, repeat(_NO_ROW)))
 
     def set_all(self, keys: Sequence[bytes], state: Any) -> None:
@@ -79,13 +78,13 @@ class BlockStates:
         return not any(self.found(list(keys))) and self._others.keys().isdisjoint(keys)
 
 
-def _getter(group: int, blocks: Mapping[bytes, Block], columns: BlockColumns, others: Mapping[bytes, Any]) -> Callable[[bytes], Any]:
+def _getter(blocks: Mapping[bytes, Block], columns: BlockColumns, others: Mapping[bytes, Any]) -> Callable[[bytes], Any]:
     """Return `get` as a closure. Policies call it several times per block; a method takes half as long again."""
-    find, column, groups = blocks.get, columns.policy_states, columns.groups
+    find, column = blocks.get, columns.policy_states
 
     def get(key: bytes) -> Any:
         block = find(key)
-        if block is not None and (state := column[block]) is not None and groups[block] == group:
+        if block is not None and (state := column[block]) is not None:
             return state
         return others.get(key) if others else None
 

@@ -29,6 +29,7 @@ from kvstore.store.block_table.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.open_puts import EndedPuts, OpenBatch, OpenPut, OpenPuts
 from kvstore.store.block_table.partition_map import PartitionMap
+from kvstore.store.block_table.policy_families import PolicyFamilies
 from kvstore.store.block_table.prefetched_blocks import PrefetchedBlocks
 from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
 from kvstore.store.block_table.retention import Hint, RetentionHints
@@ -37,7 +38,7 @@ from kvstore.store.block_table.rows import BlockRows, rows_of, write
 from kvstore.store.block_table.tier_view import EncodedTotals, IsEvictable, TierView, evictable_in
 from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
-from kvstore.tiers.policies.interface import EvictionPolicy
+from kvstore.tiers.policies.interface import PolicyFamily
 from kvstore.tiers.tier import Slot, Tier
 from kvstore.tiers.value_codec import Encoding
 
@@ -57,7 +58,7 @@ class TableRules:
     returns the encoding of a block on its way from DRAM to NVMe, or None to store it raw.
     """
 
-    make_policy: Callable[[], EvictionPolicy[bytes]]
+    make_family: Callable[[], PolicyFamily[bytes]]
     put_ttl_ns: int
     high_watermark: float = 1.0
     low_watermark: float = 1.0
@@ -91,14 +92,15 @@ class BlockTable:
         """Return the visible block of a tenant's key, or None."""
         max_blocks = max_remembered = None
         if rules.max_table_bytes is not None:
-            max_blocks, max_remembered = most_blocks(rules.max_table_bytes), most_remembered(rules.max_table_bytes) // len(tiers)
+            max_blocks, max_remembered = most_blocks(rules.max_table_bytes), most_remembered(rules.max_table_bytes)
+        self._families = PolicyFamilies(rules.make_family, self._visible.by_key, max_remembered=max_remembered)
         evictable = {index: evictable_in(index) for index in tiers}
         self._evictable_in_dram = evictable[DRAM]
         self._levels = {
             index: TierView(
                 index,
                 tier,
-                EvictionOrder(rules.make_policy, self._visible.by_key, max_remembered=max_remembered, is_of_dram=index == DRAM),
+                EvictionOrder(self._families, index),
                 watermarks=(rules.high_watermark, rules.low_watermark),
                 evictable_now=self._evictable_in_dram_now if index == DRAM else partial(_same, evictable[index]),
                 evictable_of=self._evictable_in_dram_of if index == DRAM else None,
@@ -262,8 +264,7 @@ class BlockTable:
         self.ahead.expire(now_ns=now_ns)
         self.prefetched.check(now_ns)
         self.retention.step(now_ns)
-        for level in self._levels.values():
-            level.order.flush_touches()
+        self._families.flush_touches()
         return self._ended.expire(now_ns=now_ns)
 
     def awaited(self) -> list[object]:
@@ -410,6 +411,8 @@ class BlockTable:
         self.copies.add(block, target, slot)
         if not was_demotion:
             self._levels[target].counts.promotions += target != NVME
+            if source == NVME:
+                self._levels[NVME].order.mark_secondary(block, block.group_in(NVME))
         else:
             self._levels[source].counts.demotions += 1
             if not block.readers and not block.pinned and not block.hold_bits & ON_HOLD[source]:
@@ -456,8 +459,7 @@ class BlockTable:
     @property
     def table_bytes(self) -> int:
         """Estimated memory of the table, including remembered blocks."""
-        remembered = sum(level.order.remembered for level in self._levels.values())
-        return table_bytes(len(self._visible) + len(self.puts), remembered)
+        return table_bytes(len(self._visible) + len(self.puts), self._families.remembered)
 
     @property
     def accesses(self) -> int:

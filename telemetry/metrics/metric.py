@@ -79,7 +79,7 @@ NODE: Final = (
     Metric(
         "kvstore_node_tier_evictions",
         C,
-        "Blocks evicted from the node's tier, by reason: tier full, block table full, or tenant's quota.",
+        "Blocks evicted from the node's tier, by reason: tier full, not worth a write to NVMe, block table full, or tenant's quota.",
         ("tier", "reason"),
     ),
     Metric("kvstore_node_tenant_bytes", G, "Space used by a tenant, for those that use most DRAM.", ("tier", "tenant")),

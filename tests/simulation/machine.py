@@ -53,7 +53,7 @@ import kvstore.tiers.memfd
 from kvstore.client.core.effects import Operation, drive
 from kvstore.rpc.address import NOT_LOCAL
 from kvstore.rpc.server.server import Server
-from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.by_name import make_family
 from tests.simulation.control import ControlPlane
 from tests.simulation.loop import SimReactor
 from tests.simulation.memory import Descriptors, SimMemfd, free_pages
@@ -280,7 +280,7 @@ class Machine:
             (link, "open_channel", self.control.open_channel),
             (link, "ControlStub", self.control.stub),
             (node, "new_instance", lambda: world.rng.getrandbits(63) | 1),
-            (storage, "make_policy", lambda name: make_policy(name, clock=clock.monotonic)),
+            (storage, "make_family", lambda name: make_family(name, clock=clock.monotonic)),
             (storage, "open_tiers", lambda settings, plan: self.open_tiers(settings, plan)),
             (storage, "make_engine", lambda *_args, **_options: None),
             (node, "watch_topology", lambda *_args: None),

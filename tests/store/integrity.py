@@ -25,6 +25,8 @@ from kvstore.store.reads.read_limiter import ReadLimiter
 from kvstore.store.shared_index.index import SharedIndexTable
 from kvstore.store.shared_index.index_growth import IndexGrowth
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
+from kvstore.tiers.policies.block_values import BlockValues
+from kvstore.tiers.policies.prefix import PrefixPolicy
 
 
 @singledispatch
@@ -70,7 +72,7 @@ def _copies(self: BlockCopies) -> None:
 @check.register
 def _eviction_order(self: EvictionOrder) -> None:
     """Assert the policies' invariants, and that none is empty."""
-    self.flush_touches()
+    self._families.flush_touches()
     for members in self._groups.values():
         members.policy.check_integrity()
         assert len(members.policy)
@@ -80,7 +82,13 @@ def _eviction_order(self: EvictionOrder) -> None:
         group: tenant for tenant, groups in self._groups_of.items() for group in groups
     }
     assert all(self._groups_of.values())
-    assert self.remembered == sum(members.policy.remembered for members in self._groups.values())
+    assert self._families._ledger.holders.keys() >= {id(members) for members in self._groups.values()}
+    assert self._families._tenants.keys() >= self._groups_of.keys()
+    memories: dict[int, int] = {}
+    for holder in self._families._ledger.holders.values():
+        policy = holder.policy._blocks if isinstance(holder.policy, BlockValues) else holder.policy
+        memories[id(policy.model if isinstance(policy, PrefixPolicy) else policy)] = policy.remembered
+    assert self._families.remembered == sum(memories.values())
 
 
 @check.register

@@ -22,7 +22,7 @@ from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.store.tiering.mover import MoveJob, fetch
 from kvstore.tiers.dram import DramTier
-from kvstore.tiers.policies.by_name import make_policy
+from kvstore.tiers.policies.by_name import make_family
 from kvstore.tiers.tier import Tier
 from kvstore.tiers.value_codec import Encoding, make_codec
 from tests.store.failing_tier import FailingHbm, FailingNvme
@@ -183,7 +183,7 @@ class Store:
         self.table = BlockTable(
             self.tiers,
             TableRules(
-                make_policy=lambda: make_policy(policy),
+                make_family=lambda: make_family(policy),
                 put_ttl_ns=PUT_TTL_NS,
                 high_watermark=high,
                 low_watermark=low,

@@ -3,7 +3,7 @@
 Hints of evicted blocks are kept with their ghosts: a block that is stored again was read, whether it was cached or not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic
 
 import numpy as np
@@ -13,7 +13,7 @@ from kvstore.tiers.policies.expected_reads import ExpectedRead, ExpectedReads
 from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, LEVELS, LevelReuse
 from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, ReuseHazard
-from kvstore.tiers.policies.visits import CLASSES, Cohort, Visit, keys_in
+from kvstore.tiers.policies.visits import CLASSES, Cohort, Visit
 
 
 class BlockHints(Generic[K]):
@@ -89,10 +89,11 @@ class BlockHints(Generic[K]):
             if blocks:
                 self._watch(cohort, level, blocks / visit.blocks)
 
-    def advance(self, now_s: float) -> list[K]:
-        """Pass expectations into the next part of their time; returns the leaves whose expectations count no longer."""
-        unfiled = self._reads.advance(now_s)
-        return [key for expected in unfiled for leaves in expected.leaves for key in keys_in(leaves)]
+    def advance(self, now_s: float, leaves_of: Callable[[Cohort[K]], Iterable[K]]) -> list[K]:
+        """Pass expectations into the next part of their time; returns the leaves whose expectations count no longer.
+        `leaves_of` returns those of a cohort.
+        """
+        return [key for expected in self._reads.advance(now_s) for key in leaves_of(expected)]
 
     def grow_older(self, cohort: Cohort[K], older: int) -> None:
         """Record that a cohort with priorities passes into an older bucket."""

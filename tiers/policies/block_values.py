@@ -94,6 +94,12 @@ class BlockValues(EvictionPolicy[bytes]):
         block = self._blocks.victim(has_evictable)
         return chosen[block] if block is not None else None
 
+    def worth(self, key: bytes) -> float | None:
+        return self._blocks.worth(self._block_of.get(key, key))
+
+    def close(self) -> int:
+        return self._blocks.close()
+
     @property
     def remembered(self) -> int:
         return self._blocks.remembered

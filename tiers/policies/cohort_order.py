@@ -1,7 +1,7 @@
 """Order of cohorts for eviction: rings of cohorts by class and age, ranked by the worth of their blocks.
 
 Each class and age bucket has two rings: for cohorts with leaves that end a prompt (tips), and for cohorts with other
-leaves; a cohort may be in both. One more ring, for orphans, comes before all others. Keys are kept in the cohorts.
+leaves; a cohort may be in both. One more ring, for orphans, comes before all others.
 
 Hints add rings: classes of expected reads, whose buckets are the parts of the expected time; and all rings again for
 each level of priority.
@@ -9,7 +9,7 @@ each level of priority.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,54 +27,100 @@ ORPHANS_WORTH: Final = -1.0
 """Below that of all others."""
 
 
+Ranking = tuple[list[int], list[int]]
+"""Rank of each ring in use, and the rings by rank."""
+
+
+def ranking_of(worths: NDArray[np.float64]) -> Ranking:
+    """Rank the rings by the worth of their blocks: one number per ring in use, by level of priority, class, bucket and
+    whether it is of tips. Shape (RINGS + 1,) without hints, else (levels * LEVEL_RINGS,).
+    """
+    by_rank = np.argsort(worths, kind="stable")
+    ranks = np.empty_like(by_rank)
+    ranks[by_rank] = np.arange(by_rank.size)
+    return ranks.tolist(), by_rank.tolist()
+
+
 class CohortOrder(Generic[K]):
-    """A cohort enters with its first leaf of a kind and leaves with the last. Operations are O(1) except `rank` and
-    iteration.
+    """Leaves of one policy. Operations are O(1) except `rank` and iteration.
+
+    A leaf's kind is twice its level of priority, plus 1 if it ends its prompt.
     """
 
-    def __init__(self) -> None:
-        self.orphans: Cohort[K] = Cohort(CLASSES, 0.0)
-        """Blocks whose parent was evicted: they cannot be hit."""
-        self._rings: defaultdict[int, OrderedDict[Cohort[K], None]] = defaultdict(OrderedDict)
-        self._rank: list[int] = []
-        self._by_rank: list[int] = []
+    def __init__(self, ranking: Ranking) -> None:
+        self._rings: defaultdict[int, OrderedDict[Cohort[K], OrderedDict[Any, None]]] = defaultdict(OrderedDict)
+        """By ring, its cohorts with their leaves, never none. Blocks stored alone consecutively are one leaf: their run."""
         self._occupied = 0
         """Bitmap of non-empty rings by rank; the lowest bit is the ring to evict from."""
-        self.rank(np.append(np.zeros(RINGS), ORPHANS_WORTH))
+        self.rank(ranking)
 
-    def rank(self, worths: NDArray[np.float64]) -> None:
-        """Order the rings by the worth of their blocks: one number per ring in use, by level of priority, class, bucket
-        and whether it is of tips. Shape (RINGS + 1,) without hints, else (levels * LEVEL_RINGS,).
-        """
-        by_rank = np.argsort(worths, kind="stable")
-        rank = np.empty_like(by_rank)
-        rank[by_rank] = np.arange(by_rank.size)
-        self._by_rank, self._rank = by_rank.tolist(), rank.tolist()
+    def rank(self, ranking: Ranking) -> None:
+        """Order the rings."""
+        self._rank, self._by_rank = ranking
+        self._kinds = 2 * max(1, len(self._rank) // LEVEL_RINGS)
         self._occupied = self._bits()
 
-    def enter(self, cohort: Cohort[K], kind: int) -> None:
-        """Add a cohort that has its first leaf of that kind: twice the level of priority, plus 1 for tips."""
+    def file(self, leaf: Any, cohort: Cohort[K], kind: int, *, in_front: bool = False) -> None:
+        """Add a leaf of the cohort."""
         ring = (cohort.klass * BUCKETS + cohort.bucket) * 2 + kind  # a call would cost a twentieth of a read
-        self._enter(ring if kind < 2 else _ring_of(cohort, cohort.bucket, kind), cohort)
+        if kind > 1:
+            ring = ring_of(cohort, cohort.bucket, kind)
+        cohorts = self._rings[ring]
+        leaves = cohorts.get(cohort)
+        if leaves is None:
+            if not cohorts:
+                self._occupied |= 1 << self._rank[ring]
+            leaves = cohorts[cohort] = OrderedDict()
+        leaves[leaf] = None
+        if in_front:
+            leaves.move_to_end(leaf, last=False)
 
-    def leave(self, cohort: Cohort[K], kind: int) -> None:
-        """Remove a cohort that has no leaf of that kind any more."""
+    def unfile(self, leaf: Any, cohort: Cohort[K], kind: int) -> None:
+        """Remove a leaf."""
         ring = (cohort.klass * BUCKETS + cohort.bucket) * 2 + kind
-        self._leave(ring if kind < 2 else _ring_of(cohort, cohort.bucket, kind), cohort)
+        if kind > 1:
+            ring = ring_of(cohort, cohort.bucket, kind)
+        cohorts = self._rings[ring]
+        leaves = cohorts[cohort]
+        del leaves[leaf]
+        if not leaves:
+            del cohorts[cohort]
+            if not cohorts:
+                self._occupied ^= 1 << self._rank[ring]
+
+    def last(self, cohort: Cohort[K], kind: int) -> Any:
+        """Return the leaf that was filed last in the cohort, or None."""
+        leaves = self._rings[ring_of(cohort, cohort.bucket, kind)].get(cohort)
+        return next(reversed(leaves)) if leaves else None
+
+    def leaves_of(self, cohort: Cohort[K]) -> list[K]:
+        """Return the blocks filed in the cohort."""
+        found: list[K] = []
+        for kind in range(self._kinds):
+            found += keys_in(self._rings[ring_of(cohort, cohort.bucket, kind)].get(cohort, ()))
+        return found
 
     def grow_older(self, cohort: Cohort[K], bucket: int) -> None:
-        """Move the cohort's rings before it passes into `bucket`."""
-        for kind, leaves in enumerate(cohort.leaves):
-            if leaves:
-                self._leave(_ring_of(cohort, cohort.bucket, kind), cohort)
-                self._enter(_ring_of(cohort, bucket, kind), cohort)
+        """Move the cohort's leaves before it passes into `bucket`."""
+        for kind in range(self._kinds):
+            ring = ring_of(cohort, cohort.bucket, kind)
+            cohorts = self._rings[ring]
+            leaves = cohorts.pop(cohort, None)
+            if leaves is None:
+                continue
+            if not cohorts:
+                self._occupied ^= 1 << self._rank[ring]
+            ring = ring_of(cohort, bucket, kind)
+            if not self._rings[ring]:
+                self._occupied |= 1 << self._rank[ring]
+            self._rings[ring][cohort] = leaves
 
     def first(self) -> K | None:
         """Return the leaf of least worth, or None."""
         if not self._occupied:
             return None
         ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
-        leaf = next(iter(next(iter(self._rings[ring])).leaves[_kind_of(ring)]))
+        leaf = next(iter(next(iter(self._rings[ring].values()))))
         return leaf.first() if isinstance(leaf, VisitRun) else leaf
 
     def __iter__(self) -> Iterator[K]:
@@ -84,38 +130,26 @@ class CohortOrder(Generic[K]):
             lowest = occupied & -occupied
             occupied ^= lowest
             ring = self._by_rank[lowest.bit_length() - 1]
-            for cohort in self._rings[ring]:
-                yield from keys_in(cohort.leaves[_kind_of(ring)])
+            for leaves in self._rings[ring].values():
+                yield from keys_in(leaves)
 
     def check_integrity(self) -> dict[K, tuple[Cohort[K], int]]:
         """Assert that each cohort is in its rings; returns each leaf with its cohort and kind. For tests."""
         filed = {}
         for ring, cohorts in self._rings.items():
             kind = _kind_of(ring)
-            for cohort in cohorts:
-                assert cohort.leaves[kind]
-                assert ring == _ring_of(cohort, cohort.bucket, kind)
-                filed.update(dict.fromkeys(keys_in(cohort.leaves[kind]), (cohort, kind)))
+            for cohort, leaves in cohorts.items():
+                assert leaves
+                assert ring == ring_of(cohort, cohort.bucket, kind)
+                filed.update(dict.fromkeys(keys_in(leaves), (cohort, kind)))
         assert self._occupied == self._bits()
         return filed
-
-    def _enter(self, ring: int, cohort: Cohort[K]) -> None:
-        cohorts = self._rings[ring]
-        if not cohorts:
-            self._occupied |= 1 << self._rank[ring]
-        cohorts[cohort] = None
-
-    def _leave(self, ring: int, cohort: Cohort[K]) -> None:
-        cohorts = self._rings[ring]
-        del cohorts[cohort]
-        if not cohorts:
-            self._occupied ^= 1 << self._rank[ring]
 
     def _bits(self) -> int:
         return sum(1 << self._rank[ring] for ring, cohorts in self._rings.items() if cohorts)
 
 
-def _ring_of(cohort: Cohort[K], bucket: int, kind: int) -> int:
+def ring_of(cohort: Cohort[K], bucket: int, kind: int) -> int:
     """Return the ring of a cohort in this bucket for leaves of this kind."""
     return (cohort.klass * BUCKETS + bucket) * 2 + (kind & 1) + (kind >> 1) * LEVEL_RINGS
 

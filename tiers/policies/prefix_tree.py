@@ -5,7 +5,7 @@ as no key of a cycle would ever be a leaf. Hash chains make no cycles, but a fau
 """
 
 from collections.abc import Callable
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from kvstore.tiers.policies.interface import K
 from kvstore.tiers.policies.visits import Cohort, Visit
@@ -14,6 +14,11 @@ FEW_CHILDREN: Final = 4
 """Up to this many children are a tuple, more are a set."""
 
 Children = tuple[K, ...] | set[K]
+
+BELOW_BITS: Final = 20
+_SHIFTS: Final = (2 * BELOW_BITS, 0, BELOW_BITS)
+"""By tier. Counts of children in DRAM, the usual ones, are small integers, which take no memory."""
+_MASK: Final = (1 << BELOW_BITS) - 1
 
 
 def closes_cycle(key: K, parent: K, parent_of: Callable[[K], K | None], max_steps: int) -> bool:
@@ -63,9 +68,15 @@ def without_child(children: Children[K], key: K) -> Children[K]:
 class PrefixNode(Generic[K]):
     """A present block in the prefix tree."""
 
-    __slots__ = ("birth_turn", "child", "forks", "home", "kind", "parent", "siblings", "visit")
+    __slots__ = ("_below", "birth_turn", "child", "filed", "forks", "home", "kind", "parent", "places", "siblings", "visit")
 
-    def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int) -> None:
+    def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int, places: tuple[Any, ...]) -> None:
+        self.places = places
+        """The policies that it is in (prefix_model.Place), fastest tier first."""
+        self.filed = 0
+        """It is filed in so many of `places`, the first ones: where it is a leaf."""
+        self._below = 0
+        """Number of present children by their fastest tier, BELOW_BITS each."""
         self.parent = parent
         self.visit = visit
         """The last visit that passed through it."""
@@ -78,9 +89,9 @@ class PrefixNode(Generic[K]):
         self.siblings: Children[K] = ()
         """The other present children."""
         self.home: Cohort[K] | None = None
-        """Cohort in which a leaf is filed; the tip of the visit under way is not filed."""
+        """Cohort in which a leaf is filed, None for others. The tip of the visit under way is not filed."""
         self.kind = 0
-        """Its kind among the leaves of its cohort: 1 for a tip, plus twice its level of priority."""
+        """Its kind among the leaves of its cohort; see CohortOrder."""
 
     @property
     def children(self) -> Children[K]:
@@ -88,17 +99,46 @@ class PrefixNode(Generic[K]):
         assert self.child is not None
         return {self.child, *self.siblings} if isinstance(self.siblings, set) else (self.child, *self.siblings)
 
+    def leaf_places(self) -> int:
+        """Return in how many of `places`, the first ones, it is a leaf: no child is in that tier or a faster one."""
+        below, count = self._below, 0
+        if not below:
+            return len(self.places)
+        lowest = 0 if below >> _SHIFTS[0] else 1 if below & _MASK else 2
+        for place in self.places:
+            if place.tier >= lowest:
+                break
+            count += 1
+        return count
+
+    def gain_child(self, key: K, tier: int) -> None:
+        """Add a child whose fastest copy is in `tier`."""
+        self._below += 1 << _SHIFTS[tier]
+        if self.child is None:
+            self.child = key
+        else:
+            self.siblings = with_child(self.siblings, key)
+
     def adopt(self, children: Children[K]) -> None:
-        """Take over at least one child. A set is changed in place."""
+        """Take over at least one child. A set is changed in place. `move_child` for each must follow."""
         self.child = next(iter(children))
         self.siblings = without_child(children, self.child)
 
-    def lose_child(self, key: K) -> None:
-        """Remove one of several children."""
-        if key == self.child:
+    def lose_child(self, key: K, tier: int) -> None:
+        """Remove a child whose fastest copy was in `tier`."""
+        self._below -= 1 << _SHIFTS[tier]
+        if key != self.child:
+            self.siblings = without_child(self.siblings, key)
+        elif self.siblings:
             self.adopt(self.siblings)
         else:
-            self.siblings = without_child(self.siblings, key)
+            self.child = None
+
+    def move_child(self, former_tier: int | None, tier: int) -> None:
+        """Record a child's new fastest tier; the former one is None for an adopted child."""
+        if former_tier is not None:
+            self._below -= 1 << _SHIFTS[former_tier]
+        self._below += 1 << _SHIFTS[tier]
 
 
 def is_alone(node: PrefixNode[K]) -> bool:
@@ -108,15 +148,15 @@ def is_alone(node: PrefixNode[K]) -> bool:
     """
     visit = node.visit
     is_first = visit.blocks == visit.new_blocks == visit.turn == node.birth_turn == 1
-    return is_first and node.parent is None and not node.forks and not visit.forks
+    return is_first and node.parent is None and node.child is None and not node.forks and not visit.forks
 
 
-def alone(key: K, cohort: Cohort[K]) -> PrefixNode[K]:
-    """Return the node of a block without parent and children that was stored alone in a visit that ended in
+def alone(key: K, cohort: Cohort[K], places: tuple[Any, ...]) -> PrefixNode[K]:
+    """Return the node, not filed, of a block without parent and children that was stored alone in a visit that ended in
     `cohort`, and not read since.
     """
     visit: Visit[K] = Visit()
     visit.blocks = visit.new_blocks = 1
     visit.tip = key
     visit.cohort = cohort
-    return PrefixNode(None, visit, visit.turn, 0)
+    return PrefixNode(None, visit, visit.turn, 0, places)

@@ -6,7 +6,7 @@ are visited again, whether they are still cached or not: ghosts teach as much as
 """
 
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, repeat
 from operator import is_
@@ -55,11 +55,13 @@ Leaf: TypeAlias = "K | VisitRun[K, Cohort[K]]"
 
 
 class VisitRun(Generic[K, H]):
-    """Blocks stored alone, filed together in `home`. `left` of `keys` are present: those that `nodes` maps to this run."""
+    """Blocks stored alone, filed together in `home`. `left` of `keys` are present: those that `nodes` maps to this run.
+    `places` is the policy that they are in."""
 
-    __slots__ = ("_begin", "_keys", "_nodes", "home", "left")
+    __slots__ = ("_begin", "_keys", "_nodes", "home", "left", "places")
 
-    def __init__(self, keys: list[K], home: H, nodes: States[K, Any]) -> None:
+    def __init__(self, keys: list[K], home: H, nodes: States[K, Any], places: tuple[Any, ...]) -> None:
+        self.places = places
         self._keys = keys
         self._nodes = nodes
         self._begin = 0
@@ -100,9 +102,9 @@ class VisitRun(Generic[K, H]):
 
 
 class Cohort(Generic[K]):
-    """Visits of one class that ended within one TICK_S. `leaves` are their evictable blocks."""
+    """Visits of one class that ended within one TICK_S."""
 
-    __slots__ = ("bucket", "is_open", "is_watched", "klass", "leaves", "levels", "time_s", "unread")
+    __slots__ = ("bucket", "is_open", "is_watched", "klass", "levels", "time_s", "unread")
 
     def __init__(self, klass: int, time_s: float) -> None:
         self.klass = klass
@@ -113,10 +115,6 @@ class Cohort(Generic[K]):
         self.is_watched = True
         self.is_open = True
         """Accepts visits until it ages or is dropped."""
-        self.leaves: list[OrderedDict[Leaf[K], None]] = [OrderedDict(), OrderedDict()]
-        """Leaves that do not end their prompt, and leaves that do; then the same for each level of priority in use.
-        Blocks stored alone consecutively are one entry: their run.
-        """
         self.levels: list[float] | None = None
         """Of `unread`, that of blocks with a priority, by level; None without any."""
 

@@ -9,10 +9,12 @@ from random import Random
 import pytest
 
 from kvstore.store.block_table import eviction_order as eviction
+from kvstore.store.block_table import policy_families
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.eviction_order import EvictionOrder
+from kvstore.store.block_table.policy_families import PolicyFamilies
 from kvstore.tiers.policies.by_name import make_policy
-from kvstore.tiers.policies.interface import EvictionPolicy
+from kvstore.tiers.policies.interface import EvictionPolicy, SeparatePolicies
 from kvstore.tiers.policies.lru import LRU
 from tests.store.integrity import check
 from tests.store.made import made
@@ -31,7 +33,8 @@ class Visible(EvictionOrder):
 
     def __init__(self, make: Callable[[], EvictionPolicy[bytes]], max_remembered: int | None = None) -> None:
         self.blocks: defaultdict[str, dict[bytes, Block]] = defaultdict(dict)
-        super().__init__(make, self.blocks.__getitem__, max_remembered=max_remembered)
+        self.families = PolicyFamilies(lambda: SeparatePolicies(make), self.blocks.__getitem__, max_remembered=max_remembered)
+        super().__init__(self.families)
 
     def insert(self, block: Block, group: int) -> None:
         self.blocks[block.tenant][block.key] = block
@@ -82,8 +85,8 @@ def test_pending_touches_reach_the_policy_first_and_in_order(order: EvictionOrde
     order.touch(c, 0)
     order.remove(c, 0)
     order.touch(a, 0)
-    order.flush_touches()
-    order.flush_touches()
+    order.families.flush_touches()
+    order.families.flush_touches()
     assert told == [("touch", b"b"), ("touch", b"a"), ("insert", b"c"), ("touch", b"c"), ("remove", b"c"), ("touch", b"a")]
     asks: list[Callable[[], object]] = [lambda: order.victim(0, anyone), lambda: order.coldest(anyone), lambda: check(order)]
     for ask in asks:
@@ -92,9 +95,9 @@ def test_pending_touches_reach_the_policy_first_and_in_order(order: EvictionOrde
         ask()
         assert told == [("touch", b"a")]
     told.clear()
-    for _ in range(eviction.MAX_PENDING_TOUCHES + 1):
+    for _ in range(policy_families.MAX_PENDING_TOUCHES + 1):
         order.touch(a, 0)
-    assert len(told) == eviction.MAX_PENDING_TOUCHES
+    assert len(told) == policy_families.MAX_PENDING_TOUCHES
 
 
 def test_coldest_elsewhere_is_in_another_group(order: EvictionOrder) -> None:
@@ -181,7 +184,7 @@ def test_a_block_stored_again_is_the_same_key_to_the_policy() -> None:
     check(order)
 
 
-def leave(order: EvictionOrder, group: int, count: int) -> None:
+def leave(order: Visible, group: int, count: int) -> None:
     """Insert and remove that many blocks of a group."""
     for number in range(count):
         one = block(f"{group} {number}", number)
@@ -195,19 +198,19 @@ def remembered(order: EvictionOrder) -> list[int]:
 
 @pytest.mark.promise("space-accounted")
 def test_remembered_blocks_are_bounded_over_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "MAX_FORGOTTEN", 4)
+    monkeypatch.setattr(policy_families, "MAX_FORGOTTEN", 4)
     order = Visible(lambda: make_policy("prefix"), 100)
     for group in range(2):
         order.insert(block(f"stays {group}", 0), group)
     leave(order, 0, 1000)
-    assert 96 <= order.remembered <= 100
+    assert 96 <= order.families.remembered <= 100
     leave(order, 1, 1000)
-    assert 92 <= order.remembered <= 100
+    assert 92 <= order.families.remembered <= 100
     assert all(45 <= count <= 55 for count in remembered(order)), "each has its share"
     order.insert_all([block(f"0 {number}", 0) for number in (998, 999)], 0)
     check(order)
     leave(order, 2, 1000)
-    assert sum(remembered(order)) == order.remembered, "who is gone remembers nothing"
+    assert sum(remembered(order)) == order.families.remembered, "who is gone remembers nothing"
     check(order)
 
 

@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.kvcache.traces.named import generate
 from kvstore.testing.policy_conformance import PolicyConformance
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies import prefix
+from kvstore.tiers.policies import prefix_model
 from kvstore.tiers.policies.interface import DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
-from kvstore.tiers.policies.prefix import PrefixPolicy
+from kvstore.tiers.policies.prefix import PrefixFamily, PrefixPolicy
 
 
 class Clock:
@@ -130,7 +130,131 @@ TestPrefixMachine = PrefixMachine.TestCase
 TestPrefixMachine.settings = MACHINE_SETTINGS
 
 
-def store(policy: PrefixPolicy[str], prompt: Iterable[str]) -> None:
+class FamilyMachine(RuleBasedStateMachine):
+    """Any schedule of copies between tiers: each policy knows its keys, and its victim has no child in its tier or a
+    faster one, unless every leaf is refused."""
+
+    KEYS = st.integers(0, 11)
+    TIERS = st.integers(0, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        family = PrefixFamily[int](clock=self.clock)
+        self.policies = [family.policy(tier) for tier in range(3)]
+        self.present: list[set[int]] = [set(), set(), set()]
+        self.parents: dict[int, int | None] = {}
+
+    @rule(key=KEYS, tier=TIERS, is_alone=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 500.0]))
+    def insert(self, key: int, tier: int, is_alone: bool, seconds: float) -> None:
+        self.clock.now_s += seconds
+        parent = key // 2 if key and not is_alone else None
+        self.policies[tier].insert(key, parent)
+        if not any(key in keys for keys in self.present):
+            self.parents[key] = parent
+        self.present[tier].add(key)
+
+    @rule(keys=st.lists(KEYS, min_size=3, max_size=6, unique=True), tier=TIERS)
+    def insert_alone(self, keys: list[int], tier: int) -> None:
+        self.policies[tier].insert_all(keys)
+        for key in keys:
+            if not any(key in present for present in self.present):
+                self.parents[key] = None
+            self.present[tier].add(key)
+
+    @rule(key=KEYS)
+    def touch(self, key: int) -> None:
+        for policy in self.policies:
+            policy.touch(key)
+
+    @rule(key=KEYS, tier=TIERS, priority=st.sampled_from([0, 50, 100]))
+    def set_priority(self, key: int, tier: int, priority: int) -> None:
+        self.policies[tier].set_priority(key, priority)
+
+    @rule(key=KEYS, tier=TIERS, after_s=st.sampled_from([0.1, 10.0, 1000.0]))
+    def expect_reuse(self, key: int, tier: int, after_s: float) -> None:
+        self.policies[tier].expect_reuse(key, after_s)
+
+    @rule(key=KEYS, tier=TIERS, is_released=st.booleans())
+    def remove(self, key: int, tier: int, is_released: bool) -> None:
+        if is_released:
+            self.policies[tier].release(key)
+        else:
+            self.policies[tier].remove(key)
+        self.present[tier].discard(key)
+
+    @rule(tier=TIERS, refused=st.frozensets(KEYS, max_size=4), take=st.booleans())
+    def evict(self, tier: int, refused: frozenset[int], take: bool) -> None:
+        victim = self.policies[tier].victim(lambda key: key not in refused)
+        with_child = {self.parents[key] for keys in self.present[: tier + 1] for key in keys}
+        mine = self.present[tier] - refused
+        allowed = mine - with_child or mine
+        assert victim in allowed if allowed else victim is None
+        if victim is not None and take:
+            self.remove(victim, tier, False)
+
+    @rule(tier=TIERS, count=st.integers(0, 6), staying=st.frozensets(KEYS, max_size=2))
+    def evict_many(self, tier: int, count: int, staying: frozenset[int]) -> None:
+        taken = self.policies[tier].take_victims(count, lambda _key: True, lambda key: key not in staying)
+        assert self.present[tier].issuperset(taken)
+        assert staying.isdisjoint(taken)
+        self.present[tier] -= set(taken)
+
+    @invariant()
+    def each_policy_has_its_keys(self) -> None:
+        for policy, present in zip(self.policies, self.present, strict=True):
+            policy.check_integrity()
+            assert len(policy) == len(present)
+            assert all((key in policy) == (key in present) for key in range(12))
+
+
+TestFamilyMachine = FamilyMachine.TestCase
+TestFamilyMachine.settings = MACHINE_SETTINGS
+
+
+def test_a_demoted_block_keeps_its_visits() -> None:
+    """Its reads in DRAM make it worth more than a block that was never read and is younger."""
+    clock = Clock()
+    family = PrefixFamily[str](clock=clock)
+    dram, nvme = family.policy(1), family.policy(2)
+    play(dram, clock, 300)
+    kept = [key for key in ("again298-1", "again299-1") if key in dram]
+    store(dram, words("new", 1))
+    clock.now_s += 60
+    store(dram, words("end", 1))
+    for key in (*kept, "new0"):
+        nvme.insert(key)
+        dram.remove(key)
+    assert kept
+    assert all((nvme.worth(key) or 0) > (nvme.worth("new0") or 0) for key in kept if nvme.worth(key) is not None)
+    assert nvme.victim() == "new0"
+    nvme.check_integrity()
+
+
+def test_a_prompt_is_demoted_and_dropped_from_its_end() -> None:
+    family = PrefixFamily[str](clock=ticking())
+    dram, nvme = family.policy(1), family.policy(2)
+    store(dram, words("a", 4))
+    store(dram, words("end", 1))
+    for expected in ("a3", "a2", "a1"):
+        victim = dram.victim(lambda key: key != "end0")
+        assert victim == expected
+        nvme.insert(victim)
+        dram.remove(victim)
+    assert [nvme.victim(), nvme.victim(lambda key: key != "a3")] == ["a3", "a1"]
+
+
+def test_ghosts_of_a_family_stay_until_its_last_policy_closes() -> None:
+    family = PrefixFamily[str](clock=ticking())
+    dram, nvme = family.policy(1), family.policy(2)
+    dram.insert("a")
+    dram.remove("a")
+    assert (dram.remembered, nvme.remembered) == (1, 1)
+    assert dram.close() == 0
+    assert nvme.close() == 1
+
+
+def store(policy: EvictionPolicy[str], prompt: Iterable[str]) -> None:
     """Read or store the prompt's blocks: a key a word, its parent the word before."""
     parent = None
     for key in prompt:
@@ -251,7 +375,7 @@ def test_prefix_scan_is_bounded_when_all_leaves_are_in_use() -> None:
     prompts = [words(f"prompt {number} ", 500) for number in range(10)]
     for prompt in prompts:
         store(policy, prompt)
-    policy._nodes = Passing(policy._nodes.items())
+    policy.model.nodes = Passing(policy.model.nodes.items())
     ends = {prompt[-1] for prompt in prompts}
     assert policy.victim(lambda key: key not in ends) == prompts[0][0]
     assert Passing.passed == 1
@@ -259,7 +383,7 @@ def test_prefix_scan_is_bounded_when_all_leaves_are_in_use() -> None:
     assert Passing.passed <= 20
 
 
-def play(policy: PrefixPolicy[str], clock: Clock, rounds: int) -> None:
+def play(policy: EvictionPolicy[str], clock: Clock, rounds: int) -> None:
     """Each 10 s a short prompt that is read again after 20 s, and a long one that is never read again; ghosts teach as residents do."""
     for index in range(rounds):
         clock.now_s = index * 10.0
@@ -332,7 +456,7 @@ def test_prefix_evicts_lone_blocks_in_batches_and_readmits_them() -> None:
         policy.insert(gone[4], "b")
         policy.check_integrity()
     assert many.take_victims(3, lambda key: key != "p0-3", lambda key: key != "p1-4") == []
-    assert many._log.hazard._watched == pytest.approx(singles._log.hazard._watched)
+    assert many.model.log.hazard._watched == pytest.approx(singles.model.log.hazard._watched)
     left = evictions(singles)
     assert many.take_victims(len(left), lambda key: True, lambda key: True) == left
     assert many.take_victims(1, lambda key: True, lambda key: True) == []
@@ -350,7 +474,7 @@ def evictions_of(policy: PrefixPolicy[str], count: int) -> list[str]:
 
 
 def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix, "MIN_GHOSTS", 10)
+    monkeypatch.setattr(prefix_model, "MIN_GHOSTS", 10)
     policy: PrefixPolicy[int] = PrefixPolicy(clock=ticking())
     for key in range(1000):
         policy.insert(key)
@@ -358,7 +482,7 @@ def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             victim = policy.victim()
             assert victim is not None
             policy.remove(victim)
-    assert len(policy._ghosts) <= 21
+    assert len(policy.model.ghosts) <= 21
 
 
 def test_the_ghosts_of_those_that_left_first_are_forgotten_first() -> None:
@@ -369,7 +493,7 @@ def test_the_ghosts_of_those_that_left_first_are_forgotten_first() -> None:
         policy.remove(key)
     assert policy.remembered == 4
     policy.forget(3)
-    assert list(policy._ghosts) == [3]
+    assert list(policy.model.ghosts) == [3]
     policy.forget(3)
     assert policy.remembered == 0
     policy.check_integrity()
