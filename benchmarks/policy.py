@@ -27,7 +27,8 @@ from kvstore.client import Client
 from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
 from kvstore.lab.accesses import flatten, infinite_hits
-from kvstore.lab.jobs import HintJob, HintRow, Job, PolicyJob, PolicyRow
+from kvstore.lab.home_pool import HomePoolOptions
+from kvstore.lab.jobs import HintJob, HintRow, HomePoolJob, HomePoolRow, Job, PolicyJob, PolicyRow
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import CacheReplay
 from kvstore.lab.report import bounds, hint_table, policy_table
@@ -63,6 +64,10 @@ HANDOVER_S: Final = 1.0
 POOL_INSTANCES: Final = 4
 POOL_BLOCKS: Final = 5859
 """3M tokens in blocks of 512: the local cache of an instance in the paper."""
+HOME_POOL_BLOCKS: Final = 2500
+"""Of each of four nodes."""
+HOME_POOL_AIM: Final = 0.225
+LOCAL_AIM: Final = 0.6
 
 
 def main() -> int:
@@ -74,7 +79,7 @@ def main() -> int:
         console.print(f"\n[bold]{name}[/bold]")
         rows += ratio_rows(name, requests, console)
     if trace:
-        rows += [*reference_rows(trace, rows), *floor_rows(rows), *hint_rows(trace, console)]
+        rows += [*reference_rows(trace, rows), *floor_rows(rows), *home_pool_rows(trace), *hint_rows(trace, console)]
     first = trace or unseen[f"generated {UNSEEN_SEEDS[0]}"]
     for part in (cost_rows(first), fresh_rows(), live_rows(first[:LIVE_REQUESTS])):
         for row in part:
@@ -119,6 +124,25 @@ def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[BenchRow]) -> I
         gain = found.gain or 0.0
         is_blind = routing is not Routing.CACHE_AWARE
         yield BenchRow(name, gain, "ratio", "1.4 to 2.4", 1.4 <= gain <= 2.4) if is_blind else BenchRow(name, gain, "ratio")
+
+
+def home_pool_rows(trace: Sequence[TraceRequest]) -> Iterator[BenchRow]:
+    """Rows of four nodes whose memory is one pool by home copies."""
+    cases = [("one writer", (1.0, 0.0, 0.0, 0.0), False), ("80/10/5/5", (80.0, 10.0, 5.0, 5.0), False)]
+    cases += [("25 each", (1.0,) * 4, False), ("routed", (1.0,) * 4, True)]
+    jobs: list[Job] = [
+        HomePoolJob(OURS, HOME_POOL_BLOCKS, HomePoolOptions(shares, is_routed=is_routed, is_shared=is_shared))
+        for _, shares, is_routed in cases
+        for is_shared in (True, False)
+    ]
+    found = [row for row in run_jobs(jobs, trace) if isinstance(row, HomePoolRow)]
+    for (name, _, is_routed), shared, separate in zip(cases, found[::2], found[1::2], strict=True):
+        label = f"4 x {HOME_POOL_BLOCKS:,} blocks, {name}"
+        yield at_least(f"{label}: shared statistics", shared.prefix_hit_ratio, "prefix hit ratio", HOME_POOL_AIM)
+        yield BenchRow(f"{label}: separate statistics", separate.prefix_hit_ratio, "prefix hit ratio")
+        local = f"{label}: hits on the reader's own node"
+        yield at_least(local, shared.local_share, "share", LOCAL_AIM) if is_routed else BenchRow(local, shared.local_share, "share")
+        yield BenchRow(f"{label}: copies a hit", shared.copies_per_hit, "blocks")
 
 
 def floor_rows(rows: Sequence[BenchRow]) -> Iterator[BenchRow]:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,7 +14,21 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.kvcache.traces.named import read_requests
 from kvstore.lab.accesses import Accesses, flatten
 from kvstore.lab.hints import check_share
-from kvstore.lab.jobs import HintJob, HintRow, Job, PolicyJob, PolicyRow, PoolJob, PoolRow, Row, TierJob, TierRow
+from kvstore.lab.home_pool import HomePoolOptions
+from kvstore.lab.jobs import (
+    HintJob,
+    HintRow,
+    HomePoolJob,
+    HomePoolRow,
+    Job,
+    PolicyJob,
+    PolicyRow,
+    PoolJob,
+    PoolRow,
+    Row,
+    TierJob,
+    TierRow,
+)
 from kvstore.lab.plots import save_all
 from kvstore.lab.pools import Routing
 from kvstore.lab.replay import check_capacity
@@ -22,6 +37,7 @@ from kvstore.lab.report import (
     bounds,
     hint_table,
     hit_ratio,
+    home_pool_table,
     policy_table,
     pool_gain,
     pool_table,
@@ -32,7 +48,7 @@ from kvstore.lab.report import (
 )
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument, TraceError
-from kvstore.tiers.policies.by_name import DEFAULT, POLICY_NAMES, make_policy
+from kvstore.tiers.policies.by_name import DEFAULT, POLICY_NAMES, make_family, make_policy
 from kvstore.tiers.policies.prefix import PrefixPolicy
 
 if TYPE_CHECKING:
@@ -52,6 +68,9 @@ HINTED: Final = (DEFAULT, PrefixPolicy.name)
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only this many requests, from the first.")
 @click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with this many blocks of DRAM and of NVMe.")
 @click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of BLOCKS blocks each.")
+@click.option(
+    "--writers", metavar="SHARES", help="With --pools, also N nodes with home copies: shares of the prompts at each, as 80,10,5,5."
+)
 @click.option("--hints", type=float, metavar="SHARE", help="Also replay with retention hints from this share of the sessions, 0 to 1.")
 @click.option("--plots", metavar="DIR", help="Write plots to DIR. Needs the extra plots.")
 @click.option("--plot-format", type=click.Choice(["svg", "png"]), default="svg", show_default=True, help="Format of the plots.")
@@ -66,9 +85,13 @@ def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_form
 
     --hints gives hints after each prompt: the time until the next read of each block, or priority 0 where none comes. It replays true
     hints, half of them random, and all random. Policies that ignore hints are left out.
+
+    With --writers the N nodes of --pools are one pool, as in a live cluster: nearly full nodes' blocks are copied to their home node
+    (home copies). It is compared with one node of N x BLOCKS blocks, with prompts by share and routed to the node that holds their
+    beginning, and with policies that exchange what they learn or do not.
     """
     names, sizes = _policies(policies), _capacities(capacities)
-    jobs = _jobs(names, sizes, options["tiers"], options["pools"], options["hints"])
+    jobs = _jobs(names, sizes, options)
     requests = _requests(trace, options["limit"])
     accesses = flatten(requests)
     # Before the replay, so that a folder that cannot be written fails at once.
@@ -119,7 +142,8 @@ def _pair(text: str, form: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: str | None, hints: float | None) -> list[Job]:
+def _jobs(names: Sequence[str], sizes: Sequence[int], options: Mapping[str, Any]) -> list[Job]:
+    tiers, pools, writers, hints = (options[name] for name in ("tiers", "pools", "writers", "hints"))
     jobs: list[Job] = [PolicyJob(name, size) for name in names for size in sizes]
     if tiers is not None:
         dram, nvme = _pair(tiers, "DRAM:NVME")
@@ -127,9 +151,33 @@ def _jobs(names: Sequence[str], sizes: Sequence[int], tiers: str | None, pools: 
     if pools is not None:
         instances, blocks = _pair(pools, "N:BLOCKS")
         jobs += [PoolJob(name, routing, instances, blocks) for name in names for routing in Routing]
+        if writers is not None:
+            jobs += _home_pools(names, instances, blocks, _shares(writers, instances))
+    elif writers is not None:
+        raise InvalidArgument("--writers needs --pools N:BLOCKS")
     if hints is not None:
         check_share("share", hints)
         jobs += [HintJob(name, size, hints) for name in _heeding(names) for size in sizes]
+    return jobs
+
+
+def _shares(text: str, nodes: int) -> tuple[float, ...]:
+    """Parse shares of the prompts at each node; nodes without one get none. Raises InvalidArgument."""
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidArgument(f"--writers: {text!r} is not a list of numbers, as 80,10,5,5") from None
+    if len(shares) > nodes:
+        raise InvalidArgument(f"--writers names {len(shares)} shares for {nodes} nodes")
+    return (*shares, *[0.0] * (nodes - len(shares)))
+
+
+def _home_pools(names: Sequence[str], nodes: int, blocks: int, shares: Sequence[float]) -> list[Job]:
+    jobs: list[Job] = []
+    for name in names:
+        has_statistics = make_family(name).reuse_statistics() is not None
+        for is_routed, is_shared in product((False, True), (False, True) if has_statistics and nodes > 1 else (False,)):
+            jobs.append(HomePoolJob(name, blocks, HomePoolOptions(shares, is_routed=is_routed, is_shared=is_shared)))
     return jobs
 
 
@@ -162,6 +210,7 @@ class _Report:
         self._policies = [row for row in rows if isinstance(row, PolicyRow)]
         self._tiers = [row for row in rows if isinstance(row, TierRow)]
         self._pools = [row for row in rows if isinstance(row, PoolRow)]
+        self._home_pools = [row for row in rows if isinstance(row, HomePoolRow)]
         self._hints = [row for row in rows if isinstance(row, HintRow)]
 
     def show(self, plots: str | None, *, as_json: bool) -> None:
@@ -175,6 +224,8 @@ class _Report:
             out.print(tier_table(self._tiers))
         if self._pools:
             out.print(pool_table(self._pools))
+        if self._home_pools:
+            out.print(home_pool_table(self._home_pools))
         if self._hints:
             out.print(hint_table(self._hints))
         if plots is not None:
@@ -190,6 +241,7 @@ class _Report:
 
     def _json(self) -> Any:
         policies = rows_as_json(self._policies)
-        others = {"tiers": rows_as_json(self._tiers), "pools": rows_as_json(self._pools), "hints": rows_as_json(self._hints)}
+        kinds: dict[str, Sequence[Row]] = {"tiers": self._tiers, "pools": self._pools, "home_pools": self._home_pools, "hints": self._hints}
+        others = {name: rows_as_json(rows) for name, rows in kinds.items()}
         found = {name: rows for name, rows in others.items() if rows}
         return {"policies": policies, **found} if found else policies

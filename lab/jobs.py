@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.accesses import belady_hits, flatten
 from kvstore.lab.hints import HintedReplay
+from kvstore.lab.home_pool import HomePool, HomePoolOptions
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import CacheReplay
 from kvstore.lab.tiers import TwoTiers
@@ -54,6 +55,26 @@ class PoolRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HomePoolRow:
+    """Comparison of several nodes whose memory is one pool by home copies with one node of the same total size."""
+
+    policy: str
+    shares: tuple[float, ...]
+    """Of the prompts at each node."""
+    blocks_per_node: int
+    is_routed: bool
+    """Prompts go to the node that holds most of their beginning."""
+    is_shared: bool
+    """Policies exchange what they learn."""
+    one_node_prefix_hit_ratio: float
+    prefix_hit_ratio: float
+    local_share: float
+    """Share of the prefix hits that the prompt's own node had."""
+    copies_per_hit: float
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class HintRow:
     """Prefix hit ratios of one policy at one capacity with hints from a share of the sessions."""
 
@@ -72,7 +93,7 @@ class HintRow:
     """Part of the way from `unhinted` to `belady` that is gone with true hints; None if there is no way."""
 
 
-Row = PolicyRow | TierRow | PoolRow | HintRow
+Row = PolicyRow | TierRow | PoolRow | HomePoolRow | HintRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +156,29 @@ class PoolJob:
 
 
 @dataclass(frozen=True, slots=True)
+class HomePoolJob:
+    policy: str
+    blocks_per_node: int
+    options: HomePoolOptions
+
+    def run(self, requests: Sequence[TraceRequest]) -> HomePoolRow:
+        options, blocks = self.options, self.blocks_per_node
+        found = HomePool(self.policy, blocks, options).run(requests)
+        return HomePoolRow(
+            self.policy,
+            tuple(options.shares),
+            blocks,
+            options.is_routed,
+            options.is_shared,
+            CacheReplay(self.policy, len(options.shares) * blocks).run(requests).prefix_hit_ratio,
+            found.prefix_hit_ratio,
+            found.local_share,
+            found.copies_per_hit,
+            found.blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class HintJob:
     policy: str
     capacity_blocks: int
@@ -153,4 +197,4 @@ class HintJob:
         return HintRow(self.policy, size, self.share, unhinted, true, half_true, wrong, belady, gain)
 
 
-Job = PolicyJob | TierJob | PoolJob | HintJob
+Job = PolicyJob | TierJob | PoolJob | HomePoolJob | HintJob

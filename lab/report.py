@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.lab.accesses import Accesses, belady_hits, infinite_hits, reuse_distances, reuse_gaps_s, used_once_share, working_set
-from kvstore.lab.jobs import HintRow, PolicyRow, PoolRow, Row, TierRow
+from kvstore.lab.jobs import HintRow, HomePoolRow, PolicyRow, PoolRow, Row, TierRow
 from kvstore.lab.plots import Series, Weight, cdf, line_chart, stacked_bars
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY
 from kvstore.tiers.policies.prefix import PrefixPolicy
@@ -94,6 +94,18 @@ def pool_table(rows: Sequence[PoolRow]) -> Group:
     for row in rows:
         gain = f"{row.gain:.2f}" if row.gain is not None else "-"
         table.add_row(row.policy, row.routing, f"{row.pooled_prefix_hit_ratio:.4f}", f"{row.local_prefix_hit_ratio:.4f}", gain)
+    return Group(title, table)
+
+
+def home_pool_table(rows: Sequence[HomePoolRow]) -> Group:
+    first = rows[0]
+    shares = "/".join(f"{share:g}" for share in first.shares)
+    title = f"{len(first.shares)} nodes of {first.blocks_per_node:,} blocks as one pool, prompts at {shares}"
+    table = _table("prompts", "statistics", "one node", "pool", "local hits", "copies a hit")
+    for row in rows:
+        kind = "routed" if row.is_routed else "by share", "shared" if row.is_shared else "separate"
+        ratios = f"{row.one_node_prefix_hit_ratio:.4f}", f"{row.prefix_hit_ratio:.4f}"
+        table.add_row(row.policy, *kind, *ratios, f"{row.local_share:.1%}", f"{row.copies_per_hit:.2f}")
     return Group(title, table)
 
 

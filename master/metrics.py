@@ -103,6 +103,8 @@ class MasterMetrics:
             "kvstore_master_copies_completed": counters["copies_entered"],
             "kvstore_master_home_copies": counters["home_copies"],
             "kvstore_master_home_copied_bytes": counters["home_copied_bytes"],
+            "kvstore_master_reuse_reports": counters["reuse_reports"],
+            "kvstore_master_reuse_refused": counters["reuse_refused"],
             "kvstore_master_hot_copies": counters["hot_copies"],
             "kvstore_master_hot_copied_bytes": counters["hot_copied_bytes"],
             "kvstore_master_hot_blocks": sum(leader.frames.counters["hot_blocks"] for leader in owned),

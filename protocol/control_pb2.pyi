@@ -19,7 +19,7 @@ ROLE_DECODE: Role
 ROLE_BOTH: Role
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "not_huge_reason")
+    __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "not_huge_reason", "evicted_age_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class TierStatus(_message.Message):
     ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     HUGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOT_HUGE_REASON_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     used_bytes: int
@@ -56,7 +57,8 @@ class TierStatus(_message.Message):
     elements: int
     huge_bytes: int
     not_huge_reason: str
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., not_huge_reason: _Optional[str] = ...) -> None: ...
+    evicted_age_s: float
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., not_huge_reason: _Optional[str] = ..., evicted_age_s: _Optional[float] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "quotas_version", "accepts_traces", "node_id", "retired_version")
@@ -218,7 +220,7 @@ class TicketKey(_message.Message):
     def __init__(self, key_id: _Optional[int] = ..., secret: _Optional[bytes] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "registration_epoch", "tiers", "counters", "topology", "transfer", "rates", "quotas_version", "tenants", "hot", "links", "retired_version", "reads", "slow", "stopped")
+    __slots__ = ("node_id", "registration_epoch", "tiers", "counters", "topology", "transfer", "rates", "quotas_version", "tenants", "hot", "links", "retired_version", "reads", "slow", "reuse", "stopped")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +242,7 @@ class HeartbeatRequest(_message.Message):
     RETIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     registration_epoch: int
@@ -255,8 +258,23 @@ class HeartbeatRequest(_message.Message):
     retired_version: int
     reads: _containers.RepeatedCompositeFieldContainer[NamespaceReads]
     slow: SlowTable
+    reuse: ReuseReport
     stopped: bool
-    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., quotas_version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., hot: _Optional[_Iterable[_Union[HotBlocks, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkFlow, _Mapping]]] = ..., retired_version: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[NamespaceReads, _Mapping]]] = ..., slow: _Optional[_Union[SlowTable, _Mapping]] = ..., stopped: bool = ...) -> None: ...
+    def __init__(self, node_id: _Optional[int] = ..., registration_epoch: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., counters: _Optional[_Mapping[str, int]] = ..., topology: _Optional[bytes] = ..., transfer: _Optional[bytes] = ..., rates: _Optional[_Iterable[_Union[PeerRate, _Mapping]]] = ..., quotas_version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., hot: _Optional[_Iterable[_Union[HotBlocks, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkFlow, _Mapping]]] = ..., retired_version: _Optional[int] = ..., reads: _Optional[_Iterable[_Union[NamespaceReads, _Mapping]]] = ..., slow: _Optional[_Union[SlowTable, _Mapping]] = ..., reuse: _Optional[_Union[ReuseReport, _Mapping]] = ..., stopped: bool = ...) -> None: ...
+
+class ReuseReport(_message.Message):
+    __slots__ = ("tenants",)
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantReuse]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantReuse, _Mapping]]] = ...) -> None: ...
+
+class TenantReuse(_message.Message):
+    __slots__ = ("tenant", "statistics")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    statistics: bytes
+    def __init__(self, tenant: _Optional[str] = ..., statistics: _Optional[bytes] = ...) -> None: ...
 
 class SlowTable(_message.Message):
     __slots__ = ("requests",)
@@ -311,16 +329,18 @@ class PeerRate(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., basis_bytes: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("master_epoch", "quotas", "hot_blocks", "retired")
+    __slots__ = ("master_epoch", "quotas", "hot_blocks", "retired", "reuse")
     MASTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     QUOTAS_FIELD_NUMBER: _ClassVar[int]
     HOT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RETIRED_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
     master_epoch: int
     quotas: Quotas
     hot_blocks: int
     retired: RetiredNamespaces
-    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ..., retired: _Optional[_Union[RetiredNamespaces, _Mapping]] = ...) -> None: ...
+    reuse: ReuseReport
+    def __init__(self, master_epoch: _Optional[int] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., hot_blocks: _Optional[int] = ..., retired: _Optional[_Union[RetiredNamespaces, _Mapping]] = ..., reuse: _Optional[_Union[ReuseReport, _Mapping]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node_id", "name", "host_id", "unix", "tcp", "state", "registration_epoch", "heartbeat_age_s", "blocks", "tiers", "counters", "version", "transports", "rates", "drain", "http", "tenants")

@@ -47,6 +47,8 @@ MAX_SLOW: Final = 64
 """Slow requests in a heartbeat."""
 MAX_TENANT_USES: Final = 256
 """Tenants in a heartbeat, by memory used."""
+MAX_REUSE_TENANTS: Final = 8
+"""Tenants in a heartbeat's statistics of reuse: 48 KB."""
 MAX_RATES: Final = 32
 """Measured rates in a heartbeat: more than a node's concurrent sources, and 1 MB in all for a status of 1,000 nodes."""
 

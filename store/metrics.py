@@ -49,6 +49,8 @@ class NodeMetrics:
         self.requests = RequestMetrics()
         self._clock = AccessClock()
         self._ages: dict[int, Histogram] = {}
+        self.eviction_ages_s: dict[int, float] = {}
+        """By tier: time since the last read of a block that was evicted lately."""
         self._logged: dict[int, _LoggedEvictions] = {}
 
     def sample(self, table: BlockTable, now_ns: int) -> None:
@@ -62,6 +64,7 @@ class NodeMetrics:
             ages = self._ages.setdefault(index, Histogram(AGE_BOUNDS_S))
             for access in evicted:
                 ages.record(self._clock.age_ns(access, now_ns))
+            self.eviction_ages_s[index] = self._clock.age_ns(evicted[-1], now_ns) / 1e9
             if log.isEnabledFor(logging.INFO) and self._is_due(index, now_ns):
                 # Sorted for the log line only: a full node evicts thousands of blocks per call.
                 self._log_evictions(index, counts, self._clock.age_ns(sorted(evicted)[len(evicted) // 2], now_ns), now_ns)

@@ -169,7 +169,7 @@ class Node:
         self._periodic_tasks = NodePeriodicTasks(self.reactor, storage, self._metrics, self._authenticator)
         self._service = NodeService(storage, self._authenticator, self.identity)
         self._server.handler = self._service
-        self._status = NodeStatus(storage, self._service.loads, self._server.counts)
+        self._status = NodeStatus(storage, self._service.loads, self._server.counts, self._metrics.eviction_ages_s)
 
     def _make_authenticator(self) -> SessionAuthenticator:
         tls, regions = self._tls, self._storage.regions
@@ -237,6 +237,12 @@ class Node:
         if told.HasField("retired"):
             self._storage.table.retired.set({one.tenant: frozenset(one.namespaces) for one in told.retired.tenants})
         self._storage.waiting.retry()
+
+    def reuse(self, *, is_first: bool) -> pb.ReuseReport | None:
+        return self._status.reuse(is_first=is_first)
+
+    def apply_reuse(self, told: pb.ReuseReport) -> None:
+        self._storage.table.shared_reuse.apply((one.tenant, one.statistics) for one in told.tenants)
 
     # --- start and stop ---
 

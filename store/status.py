@@ -1,7 +1,7 @@
 """Status of a node for heartbeats and metrics: tiers, counters, hot blocks, usage of tenants."""
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
@@ -20,12 +20,15 @@ from kvstore.transfer.topology.traffic import traffic
 class NodeStatus:
     """Collects the status. Not thread-safe: called from the node's loop."""
 
-    def __init__(self, storage: Storage, loads: TenantLoads, connections: Callable[[], dict[str, int]]) -> None:
-        """`loads` are the service's, `connections` is `Server.counts`."""
+    def __init__(
+        self, storage: Storage, loads: TenantLoads, connections: Callable[[], dict[str, int]], eviction_ages: Mapping[int, float]
+    ) -> None:
+        """`loads` are the service's, `connections` is `Server.counts`, `eviction_ages` are NodeMetrics'."""
         self._storage = storage
         self._table = storage.table
         self._loads = loads
         self._connections = connections
+        self._eviction_ages = eviction_ages
 
     def report(self, slowest: SlowRequests, slow_version: int, hot_blocks: int, now_ns: int) -> HeartbeatReport:
         """Return a heartbeat report, with slow requests if they are newer than `slow_version`."""
@@ -41,6 +44,13 @@ class NodeStatus:
             slow=pb.SlowTable(requests=slow_messages(slowest)) if slowest.version != slow_version else None,
             slow_version=slowest.version,
         )
+
+    def reuse(self, *, is_first: bool) -> pb.ReuseReport | None:
+        """Return what the eviction policies have learned; None if nothing was stored or read since the last call.
+        `is_first`: the master knows nothing yet."""
+        found = self._table.shared_reuse.report(self._table.accesses, is_first=is_first)
+        tenants = [pb.TenantReuse(tenant=tenant, statistics=statistics) for tenant, statistics in found]
+        return pb.ReuseReport(tenants=tenants) if tenants else None
 
     def tenants(self) -> list[pb.TenantUse]:
         """Return the usage of the tenants that use the most DRAM."""
@@ -76,6 +86,7 @@ class NodeStatus:
                     blocks=blocks,
                     hits=counts.hits,
                     evictions=counts.evictions,
+                    evicted_age_s=self._eviction_ages.get(index, 0.0),
                     demotions=counts.demotions,
                     promotions=counts.promotions,
                     prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
@@ -116,6 +127,10 @@ class NodeStatus:
             "moving": self._table.evictor.under_way,
             "spares": len(self._table.lowest.replicated_victims),
             "secondary_blocks": self._table.secondary_blocks,
+            "local_reads": self._table.events.local_reads,
+            "remote_reads": self._table.events.remote_reads,
+            "reuse_exchanges": self._table.shared_reuse.exchanges,
+            "reuse_of_others": self._table.shared_reuse.observations_of_others,
             "publish_backlog": storage.replicators.backlog,
             "closed": int(storage.drainer.is_closed),
             "synced": int(storage.replicators.is_synced),

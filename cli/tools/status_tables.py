@@ -52,6 +52,9 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("partitions", _partitions_line(status))
     elif status.http:
         table.add_row("console", f"{url_of(status.http)}/")
+    local, remote = (sum(node.counters.get(name, 0) for node in status.nodes) for name in ("local_reads", "remote_reads"))
+    if remote:
+        table.add_row("local hits", f"{percent(local, local + remote)} of {local + remote:,} blocks were read on the reader's host")
     if copies := status.counters.get("home_copies", 0):
         table.add_row(
             "home copies", f"{copies:,} blocks, {format_size(status.counters['home_copied_bytes'])}, from nodes that were nearly full"
@@ -172,9 +175,10 @@ def _block_table(node: pb.NodeStatus) -> str:
 def tiers_table(status: pb.StatusReply) -> RenderableType:
     """Return a table with one row per tier of a node: occupancy, hit ratio, evictions.
 
-    The hit ratio is the tier's share of all requested blocks, so the column sums to the cluster's hit ratio.
+    The hit ratio is the tier's share of all requested blocks, so the column sums to the cluster's hit ratio. "unread for" is the time
+    between the last read of a block that was evicted lately and its eviction.
     """
-    figures = ("used", "of", "blocks", "hit ratio", "evicted")
+    figures = ("used", "of", "blocks", "hit ratio", "evicted", "unread for")
     caption = None if is_whole(status) else NOT_SHOWN
     table = new_table("node", "tier", "occupancy", *figures, right=figures, no_wrap=("occupancy", *figures), caption=caption)
     absent: list[str] = []
@@ -190,6 +194,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
                 f"{tier.blocks:,}",
                 percent(tier.hits, reads),
                 f"{tier.evictions:,}",
+                duration(tier.evicted_age_s) if tier.evictions else "-",
             )
         if node.state in NOT_RUNNING:
             absent.append(f"{node.name} is {node.state}; its tiers are as last reported")

@@ -24,6 +24,7 @@ from kvstore.master.directory.index.rows import Rows
 from kvstore.master.directory.index.tenants import Tenants
 from kvstore.master.directory.limits.pins import Pins
 from kvstore.master.directory.limits.quotas import OperatorQuotas, TenantShare, unshared
+from kvstore.master.directory.membership.cluster_reuse import ClusterReuse
 from kvstore.master.directory.membership.members import Membership, NodeInfo, NodeMember
 from kvstore.master.directory.membership.node_load import NodeRates
 from kvstore.master.directory.membership.reads import BlockHeat, LastReads
@@ -118,6 +119,8 @@ class Directory:
             slow_start_ns=_ns(self._timing.slow_start_s),
         )
         self.block_heat = BlockHeat()
+        self.cluster_reuse = ClusterReuse()
+        """Of all partitions, at the owner of the first."""
         self.hot_copies = HotCopies(parts, self.replication, self.block_heat, hot, limits.pace, spread=limits.spread, rng=rng)
         self._removals = RemovedKeys(self._tenants, self.members, limit=limits.kept_removals)
         self.operator_quotas = OperatorQuotas(followed.operator_quotas())
@@ -373,7 +376,9 @@ class Directory:
         self.record_policy.check_integrity()
 
     def _set_live(self) -> None:
-        self._rows.sets.set_live(node.node_id for node in self.members.live())
+        live = [node.node_id for node in self.members.live()]
+        self._rows.sets.set_live(live)
+        self.cluster_reuse.keep(live)
 
     def _delete_row(self, row: int) -> list[Change]:
         key = self._rows.keys[row]

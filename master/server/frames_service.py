@@ -97,7 +97,8 @@ class FramesService:
         settings = master.settings
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "compared", "commands_failed", "copies_ordered", "copies_entered")
-            + ("home_copies", "home_copied_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes"),
+            + ("home_copies", "home_copied_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes")
+            + ("reuse_reports", "reuse_refused"),
             0,
         )
         self.loads = master.loads

@@ -26,9 +26,10 @@ class Heartbeats:
     """Applies heartbeats to the directory, and commits changed records. The loop is the only caller."""
 
     def __init__(self, owner: OwnerParts, newer: Newer) -> None:
-        """`newer`: see Newer."""
+        """`newer`: see Newer. Counts `reuse_reports` and `reuse_refused`."""
         self._directory, self._committer, self._connections = owner.directory, owner.committer, owner.connections
         self._master_epoch = owner.master_epoch
+        self._counters = owner.counters
         self._newer = newer
         self._why_over: KVStoreError | None = None
 
@@ -57,6 +58,12 @@ class Heartbeats:
         directory.last_reads.take((NamespaceLastRead(one.tenant, one.namespace, one.age_s) for one in request.reads), now_ns)
         if request.hot:
             directory.block_heat.take(node_id, request.hot, now_ns)
+        reuse = None
+        if request.HasField("reuse"):
+            reuse = directory.cluster_reuse.take(node_id, request.reuse)
+            counters = self._counters
+            counters["reuse_reports"] += 1
+            counters["reuse_refused"] = directory.cluster_reuse.refused
         quotas, retired = self._newer(request.quotas_version, request.retired_version)
         hot_blocks = directory.block_heat.blocks_to_report(node_id, len(self._connections), now_ns)
-        return pb.HeartbeatReply(master_epoch=self._master_epoch, hot_blocks=hot_blocks, quotas=quotas, retired=retired)
+        return pb.HeartbeatReply(master_epoch=self._master_epoch, hot_blocks=hot_blocks, quotas=quotas, retired=retired, reuse=reuse)

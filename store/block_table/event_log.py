@@ -67,6 +67,8 @@ class BlockEventLog:
         self._now_us = now_us
         self._rings: dict[str, _Ring] = {}
         self._hot = HotBlocks()
+        self.local_reads = self.remote_reads = 0
+        """Blocks given to clients of this host, and of other hosts."""
         self.is_recording = False
         """True if anything is recorded or counted. Test it before building a batch."""
 
@@ -76,12 +78,17 @@ class BlockEventLog:
 
     def read(self, tenant: str, blocks: Sequence[Block], *, is_far: bool) -> None:
         """Record blocks given to a client, in order. `is_far`: a client of another host."""
+        if is_far:
+            self.remote_reads += len(blocks)
+        else:
+            self.local_reads += len(blocks)
         if self._hot.is_counting:
             self._hot.read(blocks, is_far=is_far)
         self._add(READ, tenant, blocks)
 
     def missed(self, tenant: str, count: int) -> None:
-        """Record accesses whose blocks are unknown; recorders see them as lost."""
+        """Record reads of this host whose blocks are unknown; recorders see them as lost."""
+        self.local_reads += count
         ring = self._rings.get(tenant)
         if ring is not None:
             ring.end += count

@@ -1,7 +1,7 @@
 """Eviction policies of a node by tenant, what all of them remember, and the reads that they have yet to see."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -62,6 +62,8 @@ class PolicyFamilies:
         self._make_family = make_family
         self.blocks_of = blocks_of
         self._tenants: dict[str, _Tenant] = {}
+        self.on_new_family: Callable[[str, PolicyFamily[bytes]], None] = lambda tenant, family: None
+        """Called with each new tenant and its family."""
         self._ledger = _Ledger(max_remembered)
         self._pending_touches: list[tuple[Touched, int, bytes]] = []
 
@@ -73,8 +75,18 @@ class PolicyFamilies:
         if mine is None:
             mine = self._tenants[tenant] = _Tenant(self._make_family())
             mine.family.use_states(BlockStates(self.blocks_of(tenant), columns))
+            self.on_new_family(tenant, mine.family)
         mine.policies += 1
         return mine.family.policy(tier)
+
+    def family(self, tenant: str) -> PolicyFamily[bytes] | None:
+        """Return the tenant's family; None if it has no blocks."""
+        mine = self._tenants.get(tenant)
+        return mine.family if mine is not None else None
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the tenants that have blocks."""
+        return iter(self._tenants)
 
     def hold(self, holder: Holder) -> None:
         """Include what the holder's policy remembers."""

@@ -35,6 +35,7 @@ from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_block
 from kvstore.store.block_table.retention import Hint, RetentionHints
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
 from kvstore.store.block_table.rows import BlockRows, rows_of, write
+from kvstore.store.block_table.shared_reuse import SharedReuse
 from kvstore.store.block_table.tier_view import EncodedTotals, IsEvictable, TierView, evictable_in
 from kvstore.store.block_table.uncommitted import UNCOMMITTED, UncommittedBlocks
 from kvstore.store.block_table.visible_blocks import VisibleBlocks
@@ -108,6 +109,7 @@ class BlockTable:
             )
             for index, tier in sorted(tiers.items())
         }
+        self.shared_reuse = SharedReuse(self._families)
         self._ingest_tier = self._levels[DRAM]
         self.lowest = self._levels[max(tiers)]
         """Tier view whose evictions drop blocks from the node."""

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -38,6 +39,8 @@ from kvstore.telemetry.logs import named
 
 STOP_POLL_S = 0.01
 """Interval at which the stopping loop checks if the thread has ended."""
+REUSE_INTERVAL_NS = 10_000_000_000
+"""Interval of reports of what eviction policies have learned. In a simulation 2 s and 60 s give no more hits."""
 PAUSE_SHARE = 10
 """The pause between searches is 1/10 of the time without a link: a new owner is found soon, and unreachable masters are
 not flooded."""
@@ -82,6 +85,13 @@ class LinkedNode(Protocol):
 
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         """Record a registration. Raises ConfigError: the cluster has another number of partitions."""
+
+    def reuse(self, *, is_first: bool) -> pb.ReuseReport | None:
+        """Return what eviction policies have learned, None if there is nothing new. `is_first`: the master knows
+        nothing yet."""
+
+    def apply_reuse(self, told: pb.ReuseReport) -> None:
+        """Use what the policies of other nodes have learned."""
 
     def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
         """Apply quotas and retired namespaces of a reply, if any."""
@@ -134,6 +144,8 @@ class MasterLink:
         self._slow_version = 0
         """Version of the slow requests that the master has; 0: none."""
         self._quotas_version = self._retired_version = 0
+        self._reuse_reported_ns = 0
+        """Time of the last report of reuse to the present master; 0: none yet."""
         self._refused_since_ns = 0
         """0: the last answer was no refusal."""
         self._no_link_since_ns = 0
@@ -339,6 +351,7 @@ class MasterLink:
 
         Changes of the description cause a heartbeat and are repeated until one is answered.
         """
+        self._reuse_reported_ns = 0
         while True:
             self._wake.wait(registration.heartbeat_interval_s)
             self._wake.clear()
@@ -346,6 +359,7 @@ class MasterLink:
                 return None
             report = self._reactor.call(lambda: self._node.report(self._hot_requested, self._slow_version), deadline_s=self._timeout_s)
             self._hot_requested = 0
+            reuse = self._reuse_report()
             described = self._description
             request = pb.HeartbeatRequest(
                 node_id=registration.node_id,
@@ -358,6 +372,7 @@ class MasterLink:
                 tenants=report.tenants,
                 reads=report.reads,
                 slow=report.slow if not self._partition else None,
+                reuse=reuse,
                 quotas_version=self._quotas_version,
                 retired_version=self._retired_version,
                 topology=self._changed_part(described, "topology"),
@@ -379,9 +394,22 @@ class MasterLink:
             if isinstance(answer, pb.HeartbeatReply):
                 self._hot_requested = answer.hot_blocks
                 self._apply(answer)
+                if reuse is not None:
+                    self._reactor.call(partial(self._node.apply_reuse, answer.reuse), deadline_s=self._timeout_s)
             elif answer is not None:
                 log.warning("the catalog has another owner: %s", answer.address)
                 return answer
+
+    def _reuse_report(self) -> pb.ReuseReport | None:
+        """Return what eviction policies have learned, if it is time for a report. Partition 0's master collects them."""
+        now_ns = self._reactor.now_ns()
+        if self._partition or (self._reuse_reported_ns and now_ns - self._reuse_reported_ns < REUSE_INTERVAL_NS):
+            return None
+        ask = partial(self._node.reuse, is_first=not self._reuse_reported_ns)
+        report = self._reactor.call(ask, deadline_s=self._timeout_s)
+        if report is not None:
+            self._reuse_reported_ns = now_ns
+        return report
 
     def _changed_part(self, described: Mapping[str, bytes], part: str) -> bytes | None:
         """Return a part of the description that the master does not have, else None."""

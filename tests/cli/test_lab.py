@@ -81,6 +81,17 @@ def test_tiers_and_pools_have_sections_of_their_own(trace: Path) -> None:
     assert list(rows(trace, "--policies", "lru", "--pools", "2:3")) == ["policies", "pools"]
 
 
+def test_writers_make_one_pool_of_the_nodes(trace: Path) -> None:
+    options = ("--policies", "lru,default", "--capacities", "3", "--pools", "3:3", "--writers", "2,1")
+    found = rows(trace, *options)
+    assert list(found) == ["policies", "pools", "home_pools"]
+    kinds = [(row["policy"], row["is_routed"], row["is_shared"]) for row in found["home_pools"]]
+    others = [("default", is_routed, is_shared) for is_routed in (False, True) for is_shared in (False, True)]
+    assert kinds == [("lru", False, False), ("lru", True, False), *others]
+    assert found["home_pools"][0]["shares"] == [2, 1, 0]
+    assert "3 nodes of 3 blocks as one pool, prompts at 2/1/0" in lab(trace, *options).stdout
+
+
 def test_hints_have_a_row_for_each_capacity(trace: Path) -> None:
     found = rows(trace, "--policies", "default,prefix,lru", "--capacities", "3,4", "--hints", "1")
     assert list(found) == ["policies", "hints"]
@@ -117,6 +128,10 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
         (("--capacities", ",".join(map(str, range(1, 66)))), "--capacities names 65 capacities"),
         (("--tiers", "100"), "'100' is not of the form DRAM:NVME, two whole numbers"),
         (("--pools", "4:"), "'4:' is not of the form N:BLOCKS"),
+        (("--writers", "1"), "--writers needs --pools N:BLOCKS"),
+        (("--pools", "2:5", "--writers", "most"), "--writers: 'most' is not a list of numbers"),
+        (("--pools", "2:5", "--writers", "1,1,1"), "--writers names 3 shares for 2 nodes"),
+        (("--pools", "2:5", "--writers", "0"), "shares of the prompts are [0.0, 0.0]"),
         (("--hints", "1.5"), "the share of hints is 1.5: it must be from 0 to 1"),
         (("--hints", "0.5", "--policies", "lru"), "--hints: none of the policies heeds hints: add prefix"),
         (("--pools", "0:5"), "instances is 0: it must be from 1 to "),

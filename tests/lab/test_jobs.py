@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvstore.lab.jobs import HintJob, HintRow, PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
+from kvstore.lab.home_pool import HomePoolOptions
+from kvstore.lab.jobs import HintJob, HintRow, HomePoolJob, HomePoolRow, PolicyJob, PolicyRow, PoolJob, PoolRow, TierJob, TierRow
 from kvstore.lab.pools import Routing
 from tests.lab.prompts import requests
 
@@ -21,6 +22,11 @@ def test_a_policy_over_two_tiers() -> None:
 def test_a_pool_against_local_caches(routing: Routing, local: float, gain: float) -> None:
     row = PoolJob("lru", routing, 2, 9).run(TALK)
     assert row == PoolRow("lru", routing.value, 2, 9, 0.5, local, pytest.approx(gain), 10)  # type: ignore[arg-type]
+
+
+def test_a_pool_with_home_copies_against_one_node() -> None:
+    options = HomePoolOptions((1.0, 0.0))
+    assert HomePoolJob("lru", 9, options).run(TALK) == HomePoolRow("lru", (1.0, 0.0), 9, False, True, 0.5, 0.5, 1.0, 0.0, 10)
 
 
 def test_hints_against_none_and_belady() -> None:

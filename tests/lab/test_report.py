@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 
 from kvstore.lab.accesses import flatten
-from kvstore.lab.jobs import HintRow, PolicyRow, PoolRow, TierRow
+from kvstore.lab.jobs import HintRow, HomePoolRow, PolicyRow, PoolRow, TierRow
 from kvstore.lab.report import (
     BELADY,
     INFINITE,
@@ -17,6 +17,7 @@ from kvstore.lab.report import (
     bounds,
     hint_table,
     hit_ratio,
+    home_pool_table,
     policy_table,
     pool_table,
     summarise,
@@ -71,6 +72,12 @@ def test_pools_show_the_gain_where_there_is_one() -> None:
     gains = [PoolRow("lru", "random", 4, 5859, 0.3, 0.15, 2.0, 100), PoolRow("lru", "random", 4, 5859, 0.3, 0.0, None, 100)]
     lines = cells(pool_table(gains))
     assert lines[-2:] == [["lru", "random", "0.3000", "0.1500", "2.00"], ["lru", "random", "0.3000", "0.0000", "-"]]
+
+
+def test_home_pools_show_where_prompts_went() -> None:
+    table = home_pool_table([HomePoolRow("lru", (80, 20), 2500, False, True, 0.25, 0.2, 0.5, 1.25, 100)])
+    assert shown(table)[0] == "2 nodes of 2,500 blocks as one pool, prompts at 80/20"
+    assert cells(table)[-1] == ["lru", "by", "share", "shared", "0.2500", "0.2000", "50.0%", "1.25"]
 
 
 def test_rows_are_json_with_exactly_these_members() -> None:

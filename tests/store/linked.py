@@ -64,6 +64,12 @@ class Member:
     def registered(self, partition: int, partitions: int, node_id: int) -> None:
         return
 
+    def reuse(self, *, is_first: bool) -> pb.ReuseReport | None:
+        return None
+
+    def apply_reuse(self, told: pb.ReuseReport) -> None:
+        return
+
     def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:
         return
 

@@ -121,7 +121,8 @@ class CohortOrder(Generic[K]):
             return None
         ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
         leaf = next(iter(next(iter(self._rings[ring].values()))))
-        return leaf.first() if isinstance(leaf, VisitRun) else leaf
+        found: K = leaf.first() if isinstance(leaf, VisitRun) else leaf
+        return found
 
     def __iter__(self) -> Iterator[K]:
         """Iterate over all leaves, least worth first."""

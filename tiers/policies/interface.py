@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice, repeat
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -177,6 +179,14 @@ class PolicyFamily(ABC, Generic[K]):
     @abstractmethod
     def policy(self, tier: int) -> EvictionPolicy[K]:
         """Return a new, empty policy of a tier; 0 is the fastest."""
+
+    def reuse_statistics(self) -> ReuseStatistics | None:
+        """Return what the policies have learned from their own keys, for those of other nodes; None: nothing that they
+        could use."""
+        return None
+
+    def use_statistics_of_others(self, statistics: ReuseStatistics) -> None:  # noqa: B027 - most learn nothing
+        """Use what other nodes' policies have learned, in place of what was passed before."""
 
 
 class SeparatePolicies(PolicyFamily[K]):

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from kvstore.tiers.policies.interface import EvictionPolicy, K, PolicyFamily, States
 from kvstore.tiers.policies.prefix_model import PrefixModel
+from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
 from kvstore.tiers.policies.visits import VisitRun
 
 ONLY_TIER: Final = 1
@@ -39,6 +40,12 @@ class PrefixFamily(PolicyFamily[K]):
 
     def policy(self, tier: int) -> "PrefixPolicy[K]":
         return PrefixPolicy(self._model, tier)
+
+    def reuse_statistics(self) -> ReuseStatistics:
+        return self._model.reuse_statistics()
+
+    def use_statistics_of_others(self, statistics: ReuseStatistics) -> None:
+        self._model.use_statistics_of_others(statistics)
 
 
 class PrefixPolicy(EvictionPolicy[K]):

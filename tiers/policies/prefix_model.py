@@ -27,6 +27,7 @@ from kvstore.tiers.policies.prefix_tree import (
     without_child,
 )
 from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, level_of
+from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
 from kvstore.tiers.policies.visits import CLASSES, SHARED_FORKS, Cohort, Visit, VisitLog, VisitRun
 
 MAX_PASSED: Final = 1 << 16
@@ -75,6 +76,7 @@ class PrefixModel(Generic[K]):
         self._orphans: Cohort[K] = Cohort(CLASSES, 0.0)
         """Blocks whose parent was evicted: they cannot be hit."""
         self.log: VisitLog[K] = VisitLog(self._grow_older)
+        self._of_others = ReuseStatistics.none(CLASSES)
         self.hints: BlockHints[K] | None = None
         """None until the first hint."""
         self._visit: Visit[K] | None = None
@@ -543,7 +545,8 @@ class PrefixModel(Generic[K]):
 
     def _learn(self, now_s: float) -> None:
         """Order the cohorts by the current worth of their blocks."""
-        tip_share = self.log.tips_read / self.log.tips
+        tips_read, tips = self._of_others.tips.tolist()
+        tip_share = (self.log.tips_read + tips_read) / (self.log.tips + tips)
         worths = np.repeat(self.log.hazard.worth(now_s).ravel(), 2)
         worths[1::2] *= tip_share
         worths = np.append(worths, ORPHANS_WORTH)
@@ -551,6 +554,17 @@ class PrefixModel(Generic[K]):
         self._ranking = ranking_of(self._worths)
         for place in self._places:
             place.order.rank(self._ranking)
+
+    def reuse_statistics(self) -> ReuseStatistics:
+        """See PolicyFamily."""
+        readings, risk_s = self.log.hazard.statistics(self._clock())
+        return ReuseStatistics(readings, risk_s, np.array([self.log.tips_read - 1, self.log.tips - 1]))
+
+    def use_statistics_of_others(self, statistics: ReuseStatistics) -> None:
+        """See PolicyFamily."""
+        self._of_others = statistics.limited().as_evidence_for(self.reuse_statistics())
+        self.log.hazard.use_others(self._of_others.readings, self._of_others.risk_s)
+        self._seen_blocks = max(self._seen_blocks, LEARN_BLOCKS)  # compute worths at the end of the next visit
 
     def _grow_older(self, cohort: Cohort[K], bucket: int) -> None:
         for place in self._places:

@@ -72,6 +72,7 @@ class ReuseHazard:
         self._watched = [0.0] * cells
         """Weight in the bucket now; and weight times entry time, which gives the time at risk at any moment."""
         self._watched_since = [0.0] * cells
+        self._others: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def enter(self, klass: int, bucket: int, weight: float, at_s: float) -> None:
         """Begin to watch `weight` in this bucket."""
@@ -103,6 +104,16 @@ class ReuseHazard:
         self._readings = [count * factor for count in self._readings]
         self._risk_s = [time_s * factor for time_s in self._risk_s]
 
+    def statistics(self, now_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the reads and the time at risk in seconds that were observed here. Shapes (classes, BUCKETS)."""
+        readings = np.array(self._readings).reshape(self._shape)
+        watched_s = now_s * np.array(self._watched) - np.array(self._watched_since)
+        return readings, (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape)
+
+    def use_others(self, readings: NDArray[np.float64], risk_s: NDArray[np.float64]) -> None:
+        """Count these reads and times at risk as observed, in place of those passed before. They do not age here."""
+        self._others = readings, risk_s
+
     def worth(self, now_s: float) -> NDArray[np.float64]:
         """Return the index of a block in hits per second, raised for young blocks. Shape (classes, BUCKETS)."""
         share = self._read_share(now_s)
@@ -119,10 +130,9 @@ class ReuseHazard:
         return worth
 
     def observed(self, now_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return reads, and the time at risk in widths of the bucket. Shapes (classes, BUCKETS)."""
-        readings = np.array(self._readings).reshape(self._shape)
-        watched_s = now_s * np.array(self._watched) - np.array(self._watched_since)
-        return readings, (np.array(self._risk_s) + np.maximum(watched_s, 0)).reshape(self._shape) / _WIDTHS_S
+        """Return `statistics`, with the time at risk in widths of the bucket."""
+        readings, risk_s = self.statistics(now_s)
+        return readings, risk_s / _WIDTHS_S
 
     def rate(self, now_s: float) -> NDArray[np.float64]:
         """Return the expected reads of a block that is in a bucket for as long as that is wide. Shape (classes, BUCKETS)."""
@@ -132,7 +142,10 @@ class ReuseHazard:
         """Return the probability that a block that enters a bucket is read in it. Shape (classes, BUCKETS), each in (0,
         1).
         """
-        readings, at_risk = self.observed(now_s)
+        readings, risk_s = self.statistics(now_s)
+        if self._others is not None:
+            readings, risk_s = readings + self._others[0], risk_s + self._others[1]
+        at_risk = risk_s / _WIDTHS_S
         common = _common_shape(readings.sum(axis=0), at_risk.sum(axis=0))
         scale = (readings.sum(axis=1) + SCALE_PRIOR) / ((at_risk * common).sum(axis=1) + SCALE_PRIOR)
         expected = common * scale[:, None]

@@ -7,7 +7,9 @@ from kvstore.cli.tools.status_tables import nodes_table, status_lines, tiers_tab
 from kvstore.cli.tools.tables import bar, duration
 from kvstore.protocol import control_pb2 as pb
 
-DRAM = pb.TierStatus(name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, health="ok")
+DRAM = pb.TierStatus(
+    name="dram", capacity_bytes=8 << 20, used_bytes=6 << 20, blocks=1500, hits=40, evictions=1234, evicted_age_s=125.0, health="ok"
+)
 STATUS = pb.StatusReply(
     version="1.2.3",
     epoch=5,
@@ -129,7 +131,15 @@ def test_drained_nodes_are_named_and_how_far_they_are() -> None:
 def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:
     row = text(tiers_table(STATUS)).splitlines()[1]
     assert "████████████····" in row
-    assert row.split()[-7:] == ["MiB", "8", "MiB", "1,500", "40.0", "%", "1,234"]
+    assert row.split()[-11:] == ["MiB", "8", "MiB", "1,500", "40.0", "%", "1,234", "2", "min", "5", "s"]
+
+
+def test_status_shows_the_share_of_local_hits() -> None:
+    nodes = [pb.NodeStatus(state="alive", counters={"local_reads": 40, "remote_reads": count}) for count in (0, 20)]
+    assert "local hits 80.0 % of 100 blocks were read on the reader's host" in " ".join(
+        text(status_lines(pb.StatusReply(nodes=nodes))).split()
+    )
+    assert "local hits" not in text(status_lines(pb.StatusReply(nodes=nodes[:1])))
 
 
 def test_a_failing_tier_a_dead_node_and_absent_hbm_are_said() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvstore.kvcache.namespace import Namespace
@@ -11,6 +12,9 @@ from kvstore.protocol.catalog_messages import Heartbeat, HeartbeatResponse
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
 from kvstore.protocol.session_messages import Failure
 from kvstore.testing.transfer.awaited import eventually
+from kvstore.tiers.policies.reuse_hazard import BUCKETS
+from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
+from kvstore.tiers.policies.visits import CLASSES
 from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 
@@ -84,6 +88,23 @@ def test_what_a_node_says_was_read_is_told_with_the_contents(places: Places, nod
     assert 5 <= ages["x"] < 5 + TIMEOUT_S
     with pytest.raises(InvalidArgument, match="an age is finite"):
         beat(node, of(node, reads=[pb.NamespaceReads(age_s=-1.0)]))
+
+
+def test_a_node_receives_what_the_policies_of_others_learned(places: Places, node: NodeSide) -> None:
+    learned = ReuseStatistics(np.ones((CLASSES, BUCKETS)), np.ones((CLASSES, BUCKETS)), np.ones(2)).pack()
+    report = pb.ReuseReport(tenants=[pb.TenantReuse(tenant="red", statistics=learned)])
+    assert not beat(node, of(node)).HasField("reuse")
+    assert not beat(node, of(node, reuse=report)).reuse.tenants, "there is no other node"
+    other = NodeSide(places, name="two")
+    try:
+        report.tenants.add(tenant="blue", statistics=b"no statistics")
+        assert beat(other, of(other, reuse=report)).reuse.tenants == report.tenants[:1]
+    finally:
+        other.close()
+    with places.stub() as stub:
+        counters = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).counters
+        assert (counters["reuse_reports"], counters["reuse_refused"]) == (2, 1)
+        eventually(lambda: not beat(node, of(node, reuse=report)).reuse.tenants, "the other node's report is dropped")
 
 
 def test_a_heartbeat_is_of_the_node_whose_link_it_is(places: Places, node: NodeSide) -> None:

@@ -186,3 +186,12 @@ def test_recording_ends_with_its_connection(node: Served, client: Client) -> Non
     until(node, lambda: not node.store.table.events.is_recording)
     client.put({"a": b"1"})
     assert client.read("a")[1] == [b"1"]
+
+
+def test_reads_count_by_host_without_a_recorder() -> None:
+    log = BlockEventLog(Clock())
+    blocks = [made("red", b"%d" % number, 100, 1) for number in range(3)]
+    log.read("red", blocks, is_far=False)
+    log.read("red", blocks[:2], is_far=True)
+    log.missed("red", 4)
+    assert (log.local_reads, log.remote_reads) == (3 + 4, 2)

@@ -9,6 +9,7 @@ from kvstore.protocol.node_messages import NO_PRIORITY, SEVERAL_SESSIONS
 from kvstore.store.block_table import retention
 from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.retention import TICK_NS, Hint, priority_of
+from kvstore.tiers.policies.interface import SeparatePolicies
 from kvstore.tiers.policies.lru import LRU
 from tests.store.tables import Store
 
@@ -42,7 +43,7 @@ class PriorityLRU(LRU[bytes]):
 @pytest.fixture
 def store(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store of eight blocks in DRAM."""
-    monkeypatch.setattr("tests.store.tables.make_policy", lambda name: PriorityLRU())
+    monkeypatch.setattr("tests.store.tables.make_family", lambda name: SeparatePolicies(PriorityLRU))
     return make_store(800, slab_bytes=800)
 
 
@@ -192,7 +193,7 @@ def test_many_blocks_are_passed_on_in_parts(store: Store, monkeypatch: pytest.Mo
 
 
 def test_a_hint_follows_its_block_to_other_tiers(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.store.tables.make_policy", lambda name: PriorityLRU())
+    monkeypatch.setattr("tests.store.tables.make_family", lambda name: SeparatePolicies(PriorityLRU))
     store = make_store(200, slab_bytes=200, nvme_bytes=20_000)
     a = store.put("a")
     apply(store, [a], Hint(90))
