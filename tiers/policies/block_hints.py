@@ -118,10 +118,10 @@ class BlockHints(Generic[K]):
         expected = np.repeat(self._reads.worth().ravel(), 2)
         expected[1::2] *= tip_share
         orphans = np.full(2 * BUCKETS, worths[-1])
-        weights = self._reuse.weights(of_all, now_s)
-        return np.concatenate(
-            [part for weight in weights[: self.levels_in_use] for part in (worths[:-1] * weight, orphans, expected * weight)]
-        )
+        by_class, by_level = self._reuse.weights(of_all, now_s)
+        by_ring = np.repeat(by_class, 2 * BUCKETS, axis=1)
+        levels = range(self.levels_in_use)
+        return np.concatenate([part for level in levels for part in (worths[:-1] * by_ring[level], orphans, expected * by_level[level])])
 
     def check_integrity(self, is_known: Callable[[K], bool]) -> None:
         """Assert that hints belong to known blocks, present ones or ghosts. For tests."""

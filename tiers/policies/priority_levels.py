@@ -48,19 +48,36 @@ class LevelReuse:
     def age(self, observations: int) -> None:
         self._seen.age(observations)
 
-    def weights(self, of_all: ReuseHazard, now_s: float) -> NDArray[np.float64]:
-        """Return the factor of each level's worth, that of the default being 1. Shape (LEVELS,).
+    def weights(self, of_all: ReuseHazard, now_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the factor of the worth by level and class, and by level over all classes; 1 for the default level.
+        Shapes (LEVELS, classes) and (LEVELS,).
 
-        It moves from the nominal weight to the measured one: reads over those that class and age predict. A priority
-        above the default never lowers the worth, one below never raises it.
+        The second moves from the nominal weight to the measured one: reads over those that class and age predict. The
+        first moves from the second to the one measured in the class, as far as the class has blocks of the level and of
+        the default: one priority for all blocks must not reorder classes. A priority above the default never lowers the
+        worth, one below never raises it.
         """
         rate = of_all.rate(now_s)
-        shape = (LEVELS - 1, *rate.shape)
-        readings, at_risk = (found.reshape(shape) for found in self._seen.observed(now_s))
         all_readings, all_at_risk = of_all.observed(now_s)
-        others = (all_readings.sum() - readings.sum(), (rate * all_at_risk).sum() - (rate * at_risk).sum())
-        read = np.array([max(others[0], 0.0), *readings.sum(axis=(1, 2))])
-        expected = np.array([max(others[1], 0.0), *(rate * at_risk).sum(axis=(1, 2))])
-        weights = (read + PRIOR * np.array(NOMINAL_WEIGHTS)) / (expected + PRIOR)
-        weights /= weights[DEFAULT_LEVEL]
-        return np.where(_IS_RAISED, np.maximum(weights, 1), np.minimum(weights, 1))
+        readings, at_risk = (found.reshape(LEVELS - 1, *rate.shape) for found in self._seen.observed(now_s))
+        read = _with_default(all_readings.sum(axis=1), readings.sum(axis=2))
+        expected = _with_default((rate * all_at_risk).sum(axis=1), (rate * at_risk).sum(axis=2))
+        # Rates are smoothed and limited: all levels together are read as often as expected.
+        expected *= (read.sum(axis=0) + PRIOR) / (expected.sum(axis=0) + PRIOR)
+        by_level = (read.sum(axis=1) + PRIOR * np.array(NOMINAL_WEIGHTS)) / (expected.sum(axis=1) + PRIOR)
+        by_level /= by_level[DEFAULT_LEVEL]
+        by_class = (read + PRIOR * by_level[:, None]) / (expected + PRIOR)
+        by_class /= by_class[DEFAULT_LEVEL]
+        compared = np.minimum(expected, expected[DEFAULT_LEVEL])
+        by_class = by_level[:, None] + compared / (compared + PRIOR) * (by_class - by_level[:, None])
+        return _limited(by_class.T).T, _limited(by_level)
+
+
+def _with_default(of_all: NDArray[np.float64], of_levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return counts of all levels by class. Shape (LEVELS, classes)."""
+    return np.vstack([np.maximum(of_all - of_levels.sum(axis=0), 0), of_levels])
+
+
+def _limited(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return weights, by level in the last axis, on their side of 1."""
+    return np.where(_IS_RAISED, np.maximum(weights, 1), np.minimum(weights, 1))

@@ -26,7 +26,7 @@ def weights(*, read: int, unread: int, others_read: int, others_unread: int, lev
     observe(of_all, unread, is_read=False, of_level=of_level, level=level)
     observe(of_all, others_read, is_read=True)
     observe(of_all, others_unread, is_read=False)
-    found: list[float] = of_level.weights(of_all, 100.0).tolist()
+    found: list[float] = of_level.weights(of_all, 100.0)[1].tolist()
     return found
 
 
@@ -66,7 +66,7 @@ def test_weights_fade_back_to_nominal_with_age() -> None:
     of_all, of_level = ReuseHazard(2), LevelReuse(2)
     observe(of_all, 500, is_read=False, of_level=of_level)
     observe(of_all, 500, is_read=True)
-    assert of_level.weights(of_all, 100.0)[HIGHEST] == 1
+    assert of_level.weights(of_all, 100.0)[1][HIGHEST] == 1
     of_all.age(10**6)
     of_level.age(10**6)
-    assert of_level.weights(of_all, 100.0)[HIGHEST] == pytest.approx(NOMINAL_WEIGHTS[HIGHEST], rel=0.5)
+    assert of_level.weights(of_all, 100.0)[1][HIGHEST] == pytest.approx(NOMINAL_WEIGHTS[HIGHEST], rel=0.5)
