@@ -98,14 +98,14 @@ class BlockHints(Generic[K]):
     def grow_older(self, cohort: Cohort[K], older: int) -> None:
         """Record that a cohort with priorities passes into an older bucket."""
         for level, weight in enumerate(cohort.levels or ()):
-            if level:
+            if weight:
                 self._reuse.grow_older(level, cohort.klass, cohort.bucket, older, weight, cohort.time_s)
 
     def stop_watching(self, cohort: Cohort[K], now_s: float) -> None:
         """Stop watching the blocks with a priority of a cohort that the log drops."""
         entered_s = cohort.time_s + EDGES_S[cohort.bucket]
         for level, weight in enumerate(cohort.levels or ()):
-            if level:
+            if weight:
                 self._reuse.leave(level, cohort.klass, cohort.bucket, weight, entered_s, now_s, was_read=False)
         cohort.levels = None
 
