@@ -14,12 +14,13 @@ from typing import Final
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import check_capacity
 from kvstore.tiers.policies.by_name import make_family
-from kvstore.tiers.policies.interface import WRITE_COST, PolicyFamily
+from kvstore.tiers.policies.interface import PolicyFamily
 
 PROMOTE_AT_HITS: Final = 2
 HIGH_WATERMARK: Final = 0.95
 LOW_WATERMARK: Final = 0.90
-"""The three are a node's defaults."""
+WRITE_WORTH: Final = 1.2
+"""The four are a node's defaults."""
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ class TwoTiers:
         if victim in self._nvme.duplicates:
             return False
         gained, lost = self._dram.policy.worth(block), self._nvme.policy.worth(victim)
-        return gained is not None and lost is not None and gained <= WRITE_COST * lost
+        return gained is not None and lost is not None and gained <= WRITE_WORTH * lost
 
     def _evict(self, block: int) -> None:
         self._nvme.drop(block)

@@ -76,6 +76,13 @@ class NodeSettings(ServerTlsSettings):
         minimum=0,
         maximum=3600,
     )
+    write_worth: float = setting(
+        1.2,
+        "With policy prefix: a demoted block is written to a full NVMe tier only if it is worth this many times the block "
+        "that leaves there; else it is evicted. Higher values spare the device and cost hits.",
+        minimum=0,
+        maximum=1000,
+    )
     busy_poll_us: int = shared_settings.BUSY_POLL_US()
     ticket_grace_s: float = setting(
         3600.0,

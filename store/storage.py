@@ -216,6 +216,7 @@ class Storage:
                 put_ttl_ns=int(settings.put_ttl_s * 1e9),
                 high_watermark=settings.high_watermark,
                 low_watermark=settings.low_watermark,
+                write_worth=settings.write_worth,
                 max_table_bytes=self.memory.table_bytes,
                 encoding_of=self._encoding if self.codec is not None else None,
             ),

@@ -16,7 +16,6 @@ from kvstore.store.block_table.holds import Holds
 from kvstore.store.block_table.rows import read, rows_of
 from kvstore.store.block_table.tier_view import TierView
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
-from kvstore.tiers.policies.interface import WRITE_COST
 from kvstore.tiers.tier import Slot, TierFull
 from kvstore.tiers.value_codec import Encoding
 
@@ -63,9 +62,12 @@ class Evictor:
         copies: BlockCopies,
         encoding_of: Callable[[Block], Encoding | None] | None,
         holds: Holds,
+        *,
+        write_worth: float,
     ) -> None:
         """`levels` are the tier views by index, fastest first. The rest as in BlockTable."""
         self._holds = holds
+        self._write_worth = write_worth
         self._levels = levels
         self._copies = copies
         self._encoding_of = encoding_of
@@ -382,7 +384,7 @@ class Evictor:
         if victim is None or victim.is_also_outside(target.index):
             return True
         lost = target.order.worth(victim, victim.group_in(target.index))
-        return lost is None or worth > WRITE_COST * lost
+        return lost is None or worth > self._write_worth * lost
 
     def _can_leave_now(self, block: Block, level: TierView) -> bool:
         return block.is_also_outside(level.index) or block.is_secondary or self._lower(level.index) is None

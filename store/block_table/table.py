@@ -55,6 +55,7 @@ READ_EVENT_BLOCKS = 256
 class TableRules:
     """Configuration of a block table.
 
+    A block is demoted to a full lowest tier only if it is worth `write_worth` times the block that leaves there.
     `max_table_bytes` bounds the blocks known at once and remembered after eviction; None: no bound. `encoding_of`
     returns the encoding of a block on its way from DRAM to NVMe, or None to store it raw.
     """
@@ -63,6 +64,7 @@ class TableRules:
     put_ttl_ns: int
     high_watermark: float = 1.0
     low_watermark: float = 1.0
+    write_worth: float = 0.0
     max_table_bytes: int | None = None
     encoding_of: Callable[[Block], Encoding | None] | None = None
 
@@ -124,7 +126,7 @@ class BlockTable:
             self._visible, self._levels, uncommitted=self.uncommitted, shared_index=self._shared_index, events=events, emit=emit
         )
         self.holds = holds
-        self.evictor = Evictor(self._levels, self.copies, rules.encoding_of, self.holds)
+        self.evictor = Evictor(self._levels, self.copies, rules.encoding_of, self.holds, write_worth=rules.write_worth)
         self.puts = OpenPuts(ttl_ns=rules.put_ttl_ns)
         """Open puts."""
         self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)

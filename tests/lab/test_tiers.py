@@ -37,6 +37,7 @@ def test_the_rules_are_a_nodes() -> None:
     defaults = NodeSettings()
     assert room.PROMOTE_AT_HITS == module.PROMOTE_AT_HITS
     assert (defaults.high_watermark, defaults.low_watermark) == (module.HIGH_WATERMARK, module.LOW_WATERMARK)
+    assert defaults.write_worth == module.WRITE_WORTH
 
 
 def test_tiers_demote_oldest_to_the_low_watermark() -> None:

@@ -12,7 +12,7 @@ Order of calls: `victim` and `remove`, then `insert` of the new key; for a batch
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
 
@@ -22,12 +22,6 @@ V = TypeVar("V")
 MAX_SCAN = 4096
 """Keys that a policy examines per victim. Leased and pinned keys are few; the limit keeps a put fast in a tier whose
 blocks are all pinned.
-"""
-
-
-WRITE_COST: Final = 1.2
-"""Least ratio of the worth of a block that is written to a full lower tier to that of the block that leaves it. At 1.2
-NVMe is written 9 % less than at 1, with the same hits (conversation trace, 1,000 and 10,000 blocks); at 1.5 hits fall.
 """
 
 

@@ -9,8 +9,11 @@ from kvstore.security.quotas.quota import Quota, Quotas
 from kvstore.store.block_table import evictor as room
 from kvstore.store.block_table import tier_view as level
 from kvstore.store.block_table.block import DRAM, HBM, NVME, Block
+from kvstore.store.block_table.evictor import TierMove
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.storage import readable_blocks
+from kvstore.tiers.policies.interface import SeparatePolicies
+from kvstore.tiers.policies.lru import LRU
 from tests.store.integrity import check
 from tests.store.tables import Store, value_of
 
@@ -248,6 +251,68 @@ def test_the_second_hit_below_dram_promotes_if_a_slot_is_free(make_store: MakeSt
     dram = next(counts for index, _, counts, _ in store.table.levels() if index == DRAM)
     assert dram.promotions == 1
     store.table.copies.release(block)
+
+
+class ByName(LRU[bytes]):
+    """A key is worth its first byte."""
+
+    def worth(self, key: bytes) -> float:
+        return key[0]
+
+
+@pytest.fixture
+def two_tiers(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store of one block in DRAM and two in NVMe, which demotes only blocks of more worth than those that leave NVMe."""
+    monkeypatch.setattr("tests.store.tables.make_family", lambda name: SeparatePolicies(ByName))
+    return make_store(100, nvme_bytes=200, write_worth=1.0)
+
+
+def put_each(store: Store, names: str) -> None:
+    for name in names:
+        while store.try_put(name) is None:
+            store.settle()
+
+
+def test_a_block_of_less_worth_is_not_written_to_full_nvme(two_tiers: Store) -> None:
+    put_each(two_tiers, "nmbx")
+    assert two_tiers.names() == "mnx", "m is worth less than n, but NVMe had space"
+    put_each(two_tiers, "y")
+    assert two_tiers.names() == "mxy", "x is worth more than n"
+    counts = {index: counts for index, _, counts, _ in two_tiers.table.levels()}
+    assert (counts[DRAM].not_written, counts[DRAM].demotions, counts[NVME].evictions) == (1, 3, 1)
+
+
+def test_the_copy_of_a_promoted_block_leaves_nvme_first(make_store: MakeStore) -> None:
+    store = make_store(200, nvme_bytes=200)
+    put_each(store, "nmab")
+    assert [block.tier_mask() for block in store.table.blocks()] == [4, 4, 2, 2]
+    block, other = store.table.find("red", b"n"), store.table.find("red", b"a")
+    assert block is not None
+    assert other is not None
+    store.table.copies.drop(other)
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.finish(TierMove(block, NVME, DRAM, slot))
+    assert block.tiers() == (DRAM, NVME)
+    put_each(store, "x")
+    assert (store.names(), block.tiers()) == ("bmnx", (DRAM,)), "its copy made space for b"
+    store.table.copies.drop_copy(block, DRAM)
+    assert store.names() == "bmx"
+
+
+def test_a_promoted_block_leaves_dram_without_a_write(make_store: MakeStore) -> None:
+    store = make_store(100, nvme_bytes=200)
+    put_each(store, "nm")
+    block, other = store.table.find("red", b"n"), store.table.find("red", b"m")
+    assert block is not None
+    assert other is not None
+    store.table.copies.drop(other)
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.finish(TierMove(block, NVME, DRAM, slot))
+    assert store.put("x").tiers() == (DRAM,)
+    put_each(store, "yz")
+    assert store.names() == "xyz", "n, whose copy in NVMe is the last, leaves as others do"
 
 
 def test_batch_evictions_need_no_demotion(make_store: MakeStore) -> None:
