@@ -195,8 +195,9 @@ class TwoTiers:
         """Return True if a block of DRAM is not worth a write that evicts `victim` from NVMe."""
         if victim in self._nvme.duplicates:
             return False
+        # Of blocks of one class and age the newer stays.
         gained, lost = self._dram.policy.worth(block), self._nvme.policy.worth(victim)
-        return gained is not None and lost is not None and gained <= WRITE_WORTH * lost
+        return gained is not None and lost is not None and gained != lost and gained <= WRITE_WORTH * lost
 
     def _evict(self, block: int) -> None:
         self._nvme.drop(block)

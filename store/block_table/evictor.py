@@ -384,7 +384,7 @@ class Evictor:
         if victim is None or victim.is_also_outside(target.index):
             return True
         lost = target.order.worth(victim, victim.group_in(target.index))
-        return lost is None or worth > self._write_worth * lost
+        return lost is None or worth == lost or worth > self._write_worth * lost  # equal: of one class and age, the newer stays
 
     def _can_leave_now(self, block: Block, level: TierView) -> bool:
         return block.is_also_outside(level.index) or block.is_secondary or self._lower(level.index) is None
