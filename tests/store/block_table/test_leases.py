@@ -38,6 +38,14 @@ def test_a_lease_expires_at_its_time(given_back: Given) -> None:
     assert given_back.leases.expire(now_ns=99) == 1
 
 
+def test_an_owner_cannot_release_anothers_lease(given_back: Given) -> None:
+    lease = given_back.grant(RED, "a", 10)
+    given_back.leases.release(BLUE, lease)
+    assert (given_back.back, len(given_back.leases)) == ([], 1)
+    given_back.leases.release(RED, lease)
+    assert given_back.back == ["a"]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["grant", "release", "forget", "expire"]), st.integers(0, 9)), max_size=60))
 def test_leases_release_every_block_exactly_once(events: list[tuple[str, int]]) -> None:
     back: Counter[bytes] = Counter()

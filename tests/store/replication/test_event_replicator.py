@@ -18,7 +18,7 @@ from kvstore.protocol.catalog_messages import (
     Digests,
     Publish,
 )
-from kvstore.protocol.errors import InvalidArgument, KVStoreError
+from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.session_messages import Flags
 from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, SampledCall
@@ -343,6 +343,34 @@ def test_answers_of_a_lost_link_are_ignored(node: Node) -> None:
     new.answer_all()
     assert node.heard == ["a"]
     assert node.synced == 2
+
+
+def test_a_late_error_of_a_lost_link_does_not_end_the_new_one(node: Node) -> None:
+    old = node.synced_link()
+    node.commit("a")
+    node.replicator.flush()
+    [late] = old.answers
+    new = node.link_up()
+    late(Unavailable("the connection broke"))
+    assert node.refusals == []
+    new.answer_all()
+    assert node.replicator.is_synced
+
+
+def test_moves_before_the_inventory_is_durable_are_commits(node: Node) -> None:
+    block = node.commit("a")
+    link = node.link_up()
+    block.set_slot(NVME, Slot(2, 1, 10))
+    node.replicator.emit(EVENT_MOVED, block)
+    link.answer_all()
+    node.replicator.emit(EVENT_MOVED, block)
+    node.replicator.flush()
+    sent = [(message.phase, bytes(message.kinds), message.tiers) for message in link.sent if message.keys]
+    assert sent == [
+        (PHASE_SYNC, bytes([EVENT_COMMIT]), b"\2"),
+        (PHASE_STREAM, bytes([EVENT_COMMIT]), b"\6"),
+        (PHASE_STREAM, bytes([EVENT_MOVED]), b"\6"),
+    ]
 
 
 @pytest.mark.promise("no-wait-for-peers")
