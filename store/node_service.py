@@ -92,6 +92,7 @@ class NodeService:
         self._reads = storage.reads
         self._regions = storage.regions
         self._prefetcher = storage.prefetcher
+        self._expected_prefetches = storage.expected_prefetches
         self._replica_queue = storage.replica_queue
         self._shared_index = storage.shared_index
         self._commit_waits = storage.commit_waits
@@ -339,6 +340,8 @@ class NodeService:
         hint = Hint(None if lowers else message.priority, message.ttl_ms, message.session, message.cause != RETAIN_READ)
         self._table.retention.ignored += lowers * len(blocks)
         self._table.retain(caller.tenant, blocks, hint, message.reuse_ms, now_ns)
+        if message.reuse_ms and blocks:
+            self._expected_prefetches.expect(caller.tenant, [block.key for block in blocks], message.reuse_ms * 1_000_000, now_ns)
         session.reply(header.request_id, Flags(bytes(block is not None for block in found)))
 
     def _release_session(self, session: Session, header: FrameHeader, message: ReleaseSession) -> None:

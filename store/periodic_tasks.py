@@ -63,6 +63,7 @@ class NodePeriodicTasks:
             lambda: storage.reads.expire(now_ns=now_ns),
             storage.waiting.retry,  # sent answers release their blocks without a retry
             storage.replica_queue.step,
+            lambda: storage.expected_prefetches.step(now_ns),
             storage.prefetcher.step,
             storage.shared_index.release_unprotected,
             storage.drainer.run_due,

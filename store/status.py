@@ -136,6 +136,7 @@ class NodeStatus:
             "synced": int(storage.replicators.is_synced),
             **storage.replica_queue.counters(),
             **storage.prefetcher.counters(),
+            "prefetches_expected": storage.expected_prefetches.queued,
             **self._table.retention.counters(),
         }
         return tiers, counters

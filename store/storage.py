@@ -27,6 +27,7 @@ from kvstore.store.block_table.table import BlockTable, TableRules
 from kvstore.store.block_table.tags import from_recovered
 from kvstore.store.config import NodeSettings, split_location
 from kvstore.store.memory_plan import MemoryPlan, check_limit, plan_memory
+from kvstore.store.reads.expected_prefetches import ExpectedPrefetches
 from kvstore.store.reads.prefetcher import Prefetcher
 from kvstore.store.reads.read_service import ReadService
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
@@ -244,6 +245,7 @@ class Storage:
             codec=self.codec,
         )
         self.prefetcher = Prefetcher(reactor, self.table, dram, self.mover, self.waiting)
+        self.expected_prefetches = ExpectedPrefetches(self.prefetcher)
         self.commit_waits = CommitWaits()
         self.commit_requests = CommitRequests(self.table, self.commit_waits, self.replicators, self.partition_map)
         self.commit_batcher = CommitBatcher(

@@ -22,6 +22,8 @@ AWAIT_NS: Final = 30_000_000_000
 UNREAD_NS: Final = 60_000_000_000
 """Time after which an unread block no longer counts against the limit, so that a caller that never reads does not
 stop the prefetches of others."""
+MIN_JUDGED: Final = 256
+MAX_RECENT: Final = 1024
 CHECKED_AT_ONCE: Final = 4096
 """Blocks checked per call: about 2 ms."""
 
@@ -49,6 +51,8 @@ class PrefetchedBlocks:
         """Blocks that a prefetch brought into DRAM."""
         self.useful = 0
         self.wasted = 0
+        self._recent = [0, 0]
+        """Blocks that were useful and wasted lately: halved at MAX_RECENT together."""
         self.late = 0
         """Blocks that were read before their prefetch was complete."""
         self.refused = 0
@@ -120,12 +124,20 @@ class PrefetchedBlocks:
             block = entry.block
             if block.hits or block.is_in(HBM):  # copies to HBM are made of blocks that are read, and reset the count
                 self.useful += 1
+                self._judge(0)
             elif block.is_dropped or not block.is_in(DRAM) or now_ns >= entry.since_ns + UNREAD_NS:
                 self.wasted += 1
+                self._judge(1)
             else:
                 self._unread.append(entry)
                 continue
             self.release(block.size_bytes)
+
+    @property
+    def are_wasted(self) -> bool:
+        """True if more blocks were wasted than useful lately, of MIN_JUDGED at least."""
+        useful, wasted = self._recent
+        return wasted > useful and useful + wasted >= MIN_JUDGED
 
     @property
     def unread_bytes(self) -> int:
@@ -136,6 +148,11 @@ class PrefetchedBlocks:
     def awaited(self) -> int:
         """Number of requested copies that have not arrived."""
         return len(self._awaited)
+
+    def _judge(self, outcome: int) -> None:
+        self._recent[outcome] += 1
+        if sum(self._recent) >= MAX_RECENT:
+            self._recent = [count // 2 for count in self._recent]
 
     def _charge(self, size_bytes: int, times: int) -> None:
         self._charged_bytes += times * size_bytes

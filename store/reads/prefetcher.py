@@ -112,6 +112,11 @@ class Prefetcher:
             if not line.blocks:
                 del self._queues[tenant]
 
+    @property
+    def is_wasteful(self) -> bool:
+        """True if more blocks were prefetched in vain than used lately."""
+        return self._prefetched.are_wasted
+
     def counters(self) -> dict[str, int]:
         """Counters for the node's status."""
         prefetched = self._prefetched

@@ -137,6 +137,7 @@ NODE: Final = (
         C,
         "Blocks not prefetched: 1/16 of DRAM is prefetched and unread, no slot became free, or the node drains.",
     ),
+    Metric("kvstore_node_prefetches_expected", C, "Blocks queued for a prefetch because a retention hint expects their read."),
     Metric("kvstore_node_prefetches_waiting", G, "Blocks queued for a prefetch, or awaited from another node."),
     Metric("kvstore_node_prefetched_unread_bytes", G, "Bytes queued for a prefetch, or prefetched and not read yet."),
     Metric("kvstore_node_retained_blocks", G, "Blocks with a live priority of a retention hint, as of the last walk over all blocks."),
