@@ -15,6 +15,8 @@ from tests.faults.judging import Verdict
 
 MIN_STRUCK_SHARE: Final = 0.05
 """Of the faults, with an operation in flight that felt it: else the run shows nothing."""
+MIN_JUDGED: Final = 20
+"""Faults from which on the share is judged: of three, none may be felt by chance."""
 FELT_TIMES: Final = 5
 """An operation felt a fault that it was in flight with if it failed, or took so many times as long as half of them."""
 MORE_DESCRIPTORS: Final = 32
@@ -91,7 +93,9 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        return not self.verdict.violations and not self.trouble and self.felt_share >= MIN_STRUCK_SHARE
+        made = sum(kind.made for kind in self.kinds.values())
+        shows_enough = self.felt_share >= MIN_STRUCK_SHARE or 0 < made < MIN_JUDGED
+        return not self.verdict.violations and not self.trouble and shows_enough
 
     def as_json(self) -> dict[str, Any]:
         """asdict makes a Counter of a Counter's pairs."""
