@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 from kvstore.cli.main import kvstore
 from kvstore.cli.tools.cluster import ClusterPlan
+from kvstore.client import Client
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from tests.client.embedded import embedded
@@ -71,6 +72,9 @@ for printed in all_commands():
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with embedded(ClusterPlan(dram="192MiB", is_private=True)) as cluster:
+        with Client(cluster.address) as client:
+            client.put(b"key", b"value")  # for those commands that list
+            client.flush()
         yield cluster.address
 
 
