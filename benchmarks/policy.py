@@ -1,6 +1,6 @@
-"""`make bench-policy`: every eviction policy on the public conversation trace and on conversations that none has seen; what an operation
-costs; what hints gain; whether new blocks stay until they are read; and whether a live store hits what the lab says. One run, one
-machine. Rows go to benchmarks/out/policy.json.
+"""`make bench-policy`: every eviction policy on the public conversation trace and on generated conversations; two tiers, four nodes as one
+pool, and hints; the cost of operations; new blocks until their first read; the live store against the lab. One run, one machine. Rows go
+to benchmarks/out/policy.json.
 
 Without the trace its part is left out. The live store replays the first LIVE_REQUESTS prompts only, to end within minutes, one after the
 other: one node, values of 4 KiB, DRAM for LIVE_BLOCKS of them, every byte checked. The lab it is compared with gets the prompts at the
@@ -28,7 +28,7 @@ from kvstore.kvcache.traces.mooncake import TraceRequest, read_trace
 from kvstore.kvcache.traces.named import generate
 from kvstore.lab.accesses import flatten, infinite_hits
 from kvstore.lab.home_pool import HomePoolOptions
-from kvstore.lab.jobs import HintJob, HintRow, HomePoolJob, HomePoolRow, Job, PolicyJob, PolicyRow
+from kvstore.lab.jobs import HintJob, HintRow, HomePoolJob, HomePoolRow, Job, PolicyJob, PolicyRow, TierJob, TierRow
 from kvstore.lab.pools import Routing, compare
 from kvstore.lab.replay import CacheReplay
 from kvstore.lab.report import bounds, hint_table, policy_table
@@ -64,6 +64,8 @@ HANDOVER_S: Final = 1.0
 POOL_INSTANCES: Final = 4
 POOL_BLOCKS: Final = 5859
 """3M tokens in blocks of 512: the local cache of an instance in the paper."""
+TIER_AIMS: Final = {(1000, 10_000): (0.240, 16_771), (3000, 30_000): (0.338, 32_893)}
+"""By blocks of DRAM and NVMe: least prefix hit ratio, and hits in DRAM."""
 HOME_POOL_BLOCKS: Final = 2500
 """Of each of four nodes."""
 HOME_POOL_AIM: Final = 0.225
@@ -79,7 +81,7 @@ def main() -> int:
         console.print(f"\n[bold]{name}[/bold]")
         rows += ratio_rows(name, requests, console)
     if trace:
-        rows += [*reference_rows(trace, rows), *floor_rows(rows), *home_pool_rows(trace), *hint_rows(trace, console)]
+        rows += [*reference_rows(trace, rows), *floor_rows(rows), *tier_rows(trace), *home_pool_rows(trace), *hint_rows(trace, console)]
     first = trace or unseen[f"generated {UNSEEN_SEEDS[0]}"]
     for part in (cost_rows(first), fresh_rows(), live_rows(first[:LIVE_REQUESTS])):
         for row in part:
@@ -124,6 +126,16 @@ def reference_rows(trace: Sequence[TraceRequest], rows: Sequence[BenchRow]) -> I
         gain = found.gain or 0.0
         is_blind = routing is not Routing.CACHE_AWARE
         yield BenchRow(name, gain, "ratio", "1.4 to 2.4", 1.4 <= gain <= 2.4) if is_blind else BenchRow(name, gain, "ratio")
+
+
+def tier_rows(trace: Sequence[TraceRequest]) -> Iterator[BenchRow]:
+    """Rows of a node with DRAM and NVMe."""
+    found = [row for row in run_jobs([TierJob(OURS, dram, nvme) for dram, nvme in TIER_AIMS], trace) if isinstance(row, TierRow)]
+    for row, (ratio, dram_hits) in zip(found, TIER_AIMS.values(), strict=True):
+        label = f"{row.dram_blocks:,} blocks of DRAM, {row.nvme_blocks:,} of NVMe"
+        yield at_least(f"{label}: {OURS}", row.prefix_hit_ratio, "prefix hit ratio", ratio)
+        yield at_least(f"{label}: hits in DRAM", row.dram_hits, "blocks", dram_hits)
+        yield BenchRow(f"{label}: written to NVMe a hit", row.demotions / (row.dram_hits + row.nvme_hits), "blocks")
 
 
 def home_pool_rows(trace: Sequence[TraceRequest]) -> Iterator[BenchRow]:

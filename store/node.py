@@ -241,8 +241,8 @@ class Node:
     def reuse(self, *, is_first: bool) -> pb.ReuseReport | None:
         return self._status.reuse(is_first=is_first)
 
-    def apply_reuse(self, told: pb.ReuseReport) -> None:
-        self._storage.table.shared_reuse.apply((one.tenant, one.statistics) for one in told.tenants)
+    def apply_reuse(self, answer: pb.ReuseReport) -> None:
+        self._storage.table.shared_reuse.apply((one.tenant, one.statistics) for one in answer.tenants)
 
     # --- start and stop ---
 

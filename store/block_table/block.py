@@ -87,7 +87,7 @@ class BlockColumns:
     - `held`: a bit per tier with a copy
     - `slot_indexes`, `slot_generations`, `groups`: the DRAM slot, whose size is the block's
     - `nvme`: the NVMe slot; only as long as needed
-    - `policy_states`: state of the DRAM eviction policy (policy_states.py)
+    - `policy_states`: state of the tenant's eviction policies (policy_states.py)
     - `retention`: words of the retention hints (retention.py); empty until the node has got one
     - `free`: unused rows
     """

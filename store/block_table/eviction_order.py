@@ -164,15 +164,17 @@ class EvictionOrder:
         members = self._groups[group]
         policy = members.policy
         self._families.suspend(policy)
-        self._remove(members, block.key)
+        self._remove(members, block)
         self._have_left(group, 1)
 
     @staticmethod
-    def _remove(members: _OrderGroup, key: bytes) -> None:
+    def _remove(members: _OrderGroup, block: Block) -> None:
+        key = block.key
         if members.retired:
             members.retired.pop(key, None)
-        if members.secondary and key in members.secondary:
-            del members.secondary[key]
+        if members.secondary:
+            members.secondary.pop(key, None)
+        if block.is_secondary:  # its home keeps it
             members.policy.release(key)
         else:
             members.policy.remove(key)
@@ -190,7 +192,7 @@ class EvictionOrder:
         while len(found) < count and not is_over and (block := self._early_in(members, evictable)) is not None:
             is_over = not may_evict(block)
             if not is_over:
-                self._remove(members, block.key)
+                self._remove(members, block)
                 found.append(block.key)
         if len(found) < count and not is_over:
             more = policy.take_victims(count - len(found), lambda key: evictable(blocks[key]), lambda key: may_evict(blocks[key]))
@@ -201,7 +203,7 @@ class EvictionOrder:
         return [blocks[key] for key in found]
 
     def _have_left(self, group: int, count: int) -> None:
-        """Account for removed blocks of the group. What its policy remembers is not counted at this point."""
+        """Account for removed blocks of the group. Its remembered blocks are not counted at this point."""
         members = self._groups[group]
         policy, tenant = members.policy, members.tenant
         if not len(policy):

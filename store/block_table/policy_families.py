@@ -1,4 +1,4 @@
-"""Eviction policies of a node by tenant, what all of them remember, and the reads that they have yet to see."""
+"""Eviction policies of a node by tenant, their remembered blocks, and reads not yet passed to them."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,13 +18,13 @@ MAX_HOLDERS_SEARCHED: Final = 256
 
 
 class Holder(Protocol):
-    """What has a policy; `policy` may be replaced by a wrapper of it."""
+    """Holder of a policy; `policy` may be replaced by a wrapper of it."""
 
     policy: EvictionPolicy[bytes]
 
 
 class Touched(Protocol):
-    """What passes reads on to its policies."""
+    """Receiver of reads for its policies."""
 
     def pass_touch(self, group: int, key: bytes) -> None: ...
 
@@ -89,7 +89,7 @@ class PolicyFamilies:
         return iter(self._tenants)
 
     def hold(self, holder: Holder) -> None:
-        """Include what the holder's policy remembers."""
+        """Count the blocks that the holder's policy remembers."""
         self._ledger.holders[id(holder)] = holder
 
     def close(self, tenant: str, holder: Holder) -> None:
@@ -109,7 +109,7 @@ class PolicyFamilies:
         return self._ledger.count
 
     def suspend(self, policy: EvictionPolicy[bytes]) -> None:
-        """Exclude what a policy remembers, before it is called."""
+        """Exclude the blocks that a policy remembers, before it is called."""
         self._ledger.count -= policy.remembered
 
     def resume(self, policy: EvictionPolicy[bytes]) -> None:

@@ -25,7 +25,7 @@ FORGOTTEN_AT_ONCE: Final = MAX_SESSIONS // 8
 """Each time all words are read: some ms for a million blocks."""
 ROWS_AT_ONCE: Final = 1 << 16
 """Rows that one `step` walks over: below 1 ms. A million blocks take 16 steps, 1.6 s."""
-TOLD_AT_ONCE: Final = 2048
+PASSED_AT_ONCE: Final = 2048
 """Blocks whose changed priority one message or `step` passes to the policies: about 20 ms. The others follow, ten times a
 second."""
 TICK_NS: Final = 1_000_000_000
@@ -40,7 +40,7 @@ _OWNER_BITS: Final = (MAX_OWNERS - 1) << _OWNER_AT
 _TIMED_BITS: Final = (1 << _OWNER_AT) - (1 << _TIMED_AT)
 NO_SESSION: Final = 0
 
-Tell = Callable[[Block, int], None]
+PassOn = Callable[[Block, int], None]
 """Passes a block's priority to the policies of its tiers."""
 
 
@@ -74,11 +74,11 @@ def priority_of(word: int) -> int:
 class RetentionHints:
     """Hints of one node. Not thread-safe: called from the node's loop."""
 
-    def __init__(self, columns: BlockColumns, find: Callable[[str, bytes], Block | None], tell: Tell) -> None:
+    def __init__(self, columns: BlockColumns, find: Callable[[str, bytes], Block | None], pass_on: PassOn) -> None:
         """`find` returns a tenant's visible block."""
         self._columns = columns
         self._find = find
-        self._tell = tell
+        self._pass_on = pass_on
         self._owners: list[_Owner | None] = [None]
         """By index; None: free. Index 0 is no owner's."""
         self._free: list[int] = []
@@ -250,17 +250,17 @@ class RetentionHints:
 
     def _have_changed(self, rows: Sequence[int]) -> None:
         self._changed.update(dict.fromkeys(rows))
-        if len(self._changed) <= TOLD_AT_ONCE:
+        if len(self._changed) <= PASSED_AT_ONCE:
             self._tell_changed()
 
     def _tell_changed(self) -> None:
         words = self._columns.retention
-        for _ in range(min(TOLD_AT_ONCE, len(self._changed))):
+        for _ in range(min(PASSED_AT_ONCE, len(self._changed))):
             row, _ = self._changed.popitem(last=False)
             owner = self._owners[words[row] >> _OWNER_AT]
             block = self._find(owner.tenant, self._columns.keys[row]) if owner is not None else None
             if block is not None and int(block) == row:  # else the row has another block by now
-                self._tell(block, priority_of(words[row]))
+                self._pass_on(block, priority_of(words[row]))
 
     def counters(self) -> dict[str, int]:
         """Counters for the node's status."""

@@ -90,7 +90,7 @@ class LinkedNode(Protocol):
         """Return what eviction policies have learned, None if there is nothing new. `is_first`: the master knows
         nothing yet."""
 
-    def apply_reuse(self, told: pb.ReuseReport) -> None:
+    def apply_reuse(self, answer: pb.ReuseReport) -> None:
         """Use what the policies of other nodes have learned."""
 
     def apply_reply(self, told: pb.RegisterReply | pb.HeartbeatReply) -> None:

@@ -315,6 +315,24 @@ def test_a_promoted_block_leaves_dram_without_a_write(make_store: MakeStore) -> 
     assert store.names() == "xyz", "n, whose copy in NVMe is the last, leaves as others do"
 
 
+def test_a_dropped_block_with_a_promoted_copy_is_a_ghost(make_store: MakeStore) -> None:
+    """The mark of its copy in NVMe does not make it a block that another node keeps."""
+    store = make_store(200, nvme_bytes=200, policy="prefix")
+    put_each(store, "abc")
+    block, other = store.table.find("red", b"a"), store.table.find("red", b"b")
+    assert block is not None
+    assert other is not None
+    assert block.tiers() == (NVME,)
+    store.table.copies.drop(other)
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.finish(TierMove(block, NVME, DRAM, slot))
+    before = store.table._families.remembered
+    store.table.copies.drop(block)
+    assert store.table._families.remembered == before + 1
+    check(store.table)
+
+
 def test_batch_evictions_need_no_demotion(make_store: MakeStore) -> None:
     store = make_store(300, nvme_bytes=10_000)
     first, second, third = (store.put(name) for name in "abc")

@@ -180,7 +180,7 @@ def test_hints_without_an_index_are_ignored(store: Store, monkeypatch: pytest.Mo
 
 
 def test_many_blocks_are_passed_on_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "TOLD_AT_ONCE", 3)
+    monkeypatch.setattr(retention, "PASSED_AT_ONCE", 3)
     blocks = put(store, "abcdefgh")
     apply(store, blocks, Hint(90, session=1, owns=True))
     assert policy_of(store).priorities == {}
