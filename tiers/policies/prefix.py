@@ -61,6 +61,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self.model: PrefixModel[K] = model if model is not None else PrefixModel(clock=clock)
         self._places = self.model.open(tier)
         self._place = self._places[0]
+        self._order = self._place.order
 
     def insert(self, key: K, parent: K | None = None) -> None:
         self.model.insert(key, parent, self._places)
@@ -85,7 +86,7 @@ class PrefixPolicy(EvictionPolicy[K]):
         self.model.expect_reuse(key, after_s, self._place)
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
-        first = self._place.order.first()
+        first = self._order.first()
         if first is not None and evictable(first):
             return first
         order = self.model.eviction_order(self._place)
@@ -105,7 +106,7 @@ class PrefixPolicy(EvictionPolicy[K]):
 
         Empty if the first victim belongs to no run, or may not be evicted.
         """
-        first = self._place.order.first()
+        first = self._order.first()
         run = self.model.nodes[first] if first is not None else None
         if not isinstance(run, VisitRun):
             return []

@@ -198,13 +198,9 @@ class PrefixModel(Generic[K]):
 
     def remove(self, key: K, place: Place[K]) -> None:
         """Remove a block from a policy. With its last copy it becomes a ghost."""
-        node = self._present(key, place)
+        node = self._take_out(key, place)
         if node is None:
             return
-        if len(node.places) > 1:
-            self._leave(key, node, place)
-            return
-        self._delete(key, node)
         self.remember(key, (node.visit, node.birth_turn, node.forks))
         if node.child is not None:
             self._orphan(key, node.children)
@@ -212,13 +208,9 @@ class PrefixModel(Generic[K]):
 
     def release(self, key: K, place: Place[K]) -> None:
         """As `remove`, for a block that another node keeps: no ghost, and its children are no orphans."""
-        node = self._present(key, place)
+        node = self._take_out(key, place)
         if node is None:
             return
-        if len(node.places) > 1:
-            self._leave(key, node, place)
-            return
-        self._delete(key, node)
         now_s = self._clock()
         self.log.unwatch(node.visit, now_s)
         if self.hints is not None:
@@ -319,12 +311,23 @@ class PrefixModel(Generic[K]):
 
     # --- the tree ---
 
-    def _present(self, key: K, place: Place[K]) -> PrefixNode[K] | None:
-        """Return the node of a block that is in the policy, or None."""
+    def _take_out(self, key: K, place: Place[K]) -> PrefixNode[K] | None:
+        """Remove a block from a policy. Returns its node if this was its last copy, else None."""
         node = self.nodes.get(key)
         if node is None or place not in node.places:
             return None
-        return self._find(key) if isinstance(node, VisitRun) else node  # rare; a call for every key would cost a tenth
+        if isinstance(node, VisitRun):  # rare; a call for every key would cost a tenth
+            node = self._find(key)
+            assert node is not None
+        if len(node.places) > 1:
+            self._leave(key, node, place)
+            return None
+        del self.nodes[key]
+        place.count -= 1
+        if node.home is not None:
+            place.order.unfile(key, node.home, node.kind)
+            node.filed, node.home = 0, None
+        return node
 
     def _closes_cycle(self, key: K, parent: K) -> bool:
         """Return True if the link would close a cycle. A key without present children has no descendants."""
@@ -428,12 +431,6 @@ class PrefixModel(Generic[K]):
         if not count:
             node.home = None
 
-    def _delete(self, key: K, node: PrefixNode[K]) -> None:
-        del self.nodes[key]
-        node.places[0].count -= 1
-        if node.home is not None:
-            self._unfile(key, node)
-
     def _leave_parent(self, key: K, node: PrefixNode[K]) -> None:
         """Remove an absent block from its parent's children."""
         parent = node.parent
@@ -448,7 +445,10 @@ class PrefixModel(Generic[K]):
             # All blocks of a shared prefix are shared, though only the last one has many children.
             parent_node.forks = node.forks
         parent_node.lose_child(key, node.places[0].tier)
-        self._adjust(parent, parent_node, in_front=True)
+        if parent_node.home is None and parent_node.child is None:  # usual
+            self._file_by_visit(parent, parent_node, in_front=True)
+        elif len(self._places) > 1:
+            self._adjust(parent, parent_node, in_front=True)
 
     def _adopt_all(self, key: K, node: PrefixNode[K]) -> None:
         """Attach the children that arrived before this block; they are orphans no longer."""
