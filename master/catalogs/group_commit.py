@@ -18,13 +18,14 @@ from kvstore.telemetry.metrics.histogram import Histogram
 class Backoff:
     """Delays that double from `first_s` to at most `longest_s`, each scaled by 0.5 to 1.0 at random.
 
-    `jitter` returns numbers in [0, 1). Not thread-safe: one retry loop owns it. Source: "Exponential Backoff And
+    `jitter` returns numbers in [0, 1); the default has its own generator, so that retries leave the program's random
+    sequence alone. Not thread-safe: one retry loop owns it. Source: "Exponential Backoff And
     Jitter", AWS Architecture Blog, 2015 ("equal jitter")."""
 
-    def __init__(self, *, first_s: float, longest_s: float, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, *, first_s: float, longest_s: float, jitter: Callable[[], float] | None = None) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
-        self._jitter = jitter
+        self._jitter = jitter or random.Random().random
         self._ceiling_s = first_s
 
     def next_s(self) -> float:

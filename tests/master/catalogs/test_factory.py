@@ -3,6 +3,7 @@
 import re
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,12 @@ def test_etcds_uses_the_masters_own_certificates(etcd_server_factory: Callable[.
     server = etcd_server_factory(tls=True)
     cert, key = map(str, server.certificate)
     own = TlsSettings(tls_ca=cert, tls_cert=cert, tls_key=key)
-    catalog = make_catalog(f"etcds://{server.host_port}", tls=own)
-    assert elected(catalog).records == {}
-    assert commit(catalog, Op(b"a", b"1")) is None
-    catalog.close()
-    named = make_catalog(f"etcds://{server.host_port}?ca={cert}&cert={cert}&key={key}", tls=TlsSettings(tls_ca="/of/something/else"))
-    assert elected(named).records == {b"a": b"1"}
-    named.close()
+    with closing(make_catalog(f"etcds://{server.host_port}", tls=own, lease_ttl_s=20.0)) as catalog:
+        assert elected(catalog).records == {}
+        assert commit(catalog, Op(b"a", b"1")) is None
+    other = TlsSettings(tls_ca="/of/something/else")
+    with closing(make_catalog(f"etcds://{server.host_port}?ca={cert}&cert={cert}&key={key}", tls=other, lease_ttl_s=20.0)) as named:
+        assert elected(named).records == {b"a": b"1"}
 
 
 def test_etcds_without_an_authority_is_refused() -> None:
