@@ -25,7 +25,10 @@ class Memory:
         with open(f"/proc/{self._pid}/mem", "rb", buffering=0) as memory:
             for begin, end in self._mappings():
                 memory.seek(begin)
-                text = memory.read(end - begin)
+                try:
+                    text = memory.read(end - begin)
+                except OSError:  # unmapped since it was listed
+                    continue
                 found += [begin + place for place in _places(text, content)]
         return found
 
