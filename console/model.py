@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kvstore.console.banners import Banners, find_banners, tier_health
+from kvstore.console.moves import counters_of, home_copies_of, moves, skipped
 from kvstore.console.rates import RateTracker
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import NOT_RUNNING
 
 TIERS: Final = ("hbm", "dram", "nvme")
 """Fastest first."""
-RATED: Final = frozenset(("misses", "in_bytes", "out_bytes", "engine_bytes"))
+RATED: Final = frozenset(("misses", "in_bytes", "out_bytes", "engine_bytes", "local_reads", "remote_reads"))
 _REQUEST: Final = "request_"
 _SLOWEST: Final = "_slowest_us"
 TIER_COUNTERS: Final = ("hits", "evictions", "demotions", "promotions")
@@ -23,6 +24,7 @@ NODE_FIELDS: Final = (
     "id", "name", "state", "drain", "remaining_blocks", "health", "address", "host", "version", "transports", "heartbeat_age_s", "blocks",
     "used_bytes", "capacity_bytes", *(f"{tier}_{what}" for tier in TIERS for what in ("used_bytes", "capacity_bytes")),
     "hits_per_s", "misses_per_s", "in_bytes_per_s", "out_bytes_per_s", "evictions_per_s", "connections",
+    "next_victims", "home_copies_sent", "home_copies_received", "home_copies_skipped",
 )  # fmt: skip
 MASTER: Final = "\n"
 """Name of the master in RateTracker; no node can have this name."""
@@ -65,6 +67,7 @@ class ConsoleModel:
             "problems": self._banners.of(find_banners(status, missing, shares(status)), wall_s),
             "totals": totals,
             "tiers": tiers,
+            "moves": _moves(status, nodes),
             "paths": _paths(status),
             "operations": operations(status, [(node["name"], node["rates"]) for node in nodes if node["state"] not in NOT_RUNNING], own),
             "nodes": {"fields": NODE_FIELDS, "rows": [[node[name] for name in NODE_FIELDS] for node in nodes]},
@@ -73,6 +76,7 @@ class ConsoleModel:
     def _node(self, node: pb.NodeStatus, at_s: float) -> Document:
         counters: dict[str, float] = {name: count for name, count in node.counters.items() if name in RATED or name.startswith(_REQUEST)}
         counters |= {f"{tier.name}_{name}": getattr(tier, name) for tier in node.tiers for name in TIER_COUNTERS}
+        counters |= counters_of(node)
         rates = self._rates.of(node.name, at_s=at_s - node.heartbeat_age_s, epoch=node.registration_epoch, counters=counters)
         if node.state in NOT_RUNNING:
             rates = {}
@@ -95,6 +99,8 @@ class ConsoleModel:
             "connections": node.counters.get("connections", 0),
             "tiers": {tier.name: tier for tier in node.tiers},
             "rates": rates,
+            "next_victims": [_next_victim(tier) for tier in node.tiers if tier.HasField("next_victim")],
+            **{f"home_copies_{name}": count for name, count in home_copies_of(node).items()},
         }
         for what in ("used_bytes", "capacity_bytes"):
             found[what] = sum(getattr(tier, what) for tier in node.tiers)
@@ -102,6 +108,30 @@ class ConsoleModel:
         for what in ("hits", "evictions"):
             found[f"{what}_per_s"] = _short(sum(rates.get(f"{name}_{what}", 0) for name in TIERS))
         return found
+
+
+def _next_victim(tier: pb.TierStatus) -> list[Any]:
+    """Return [tier, reason, seconds unread, hits per second of a GiB or null] of what the tier would evict next. A list, since all nodes
+    have some."""
+    found = tier.next_victim
+    worth = float(f"{found.hits_per_byte_s * (1 << 30):.3g}") if found.HasField("hits_per_byte_s") else None
+    return [tier.name, found.reason, round(found.unread_s), worth]
+
+
+def _moves(status: pb.StatusReply, nodes: list[Document]) -> Document:
+    """Return the blocks that moved or left, by reason, and those without a home copy."""
+    rows = [
+        {
+            "reason": one.counter,
+            "text": one.text,
+            "blocks": one.blocks,
+            "bytes": one.size_bytes,
+            "blocks_per_s": _short(sum(node["rates"].get(one.counter, 0) for node in nodes)),
+        }
+        for one in moves(status)
+        if one.blocks
+    ]
+    return {"rows": rows, "without_home_copy": skipped(status.counters)}
 
 
 def shares(status: pb.StatusReply) -> dict[str, int]:
@@ -146,6 +176,7 @@ def _totals(nodes: list[Document], tiers: list[Document], status: pb.StatusReply
     def added(name: str) -> float:
         return _short(sum(node[name] for node in nodes))
 
+    local, remote = (sum(node["rates"].get(name, 0) for node in nodes) for name in ("local_reads", "remote_reads"))
     hits = added("hits_per_s")
     misses = _short(added("misses_per_s") + own.get("lookup_misses", 0))
     return {
@@ -162,6 +193,7 @@ def _totals(nodes: list[Document], tiers: list[Document], status: pb.StatusReply
         "hits_per_s": hits,
         "misses_per_s": misses,
         "hit_ratio": round(hits / (hits + misses), 4) if hits + misses else None,
+        "local_ratio": round(local / (local + remote), 4) if local + remote else None,
         "in_bytes_per_s": added("in_bytes_per_s"),
         "out_bytes_per_s": added("out_bytes_per_s"),
         "evictions_per_s": added("evictions_per_s"),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvstore.master.catalogs.interface import CommitStats
+from kvstore.master.directory.placement.home_copies import SKIPPED
 from kvstore.master.leadership.leader import LeaderRole
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.metrics.histogram import Histograms, sum_of
@@ -103,6 +104,7 @@ class MasterMetrics:
             "kvstore_master_copies_completed": counters["copies_entered"],
             "kvstore_master_home_copies": counters["home_copies"],
             "kvstore_master_home_copied_bytes": counters["home_copied_bytes"],
+            "kvstore_master_home_copies_skipped": {(reason,): counters[f"home_copies_skipped_{reason}"] for reason in SKIPPED},
             "kvstore_master_reuse_reports": counters["reuse_reports"],
             "kvstore_master_reuse_refused": counters["reuse_refused"],
             "kvstore_master_hot_copies": counters["hot_copies"],

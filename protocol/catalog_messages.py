@@ -21,6 +21,10 @@ from kvstore.protocol.message import (
 EVENT_COMMIT, EVENT_REMOVED, EVENT_MOVED = 1, 2, 3
 PHASE_STREAM, PHASE_SYNC_BEGIN, PHASE_SYNC, PHASE_SYNC_END = 0, 1, 2, 3
 DRAIN_OFF, DRAIN_CLOSED, DRAIN_SAVE = 0, 1, 2
+COPY_REASONS = ("replica", "home", "hot", "drain", "prefetch")
+"""Why a block is copied to another node: a replica that its writer asked for, a copy at its home, a copy of a block
+that many hosts read, a drain, or a request of the receiver (a prefetch, or a transfer for a scheduled request)."""
+COPY_REPLICA, COPY_HOME, COPY_HOT, COPY_DRAIN, COPY_PREFETCH = range(len(COPY_REASONS))
 
 
 @message
@@ -138,7 +142,7 @@ class CopyBlocks(Message):
     - Answer, at once: Flags. 1: queued, until an uncommitted block of that key here is committed or dropped; 0: the
       block is here or being written, or the queue is full.
 
-    `epoch` is the master's.
+    `epoch` is the master's, `reason` an index into COPY_REASONS.
     """
 
     TYPE = 34
@@ -156,6 +160,7 @@ class CopyBlocks(Message):
     parents: Parents
     transfer: CountedBlobs
     ticket: CountedU8s = b""
+    reason: U8 = 0
 
 
 @message

@@ -19,7 +19,14 @@ ROLE_DECODE: Role
 ROLE_BOTH: Role
 
 class TierStatus(_message.Message):
-    __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "not_huge_reason", "evicted_age_s")
+    __slots__ = ("name", "capacity_bytes", "used_bytes", "quarantined_bytes", "blocks", "hits", "evictions", "demotions", "promotions", "prefaulted_bytes", "health", "codec", "logical_bytes", "payload_bytes", "metadata_bytes", "elements", "huge_bytes", "not_huge_reason", "evicted_age_s", "evictions_by_reason", "next_victim")
+    class EvictionsByReasonEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +46,8 @@ class TierStatus(_message.Message):
     HUGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NOT_HUGE_REASON_FIELD_NUMBER: _ClassVar[int]
     EVICTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
+    NEXT_VICTIM_FIELD_NUMBER: _ClassVar[int]
     name: str
     capacity_bytes: int
     used_bytes: int
@@ -58,7 +67,21 @@ class TierStatus(_message.Message):
     huge_bytes: int
     not_huge_reason: str
     evicted_age_s: float
-    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., not_huge_reason: _Optional[str] = ..., evicted_age_s: _Optional[float] = ...) -> None: ...
+    evictions_by_reason: _containers.ScalarMap[str, int]
+    next_victim: NextVictim
+    def __init__(self, name: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., hits: _Optional[int] = ..., evictions: _Optional[int] = ..., demotions: _Optional[int] = ..., promotions: _Optional[int] = ..., prefaulted_bytes: _Optional[int] = ..., health: _Optional[str] = ..., codec: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., metadata_bytes: _Optional[int] = ..., elements: _Optional[int] = ..., huge_bytes: _Optional[int] = ..., not_huge_reason: _Optional[str] = ..., evicted_age_s: _Optional[float] = ..., evictions_by_reason: _Optional[_Mapping[str, int]] = ..., next_victim: _Optional[_Union[NextVictim, _Mapping]] = ...) -> None: ...
+
+class NextVictim(_message.Message):
+    __slots__ = ("unread_s", "size_bytes", "reason", "hits_per_byte_s")
+    UNREAD_S_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HITS_PER_BYTE_S_FIELD_NUMBER: _ClassVar[int]
+    unread_s: float
+    size_bytes: int
+    reason: str
+    hits_per_byte_s: float
+    def __init__(self, unread_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., hits_per_byte_s: _Optional[float] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("name", "instance", "version", "host_id", "unix", "tcp", "seen_master_epoch", "tiers", "topology", "transfer", "seen_catalog", "http", "quotas_version", "accepts_traces", "node_id", "retired_version")

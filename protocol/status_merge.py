@@ -14,6 +14,8 @@ _STATES: Final = ("alive", "syncing", "stopped", "dead")
 """
 OF_PROCESS: Final = ("request_", "credentials_refused")
 """Name prefixes of counters of a process, not of a partition."""
+OF_MASTER: Final = ("home_copies_skipped",)
+"""A node's counters that the masters count, each for its partition."""
 
 
 def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
@@ -55,6 +57,8 @@ def merged_status(replies: Sequence[pb.StatusReply]) -> pb.StatusReply:
 def _merge_node(node: pb.NodeStatus, each: Sequence[pb.NodeStatus], *, are_owners: bool) -> None:
     """`are_owners`: every partition's owner replied; a follower knows neither nodes nor remaining blocks."""
     node.blocks = sum(one.blocks for one in each)
+    for name in OF_MASTER:
+        node.counters[name] = sum(one.counters.get(name, 0) for one in each)
     node.state = max((one.state for one in each), key=_STATES.index)
     drains = [one.drain for one in each if one.HasField("drain")]
     if not drains:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.catalog_messages import COPY_REASONS
 from kvstore.security.quotas.quota import SLABS
 from kvstore.store.block_table.access_counts import MAX_TENANTS, AccessClock, TierCounts
 from kvstore.store.block_table.block import DRAM, TIERS
@@ -69,6 +70,10 @@ class NodeMetrics:
                 # Sorted for the log line only: a full node evicts thousands of blocks per call.
                 self._log_evictions(index, counts, self._clock.age_ns(sorted(evicted)[len(evicted) // 2], now_ns), now_ns)
 
+    def age_s(self, access: int, now_ns: int) -> float:
+        """Age of an access, to about a second."""
+        return self._clock.age_ns(access, now_ns) / 1e9
+
     def _is_due(self, index: int, now_ns: int) -> bool:
         """Return True if the tier's log line is due."""
         readings = self._logged.get(index)
@@ -112,15 +117,10 @@ class NodeMetrics:
             (tier, tenant): count for tier, counts in levels for tenant, count in counts.tenant_hits.items()
         }
         readings["kvstore_node_tier_evictions"] = {
-            (tier, reason): count
-            for tier, counts in levels
-            for reason, count in (
-                ("room", counts.evictions - counts.table_evictions - counts.quota_evictions - counts.not_written),
-                ("worth", counts.not_written),
-                ("table", counts.table_evictions),
-                ("quota", counts.quota_evictions),
-            )
+            (tier, reason): count for tier, counts in levels for reason, count in counts.by_reason().items()
         }
+        for name in ("copied_blocks", "copied_bytes"):
+            readings[f"kvstore_node_{name}"] = {(reason,): counters[f"{name}_{reason}"] for reason in COPY_REASONS}
         readings |= _of_tenants(table)
         readings["kvstore_node_eviction_age_seconds"] = {(TIERS[index],): ages.counts() for index, ages in self._ages.items()}
         rails = engine.rails() if engine is not None else {}

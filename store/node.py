@@ -169,7 +169,7 @@ class Node:
         self._periodic_tasks = NodePeriodicTasks(self.reactor, storage, self._metrics, self._authenticator)
         self._service = NodeService(storage, self._authenticator, self.identity)
         self._server.handler = self._service
-        self._status = NodeStatus(storage, self._service.loads, self._server.counts, self._metrics.eviction_ages_s)
+        self._status = NodeStatus(storage, self._service.loads, self._server.counts, self._metrics)
 
     def _make_authenticator(self) -> SessionAuthenticator:
         tls, regions = self._tls, self._storage.regions
@@ -320,5 +320,5 @@ class Node:
         )
 
     def status(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
-        tiers, counters = self._status.now()
+        tiers, counters = self._status.now(self.reactor.now_ns())
         return tiers, counters | self._metrics.requests.counters()

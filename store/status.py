@@ -1,7 +1,7 @@
 """Status of a node for heartbeats and metrics: tiers, counters, hot blocks, usage of tenants."""
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_LINKS, MAX_TENANT_USES
@@ -10,6 +10,7 @@ from kvstore.store.block_table.access_counts import BlockReads
 from kvstore.store.block_table.block import DRAM, HBM, NVME, TIERS
 from kvstore.store.block_table.quotas import NO_USE
 from kvstore.store.master_session.master_link import HeartbeatReport
+from kvstore.store.metrics import NodeMetrics
 from kvstore.store.storage import Storage
 from kvstore.telemetry.metrics.requests import SlowRequests, slow_messages
 from kvstore.transfer.engine import TransferEngine
@@ -20,20 +21,18 @@ from kvstore.transfer.topology.traffic import traffic
 class NodeStatus:
     """Collects the status. Not thread-safe: called from the node's loop."""
 
-    def __init__(
-        self, storage: Storage, loads: TenantLoads, connections: Callable[[], dict[str, int]], eviction_ages: Mapping[int, float]
-    ) -> None:
-        """`loads` are the service's, `connections` is `Server.counts`, `eviction_ages` are NodeMetrics'."""
+    def __init__(self, storage: Storage, loads: TenantLoads, connections: Callable[[], dict[str, int]], metrics: NodeMetrics) -> None:
+        """`loads` are the service's, `connections` is `Server.counts`, `metrics` has the ages of accesses."""
         self._storage = storage
         self._table = storage.table
         self._loads = loads
         self._connections = connections
-        self._eviction_ages = eviction_ages
+        self._metrics = metrics
 
     def report(self, slowest: SlowRequests, slow_version: int, hot_blocks: int, now_ns: int) -> HeartbeatReport:
         """Return a heartbeat report, with slow requests if they are newer than `slow_version`."""
         table = self._table
-        tiers, counters = self.now()
+        tiers, counters = self.now(now_ns)
         return HeartbeatReport(
             tiers,
             counters,
@@ -71,7 +70,7 @@ class NodeStatus:
             for name in names
         ]
 
-    def now(self) -> tuple[list[pb.TierStatus], dict[str, int]]:
+    def now(self, now_ns: int) -> tuple[list[pb.TierStatus], dict[str, int]]:
         """Return tiers and counters."""
         storage, tiers = self._storage, []
         codec_name = storage.codec.name if storage.codec is not None else ""
@@ -86,7 +85,7 @@ class NodeStatus:
                     blocks=blocks,
                     hits=counts.hits,
                     evictions=counts.evictions,
-                    evicted_age_s=self._eviction_ages.get(index, 0.0),
+                    evicted_age_s=self._metrics.eviction_ages_s.get(index, 0.0),
                     demotions=counts.demotions,
                     promotions=counts.promotions,
                     prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
@@ -98,6 +97,8 @@ class NodeStatus:
                     elements=encoded.elements,
                     huge_bytes=storage.pages.huge_bytes if index == DRAM else 0,
                     not_huge_reason=storage.pages.why_not if index == DRAM else "",
+                    evictions_by_reason=counts.by_reason(),
+                    next_victim=self._next_victim(index, now_ns),
                 )
             )
         counters = {
@@ -127,6 +128,7 @@ class NodeStatus:
             "moving": self._table.evictor.under_way,
             "spares": len(self._table.lowest.replicated_victims),
             "secondary_blocks": self._table.secondary_blocks,
+            "secondary_bytes": self._table.secondary_bytes,
             "local_reads": self._table.events.local_reads,
             "remote_reads": self._table.events.remote_reads,
             "reuse_exchanges": self._table.shared_reuse.exchanges,
@@ -140,6 +142,18 @@ class NodeStatus:
             **self._table.retention.counters(),
         }
         return tiers, counters
+
+    def _next_victim(self, index: int, now_ns: int) -> pb.NextVictim | None:
+        found = self._table.next_victim(index)
+        if found is None:
+            return None
+        block, worth = found.block, found.worth
+        return pb.NextVictim(
+            unread_s=self._metrics.age_s(block.last_access, now_ns),
+            size_bytes=block.size_bytes,
+            reason=found.reason,
+            hits_per_byte_s=worth / block.size_bytes if worth is not None else None,
+        )
 
 
 def link_flows(nics: Iterable[Nic], engine: TransferEngine | None) -> list[pb.LinkFlow]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvstore.cli.tools.tables import bar, duration, names_shown, new_table, percent
 from kvstore.console.model import shares
+from kvstore.console.moves import by_node, home_copies_of, moves, skipped
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.settings import format_size
@@ -55,10 +56,9 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
     local, remote = (sum(node.counters.get(name, 0) for node in status.nodes) for name in ("local_reads", "remote_reads"))
     if remote:
         table.add_row("local hits", f"{percent(local, local + remote)} of {local + remote:,} blocks were read on the reader's host")
-    if copies := status.counters.get("home_copies", 0):
-        table.add_row(
-            "home copies", f"{copies:,} blocks, {format_size(status.counters['home_copied_bytes'])}, from nodes that were nearly full"
-        )
+    for name, line in (("home copies", _home_copies_line(status)), ("moved", _moved_line(status)), ("evicted", _evicted_line(status))):
+        if line:
+            table.add_row(name, line)
     if copies := status.counters.get("hot_copies", 0):
         size = format_size(status.counters["hot_copied_bytes"])
         table.add_row("hot", f"{status.counters['hot_blocks']:,} blocks, {copies:,} copies made of such, {size}")
@@ -85,6 +85,34 @@ def _partitions_line(status: pb.StatusReply) -> str:
     owned = [f"{name} {count}" for name, count in shares(status).items()]
     lost = sum(not owner.name for owner in status.owners)
     return f"{status.partitions} of the key space: {', '.join([*owned, *[f'{lost} without an owner'] * bool(lost)]) or 'owners unknown'}"
+
+
+def _home_copies_line(status: pb.StatusReply) -> str:
+    """Blocks copied to their home node, from and to which nodes, and those that were not copied; "" without any."""
+    copies, not_made = status.counters.get("home_copies", 0), skipped(status.counters)
+    found = []
+    if copies:
+        found.append(f"{copies:,} blocks, {format_size(status.counters['home_copied_bytes'])}, from nodes that were nearly full")
+    for word, name in (("from", "sent"), ("to", "received")):
+        if named := [f"{node} {blocks:,}" for node, blocks in by_node(status, lambda node, name=name: home_copies_of(node)[name])]:
+            found.append(f"{word} {names_shown(named)}")
+    if not_made:
+        reasons = ", ".join(f"{blocks:,} {text}" for text, blocks in not_made.items())
+        found.append(f"{sum(not_made.values()):,} not copied: {reasons}")
+    return "; ".join(found)
+
+
+def _moved_line(status: pb.StatusReply) -> str:
+    """Blocks copied between nodes and tiers, by reason, without home copies."""
+    found = [one for one in moves(status) if one.blocks and not one.counter.startswith("evicted_") and one.counter != "copied_blocks_home"]
+    return ", ".join(f"{one.blocks:,} {one.text}" for one in found)
+
+
+def _evicted_line(status: pb.StatusReply) -> str:
+    """Blocks evicted from nodes, by reason."""
+    found = [one for one in moves(status) if one.blocks and one.counter.startswith("evicted_")]
+    reasons = ", ".join(f"{one.blocks:,} {one.text.removeprefix('evicted, ')}" for one in found)
+    return f"{sum(one.blocks for one in found):,} blocks: {reasons}" if found else ""
 
 
 def _transfer_line(status: pb.StatusReply) -> str:
@@ -176,9 +204,10 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
     """Return a table with one row per tier of a node: occupancy, hit ratio, evictions.
 
     The hit ratio is the tier's share of all requested blocks, so the column sums to the cluster's hit ratio. "unread for" is the time
-    between the last read of a block that was evicted lately and its eviction.
+    between the last read of a block that was evicted lately and its eviction. "evicts next" is the next victim: how long it has not been
+    read, and its value by the policy.
     """
-    figures = ("used", "of", "blocks", "hit ratio", "evicted", "unread for")
+    figures = ("used", "of", "blocks", "hit ratio", "evicted", "unread for", "evicts next")
     caption = None if is_whole(status) else NOT_SHOWN
     table = new_table("node", "tier", "occupancy", *figures, right=figures, no_wrap=("occupancy", *figures), caption=caption)
     absent: list[str] = []
@@ -195,6 +224,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
                 percent(tier.hits, reads),
                 f"{tier.evictions:,}",
                 duration(tier.evicted_age_s) if tier.evictions else "-",
+                next_victim_text(tier),
             )
         if node.state in NOT_RUNNING:
             absent.append(f"{node.name} is {node.state}; its tiers are as last reported")
@@ -203,6 +233,17 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
     if any(_has_codec(tier) for node in status.nodes for tier in node.tiers):
         return Group(table, Text(), encoded_table(status), *(Text(text, style="dim") for text in absent))
     return Group(table, *(Text(text, style="dim") for text in absent))
+
+
+def next_victim_text(tier: pb.TierStatus) -> str:
+    """Return what the tier would evict next: age, and why it is first or its value; a dash if unknown."""
+    if not tier.HasField("next_victim"):
+        return "-"
+    found = tier.next_victim
+    more = found.reason
+    if found.HasField("hits_per_byte_s"):
+        more = f"{found.hits_per_byte_s * (1 << 30):.3g} hits/s a GiB"
+    return f"{duration(found.unread_s)}{', ' * bool(more)}{more}"
 
 
 def encoded_table(status: pb.StatusReply) -> RenderableType:

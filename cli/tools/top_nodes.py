@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from kvstore.cli.tools.tables import bar
+from kvstore.cli.tools.tables import bar, duration
 from kvstore.console.model import NODE_FIELDS, TIERS, Document
 from kvstore.protocol.settings import format_size
 
@@ -27,14 +27,15 @@ COLUMNS: Final[tuple[_Column, ...]] = (
     ("in_bytes_per_s", "in/s", 96),
     ("evictions_per_s", "evicted/s", 108),
     ("blocks", "blocks", 120),
-    ("address", "address", 144),
-    ("connections", "clients", 156),
-    ("heartbeat_age_s", "heartbeat", 168),
-    ("hbm_share", "hbm", 176),
-    ("dram_share", "dram", 184),
-    ("nvme_share", "nvme", 192),
-    ("version", "version", 204),
-    ("transports", "transports", 230),
+    ("next", "evicts next", 144),
+    ("address", "address", 168),
+    ("connections", "clients", 180),
+    ("heartbeat_age_s", "heartbeat", 192),
+    ("hbm_share", "hbm", 200),
+    ("dram_share", "dram", 208),
+    ("nvme_share", "nvme", 216),
+    ("version", "version", 228),
+    ("transports", "transports", 246),
 )
 """Field, heading, and the least width of the terminal at which it is shown."""
 SORTS: Final = ("name", "state", "share", "hits_per_s", "misses_per_s", "out_bytes_per_s", "in_bytes_per_s", "evictions_per_s", "blocks")
@@ -70,6 +71,7 @@ def nodes_of(document: Document) -> list[dict[str, Any]]:
         node |= {f"{tier}_share": share for tier, share in shares.items()}
         known = {tier: share for tier, share in shares.items() if share is not None}
         node["fullest"] = max(known, key=lambda tier: known[tier], default="")
+        node["next"] = node["next_victims"][-1] if node["next_victims"] else None
         node["share"] = known.get(node["fullest"], 0.0)
     return nodes
 
@@ -119,6 +121,8 @@ def _cell(node: dict[str, Any], name: str, width: int) -> str | Text:
         return Text.assemble(bar(value, 16 if width >= LARGE else 8), f" {value:4.0%} {node['fullest']}")
     if name.endswith("_share"):
         return "-" if value is None else f"{value:.0%}"
+    if name == "next":
+        return f"unread {duration(value[2])}" if value is not None else "-"
     if name == "heartbeat_age_s":
         return "-" if node["state"] in ("dead", "stopped") else f"{value:.1f} s"
     if name == "transports":

@@ -84,6 +84,9 @@ def screen(view: ScreenView, width: int, height: int) -> tuple[RenderableType, i
         trend_lines = max(1, min(MAX_TREND_LINES, spare // 2))
         parts += [*_trend(view, "hits_per_s", "read", width, trend_lines), *_trend(view, "out_bytes_per_s", "out", width, trend_lines)]
         used += 2 * trend_lines
+        if moved := _moved(view.document, width):
+            parts.append(moved)
+            used += 1
         if operations and spare - 2 * trend_lines >= len(operations):
             parts += [Text(), _operations(operations, width)]
             used += len(operations) + 2
@@ -184,6 +187,17 @@ def _latencies(operations: list[Document], width: int) -> Text | None:
         return None
     cells = (f"{one['operation'].replace('_', ' ')} {seconds(one['mean_s'])} ({seconds(one['slowest_s'])})" for one in busiest)
     text = Text.assemble((f"{'mean':<9} ", "dim"), "   ".join(cells), ("   in brackets the slowest of the last minute", "dim"))
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _moved(document: Document, width: int) -> Text | None:
+    """Blocks that moved or left a second, by reason, the most frequent first, in one line; None without any."""
+    rows = sorted((one for one in document["moves"]["rows"] if one["blocks_per_s"]), key=lambda one: -one["blocks_per_s"])
+    if not rows:
+        return None
+    cells = (f"{count_text(one['blocks_per_s'])}/s {one['text']}" for one in rows)
+    text = Text.assemble((f"{'moved':<9} ", "dim"), "   ".join(cells))
     text.truncate(width, overflow="ellipsis")
     return text
 

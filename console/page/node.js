@@ -5,7 +5,7 @@ import { h, swatch } from "./dom.js";
 import { TIERS, count, countRate, percent, share, size, sizeRate } from "./format.js";
 import { hostDrawing } from "./hosts.js";
 import { pill } from "./nodes.js";
-import { isAway, nodesOf } from "./nodes_model.js";
+import { isAway, nodesOf, victimText } from "./nodes_model.js";
 import { get, store } from "./store.js";
 
 let shown = null;
@@ -44,13 +44,16 @@ export function updateNode({ cluster, access }) {
   const node = nodesOf(cluster).find((one) => one.name === shown.name);
   if (!node) { shown.head.replaceChildren(shown.name, h("span", { className: "pill" }, "forgotten")); shown.buttons.replaceChildren(close()); return; }
   const rows = [["Address", node.address || "none"], ["Transports", node.transports.join(", ") || "messages only"], ["Blocks", count(node.blocks)], ["Clients", `${count(node.connections)} connections`],
-    ["Read", countRate(node.hits_per_s)], ["Evicted", countRate(node.evictions_per_s)], ["Version", node.version], ["Node id", String(node.id)],
+    ["Read", countRate(node.hits_per_s)], ["Evicted", countRate(node.evictions_per_s)],
+    ["Home copies", `${count(node.home_copies_sent)} sent, ${count(node.home_copies_received)} received${node.home_copies_skipped ? `, ${count(node.home_copies_skipped)} not made` : ""}`], ["Version", node.version], ["Node id", String(node.id)],
     ["Last heartbeat", isAway(node) ? `none since it ${node.state === "dead" ? "died" : "stopped"}` : `${node.heartbeat_age_s.toFixed(1)} s ago`], ...(node.health ? [["Failed", node.health]] : [])];
   shown.facts.replaceChildren(...rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   shown.tiers.replaceChildren(...Object.keys(TIERS).filter((tier) => node[`${tier}_capacity_bytes`]).map((tier) => {
     const full = share(node[`${tier}_used_bytes`], node[`${tier}_capacity_bytes`]), bar = h("i", { className: tier });
+    const next = node.next_victims.find(([name]) => name === tier);
     bar.style.width = `${100 * full}%`;
-    return h("div", { className: "row" }, h("h3", {}, swatch(tier), TIERS[tier]), h("span", {}, `${percent(full)} of ${size(node[`${tier}_capacity_bytes`])}`), h("div", { className: "bar", role: "img", ariaLabel: `${TIERS[tier]} ${percent(full)} full` }, bar));
+    return h("div", { className: "row" }, h("h3", {}, swatch(tier), TIERS[tier]), h("span", {}, `${percent(full)} of ${size(node[`${tier}_capacity_bytes`])}`), h("div", { className: "bar", role: "img", ariaLabel: `${TIERS[tier]} ${percent(full)} full` }, bar),
+      next ? h("div", { className: "more" }, `Evicts next: ${victimText(next)}`) : null);
   }));
   const key = `${node.standing} ${node.remaining_blocks} ${node.drain} ${access}`;
   if (key === shown.key) return;

@@ -1,5 +1,5 @@
 // Node objects from the rows of the state, and the metrics to colour them by.
-import { TIERS, count, countRate, percent, share, size, sizeRate } from "./format.js";
+import { TIERS, count, countRate, duration, percent, share, size, sizeRate } from "./format.js";
 
 export function nodesOf(cluster) {
   const { fields, rows } = cluster.nodes;
@@ -8,10 +8,16 @@ export function nodesOf(cluster) {
     fields.forEach((field, index) => { node[field] = row[index]; });
     node.fills = fillsOf(Object.keys(TIERS).map((name) => ({ name, used_bytes: node[`${name}_used_bytes`], capacity_bytes: node[`${name}_capacity_bytes`] })));
     node.share = node.fills[0]?.share ?? null;
+    node.next_s = node.next_victims.at(-1)?.[2] ?? null;  // of the slowest tier, whose victims leave the node
     node.standing = node.state !== "alive" ? node.state : node.health ? "failed" : node.drain || "alive";
     return node;
   });
   return nodes.sort((one, other) => byName(one.name, other.name));
+}
+
+/** [tier, reason, seconds unread, hits per second of a GiB] as text: what the tier would evict next, and why it is first. */
+export function victimText([, reason, unread, worth]) {
+  return [`unread for ${duration(unread)}`, reason, worth === null ? "" : `${Number(worth.toPrecision(2))} hits/s a GiB`].filter(Boolean).join(", ");
 }
 
 /** Tiers with a capacity, each with its `share`, fullest first: a large empty tier must not hide a small full one. */

@@ -42,7 +42,7 @@ export function overview({ openNode }) {
   const facts = h("dl", { className: "facts" }), masters = h("ul", { className: "masters", ariaLabel: "Masters" });
   let requestedAt = 0;
   const lately = h("ol", { className: "happened" });
-  const mapNote = h("span", { className: "note" });
+  const mapNote = h("span", { className: "note" }), movesNote = h("span", { className: "note" }), moved = h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Table of moved blocks" });
   const panel = (width, title, note, push, ...children) =>
     h("section", { className: `panel ${width}`, ariaLabel: title }, h("header", {}, h("h2", {}, title), note, push && h("div", { className: "push" }, push)), children);
   const catalog = panel("w3", "Catalog", null, null, facts, masters);
@@ -55,7 +55,8 @@ export function overview({ openNode }) {
     panel("w3", "Hit ratio", null, null, ratio.element, ratio.legend),
     panel("w3", "Evictions", null, null, evictions.element, evictions.legend),
     catalog,
-    panel("w3", "Latest events", null, h("a", { href: "#activity", className: "small" }, "All events"), lately));
+    panel("w3", "Latest events", null, h("a", { href: "#activity", className: "small" }, "All events"), lately),
+    panel("", "What moved, and why", movesNote, null, moved));
 
   function draw() {
     if (!last?.cluster) return;
@@ -79,6 +80,8 @@ export function overview({ openNode }) {
     say(mapNote, nodes.length ? "" : "none has joined yet");
     tiers.replaceChildren(...(fills.length ? fills.map(tierRow) : [h("p", { className: "blank" }, "No node has reported a tier.")]));
     showFacts(facts, cluster);
+    say(movesNote, totals.local_ratio === null ? "" : `${percent(totals.local_ratio)} of reads are local`);
+    showMoves(moved, cluster.moves);
     const newest = events.slice(-6).reverse();
     const key = newest.map((event) => event.number).join();
     if (lately.dataset.shown !== key) { lately.dataset.shown = key; lately.replaceChildren(...newest.map(happened)); }
@@ -114,6 +117,13 @@ function tierRow(tier) {
     h("div", { className: "bar", role: "img", ariaLabel: `${TIERS[tier.name]}: ${percent(full)} full` }, bar),
     h("div", { className: "more" }, h("span", {}, `${size(tier.used_bytes)} of ${size(tier.capacity_bytes)}`), h("span", {}, `${count(tier.blocks)} blocks`), h("span", {}, `${countRate(tier.hits_per_s)} hit`),
       h("span", {}, `${countRate(tier.evictions_per_s)} evicted`), tier.promotions_per_s || tier.demotions_per_s ? h("span", {}, `${countRate(tier.promotions_per_s)} up, ${countRate(tier.demotions_per_s)} down`) : null));
+}
+
+function showMoves(box, { rows, without_home_copy: without }) {
+  const missing = Object.entries(without).map(([text, blocks]) => `${count(blocks)} ${text}`).join(", ");
+  box.replaceChildren(rows.length ? h("table", {}, h("thead", {}, h("tr", {}, ["Blocks", "Now", "Since the nodes started", "Bytes"].map((head, index) => h("th", { scope: "col", className: index ? "number" : "" }, head)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, h("td", {}, row.text), [countRate(row.blocks_per_s), count(row.blocks), size(row.bytes)].map((cell) => h("td", { className: "number" }, cell))))))
+    : h("p", { className: "blank" }, "No block has moved or left yet."), missing ? h("p", { className: "soft small" }, `Without a home copy: ${missing}`) : "");
 }
 
 function showFacts(box, { master, catalog }) {

@@ -286,6 +286,8 @@ class LeaderRole:
         reply.nodes.extend(
             node_status(node, directory.blocks_at(node.node_id), directory.drains.progress(node), now_ns) for node in directory.members
         )
+        for node in reply.nodes:
+            node.counters["home_copies_skipped"] = directory.home_copies.skipped_at[node.node_id]
         reply.counters.update(self.frames.counters)
         reply.quotas.CopyFrom(as_message(self._quotas.now, self._quotas.version))
         for tenant, origins in self._quotas.origins().items():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.server.node_frames import NodeFrames
 from kvstore.master.server.owner_parts import OwnerParts
-from kvstore.protocol.catalog_messages import DRAIN_OFF, SetDraining
+from kvstore.protocol.catalog_messages import COPY_DRAIN, DRAIN_OFF, SetDraining
 from kvstore.protocol.session_messages import Ok
 from kvstore.telemetry.logs import named
 
@@ -44,7 +44,7 @@ class DrainCommands:
         for node, mode in drains.unacknowledged():
             self._tell(node, mode)
         for tenant, keys, node_id, source_node_id in drains.step(now_ns):
-            self._nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            self._nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, reason=COPY_DRAIN)
         self._log_completed()
 
     def _log_completed(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kvstore.master.catalogs.group_commit import Committer
 from kvstore.master.directory.directory import Directory
+from kvstore.master.directory.placement.home_copies import SKIPPED
 from kvstore.master.server.client_frames import ClientFrames, ClientPeer
 from kvstore.master.server.copy_causes import CopyReasons
 from kvstore.master.server.drain_commands import DrainCommands
@@ -18,6 +19,7 @@ from kvstore.master.server.owner_parts import MasterParts, OwnerParts
 from kvstore.master.server.recovery_barrier import RecoveryBarrier
 from kvstore.master.server.tickets import TicketService
 from kvstore.protocol.catalog_messages import (
+    COPY_HOT,
     CommitBlocks,
     CopyResult,
     Digests,
@@ -97,7 +99,8 @@ class FramesService:
         settings = master.settings
         self.counters = dict.fromkeys(
             ("requests", "keys", "lookup_misses", "published", "compared", "commands_failed", "copies_ordered", "copies_entered")
-            + ("home_copies", "home_copied_bytes", "hot_blocks", "hot_copies", "hot_copied_bytes")
+            + ("home_copies", "home_copied_bytes", *(f"home_copies_skipped_{reason}" for reason in SKIPPED))
+            + ("hot_blocks", "hot_copies", "hot_copied_bytes")
             + ("reuse_reports", "reuse_refused"),
             0,
         )
@@ -202,7 +205,7 @@ class FramesService:
         """Order copies of hot blocks."""
         hot_copies = self._directory.hot_copies
         for tenant, keys, node_id, source_node_id in hot_copies.step(now_ns):
-            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            self.nodes.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, reason=COPY_HOT)
         self.counters["hot_blocks"] = hot_copies.hot_blocks
         self.counters["hot_copies"], self.counters["hot_copied_bytes"] = hot_copies.copied_blocks, hot_copies.copied_bytes
 

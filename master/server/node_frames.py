@@ -14,6 +14,9 @@ from kvstore.master.server.inventory_comparisons import InventoryComparisons
 from kvstore.master.server.node_connections import Answers
 from kvstore.master.server.owner_parts import OwnerParts
 from kvstore.protocol.catalog_messages import (
+    COPY_HOME,
+    COPY_PREFETCH,
+    COPY_REPLICA,
     EVENT_COMMIT,
     PHASE_STREAM,
     PHASE_SYNC_BEGIN,
@@ -151,10 +154,10 @@ class NodeFrames:
         # The response precedes the entry: no request is served in between, and the node continues meanwhile.
         self._take_in(peer.node_id, publish, answer, is_answered_first=True)
 
-    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int) -> int:
+    def replicate(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, reason: int = COPY_REPLICA) -> int:
         """Have node `node_id` fetch those of the blocks that it lacks and the source holds, in the order of `keys`.
-        Return the number of newly ordered blocks. Fire and forget: results go to the directory, failures to the log,
-        once a call. For the loop's thread."""
+        `reason` is one of COPY_.... Return the number of newly ordered blocks. Fire and forget: results go to the
+        directory, failures to the log, once a call. For the loop's thread."""
         if not keys:
             return 0
         session = self._connections.get(node_id)
@@ -162,7 +165,7 @@ class NodeFrames:
             if session is None:
                 raise Unavailable(f"node {node_id} has no connection to this master")
             orders = self._directory.replication.plan(
-                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=session.reactor.now_ns()
+                tenant, keys, node_id=node_id, source_node_id=source_node_id, now_ns=session.reactor.now_ns(), reason=reason
             )
         except KVStoreError as error:
             log.warning("nothing is copied from node %d to node %d: %s", source_node_id, node_id, error)
@@ -195,12 +198,14 @@ class NodeFrames:
         """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes."""
         home_copies = self._directory.home_copies
         for tenant, keys, node_id, source_node_id in home_copies.step(now_ns):
-            self.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id)
+            self.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, reason=COPY_HOME)
         for node_id, tenant, keys in home_copies.take_secondary():
             for begin in range(0, len(keys), MAX_BATCH):
                 message = MarkSecondary(self._master_epoch, tenant, keys[begin : begin + MAX_BATCH])
                 self._connections.notify(node_id, message, Ok, lambda _is_done: None)
         self._counters["home_copies"], self._counters["home_copied_bytes"] = home_copies.copied_blocks, home_copies.copied_bytes
+        for reason, blocks in home_copies.skipped_blocks.items():
+            self._counters[f"home_copies_skipped_{reason}"] = blocks
 
     def _copy_home_soon(self, reactor: Reactor) -> None:
         """Call `copy_home` within HOME_COPY_S if it has something to do; else it is called ten times a second."""
@@ -235,7 +240,7 @@ class NodeFrames:
         self._directory.members.check(peer.node_id, message.epoch)
         by_source = {message.source: message.keys} if message.source else self._sources_of(tenant, message.keys, peer.node_id)
         for source, keys in by_source.items():
-            self.replicate(tenant, keys, node_id=peer.node_id, source_node_id=source)
+            self.replicate(tenant, keys, node_id=peer.node_id, source_node_id=source, reason=COPY_PREFETCH)
         is_under_way = self._directory.replication.is_under_way
         session.reply(header.request_id, Flags(bytes(is_under_way(tenant, key, peer.node_id) for key in message.keys)))
 

@@ -55,11 +55,23 @@ class TierCounts:
     """Those because of the tenant's quota."""
     not_written: int = 0
     """Those of blocks that were not worth a write to NVMe."""
+    secondary_evictions: int = 0
+    """Those of secondary copies: the block's home keeps it. Without those because of a limit or quota."""
     demotions: int = 0
     promotions: int = 0
     tenant_hits: MutableMapping[str, int] = field(default_factory=dict)
     evicted: list[int] = field(default_factory=list)
     """Last access of each block evicted since `NodeMetrics.sample` cleared the list."""
+
+    def by_reason(self) -> dict[str, int]:
+        """Return the evictions by reason; "room" is all that have no other."""
+        others = {
+            "worth": self.not_written,
+            "secondary": self.secondary_evictions,
+            "table": self.table_evictions,
+            "quota": self.quota_evictions,
+        }
+        return {"room": self.evictions - sum(others.values())} | others
 
     def hit(self, tenant: str, count: int = 1) -> None:
         self.hits += count

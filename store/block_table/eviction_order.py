@@ -12,7 +12,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from kvstore.protocol.retention import DEFAULT_PRIORITY
 from kvstore.store.block_table.block import DRAM, Block
@@ -28,6 +29,23 @@ MAX_GROUPS_SEARCHED: Final = 256
 
 MAX_EARLY_EXAMINED: Final = 256
 """Retired and secondary blocks of a group examined per victim. Those in use are examined last the next time."""
+
+MAX_GROUPS_SHOWN: Final = 64
+"""Groups searched for `next_victim`, once a heartbeat."""
+MAX_PASSED: Final = 16
+"""Blocks in use that `next_victim` passes over, in each of a group's lists."""
+
+RETIRED: Final = "retired"
+SECONDARY: Final = "secondary"
+
+
+class NextVictim(NamedTuple):
+    """Block that a tier would evict next. `reason` is RETIRED, SECONDARY, or "" if its policy chooses it; `worth` is
+    the policy's, in hits per second of its slot, None if the policy knows none."""
+
+    block: Block
+    reason: str
+    worth: float | None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +85,8 @@ class EvictionOrder:
         self.is_retired: Callable[[Block], bool] | None = None
         """Returns True for a block of a retired namespace, which is evicted before others of its group. None: no
         namespace is retired."""
+        self.released = 0
+        """Secondary copies that were removed."""
 
     def insert(self, block: Block, group: int) -> None:
         """Add a block whose key is not in the group."""
@@ -167,14 +187,14 @@ class EvictionOrder:
         self._remove(members, block)
         self._have_left(group, 1)
 
-    @staticmethod
-    def _remove(members: _OrderGroup, block: Block) -> None:
+    def _remove(self, members: _OrderGroup, block: Block) -> None:
         key = block.key
         if members.retired:
             members.retired.pop(key, None)
         if members.secondary:
             members.secondary.pop(key, None)
         if block.is_secondary:  # its home keeps it
+            self.released += 1
             members.policy.release(key)
         else:
             members.policy.remove(key)
@@ -236,6 +256,37 @@ class EvictionOrder:
         """Return the group's next victim that is of a retired namespace, or secondary; else None."""
         members = self._groups.get(group)
         return self._early_in(members, evictable) if members is not None else None
+
+    def next_victim(self, evictable: Callable[[Block], bool]) -> NextVictim | None:
+        """Return the next victim for display: of the groups' next victims the one read longest ago. Changes no order.
+
+        Searches MAX_GROUPS_SHOWN groups. None if the tier is empty, or the policies choose a victim only as they evict.
+        """
+        self._families.flush_touches()
+        groups = islice(self._groups.values(), MAX_GROUPS_SHOWN)
+        found = (one for members in groups if (one := self._next_in(members, evictable)) is not None)
+        return min(found, key=lambda one: one.block.last_access, default=None)
+
+    def _next_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> NextVictim | None:
+        blocks, policy = self._blocks_of(members.tenant), members.policy
+        retired = (block for key in reversed(members.retired) if self._is_still_retired(block := blocks[key]))
+        for reason, early in ((RETIRED, retired), (SECONDARY, (blocks[key] for key in members.secondary))):
+            if (block := next(filter(evictable, islice(early, MAX_PASSED)), None)) is not None:
+                return NextVictim(block, reason, None)
+        if not policy.has_pure_victim:
+            return None
+        passed = 0
+
+        def may_be_shown(key: bytes) -> bool:
+            nonlocal passed
+            passed += 1
+            return passed > MAX_PASSED or evictable(blocks[key])
+
+        key = policy.victim(may_be_shown)
+        return NextVictim(blocks[key], "", policy.worth(key)) if key is not None else None
+
+    def _is_still_retired(self, block: Block) -> bool:
+        return self.is_retired is not None and self.is_retired(block)
 
     def _victim(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
         if (early := self._early_in(members, evictable)) is not None:

@@ -164,7 +164,7 @@ class Evictor:
     def _free_coldest(self, level: TierView, group: int, tenant: str, count: int) -> int:
         """Drop the group's coldest blocks from the node, up to `count`, while each is the next victim. Return their
         number."""
-        left = 0
+        left, released = 0, level.order.released
         while left < count:
             blocks = level.take_coldest(group, tenant, min(count - left, DROP_BATCH))
             if not blocks:
@@ -172,6 +172,7 @@ class Evictor:
             level.counts.evict_all(read(blocks[0].columns.last_accesses, rows_of(blocks)).tolist())
             self._copies.drop_all(blocks)
             left += len(blocks)
+        level.counts.secondary_evictions += level.order.released - released
         return left
 
     def _drop_coldest(self, level: TierView, group: int, count: int) -> int:
@@ -201,7 +202,8 @@ class Evictor:
         if block.is_also_outside(level.index):
             self._copies.drop_copy(block, level.index)
             return True
-        lower = self._lower(level.index) if not block.is_secondary else None
+        is_secondary = block.is_secondary
+        lower = self._lower(level.index) if not is_secondary else None
         if lower is not None and block.generation == UNCOMMITTED:
             return False  # demoted once it is committed
         if lower is not None and not is_dropped and not self._is_worth_a_write(block, level, lower):
@@ -211,6 +213,7 @@ class Evictor:
             return False  # cut short: retry in the next iteration
         level.counts.evict(block.last_access)
         level.counts.quota_evictions += for_quota
+        level.counts.secondary_evictions += is_secondary and not for_quota
         self._copies.drop(block)
         return True
 

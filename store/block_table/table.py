@@ -23,7 +23,7 @@ from kvstore.store.block_table.access_counts import NamespaceReads, TierCounts
 from kvstore.store.block_table.block import DRAM, IN_USE, NVME, ON_HOLD, Block, Loss
 from kvstore.store.block_table.copies import BlockCopies, Emit, IsProtected, SharedIndex
 from kvstore.store.block_table.event_log import BlockEventLog
-from kvstore.store.block_table.eviction_order import EvictionOrder
+from kvstore.store.block_table.eviction_order import EvictionOrder, NextVictim
 from kvstore.store.block_table.evictor import PROMOTE_AT_HITS, Evictor
 from kvstore.store.block_table.free_slots import FreeSlots, SlotsAhead
 from kvstore.store.block_table.holds import Holds
@@ -132,7 +132,9 @@ class BlockTable:
         self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)
         self.reads = NamespaceReads()
         self.secondary_blocks = 0
-        """Blocks that became secondary copies, since the start."""
+        """Blocks that became secondary copies since the start, because their home fetched one; `secondary_bytes` are
+        their bytes."""
+        self.secondary_bytes = 0
         self.retired = RetiredBlocks(self._visible, self._levels)
         self._block_limit = BlockLimit(
             self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.evictor, max_blocks=max_blocks
@@ -317,8 +319,10 @@ class BlockTable:
             block = self._visible.find(tenant, key)
             if block is None or block.generation == UNCOMMITTED:
                 continue
-            self.secondary_blocks += not block.is_secondary
-            block.is_secondary = True
+            if not block.is_secondary:
+                self.secondary_blocks += 1
+                self.secondary_bytes += block.size_bytes
+                block.is_secondary = True
             for index in block.tiers():
                 self._levels[index].order.mark_secondary(block, block.group_in(index))
 
@@ -459,6 +463,10 @@ class BlockTable:
 
     def encoded(self, index: int) -> EncodedTotals:
         return self._levels[index].encoded
+
+    def next_victim(self, index: int) -> NextVictim | None:
+        """See TierView.next_victim."""
+        return self._levels[index].next_victim()
 
     @property
     def table_bytes(self) -> int:

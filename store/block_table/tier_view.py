@@ -9,7 +9,7 @@ from typing import Final
 
 from kvstore.store.block_table.access_counts import TierCounts
 from kvstore.store.block_table.block import DRAM, HELD, IN_USE, SECONDARY, Block, BlockColumns, Loss
-from kvstore.store.block_table.eviction_order import EvictionOrder
+from kvstore.store.block_table.eviction_order import EvictionOrder, NextVictim
 from kvstore.store.block_table.limits import SlabLimits, TierLimits
 from kvstore.store.block_table.replicated_victims import LOOK_AHEAD, ReplicatedVictims
 from kvstore.store.block_table.rows import Numbers, groups_in, read, slot_indexes_in
@@ -253,6 +253,10 @@ class TierView:
             if not self.order.add_rebalance_credit(group, own.size_bytes, lambda: self._rebalance_price(colder, own)):
                 return [own]
         return self._coldest_whole_slab(group, functools.partial(self.order.coldest_elsewhere, group)) or ([own] if own is not None else [])
+
+    def next_victim(self) -> NextVictim | None:
+        """Return what the tier would evict next, for display; None if it is unknown."""
+        return self.order.next_victim(evictable_in(self.index))
 
     def _evictable_for_put(self) -> IsEvictable:
         """As `evictable_now`, but exclude uncommitted blocks if this tier demotes: they cannot be demoted yet, and the

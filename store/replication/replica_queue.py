@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvstore.protocol.catalog_messages import CopyBlocks, CopyResult
+from kvstore.protocol.catalog_messages import COPY_REASONS, COPY_REPLICA, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
 from kvstore.protocol.node_messages import NO_PRIORITY, RetentionReply
 from kvstore.protocol.retention import PRIORITIES
@@ -47,7 +47,8 @@ log = logging.getLogger("kvstore.store")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CopyOrder:
-    """Common fields of the blocks of one CopyBlocks. `epoch` is its registration's; `span` its span if it is traced."""
+    """Common fields of the blocks of one CopyBlocks. `epoch` is its registration's; `span` its span if it is traced;
+    `reason` one of COPY_...."""
 
     source: SourceNode
     hello: Hello
@@ -56,6 +57,7 @@ class _CopyOrder:
     span: TraceSpan | None = None
     partition: int = 0
     """Partition of the ordering master."""
+    reason: int = COPY_REPLICA
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,8 +141,9 @@ class ReplicaQueue:
         """By partition: the master's report function, and the registration epoch."""
         self.rates = SourceRates()
         self._thread = started(1, "copies")
-        self.copied_blocks = 0
-        self.copied_bytes = 0
+        self.copied_blocks = [0] * len(COPY_REASONS)
+        """By reason, as `copied_bytes`."""
+        self.copied_bytes = [0] * len(COPY_REASONS)
         self.failed = 0
         """Accepted blocks that did not become visible."""
 
@@ -150,8 +153,10 @@ class ReplicaQueue:
 
     def counters(self) -> dict[str, int]:
         """Counters for the node's status."""
-        copied = {"copied_blocks": self.copied_blocks, "copied_bytes": self.copied_bytes}
-        return {**copied, "copies_failed": self.failed, "copies_waiting": len(self)}
+        found = {"copied_blocks": sum(self.copied_blocks), "copied_bytes": sum(self.copied_bytes)}
+        for reason, blocks, size_bytes in zip(COPY_REASONS, self.copied_blocks, self.copied_bytes, strict=True):
+            found[f"copied_blocks_{reason}"], found[f"copied_bytes_{reason}"] = blocks, size_bytes
+        return {**found, "copies_failed": self.failed, "copies_waiting": len(self)}
 
     def link_up(self, ask: SendResult, epoch: int, partition: int = 0) -> None:
         """Report results to the partition's master over a new link."""
@@ -180,11 +185,13 @@ class ReplicaQueue:
         source.
 
         Keys with an uncommitted block here are accepted too and queued once it is committed, because the cluster may
-        have another version. Refusing them would mark this node as full.
+        have another version. Refusing them would mark this node as full. Raises ProtocolError for an unknown reason.
         """
+        if message.reason >= len(COPY_REASONS):
+            raise ProtocolError(f"CopyBlocks has reason {message.reason}; the highest known is {len(COPY_REASONS) - 1}")
         source = SourceNode(message.source, message.host_id, message.unix, message.tcp, b"".join(message.transfer[:1]))
         _ask, epoch = self._links.get(hello.partition, (None, 0))
-        order = _CopyOrder(source, hello, message.namespace, epoch, span, hello.partition)
+        order = _CopyOrder(source, hello, message.namespace, epoch, span, hello.partition, message.reason)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
         flags, uncommitted = bytearray(), list[_Item]()
         for key, size, checksum, generation, parent in columns:
@@ -388,8 +395,8 @@ class ReplicaQueue:
                 self._table.prefetched.copied(put.block, self._reactor.now_ns())
                 if batch.hints:
                     self._table.retention.adopt(put.block, batch.hints.get(item.key, ()), self._reactor.now_ns())
-                self.copied_blocks += 1
-                self.copied_bytes += item.size_bytes
+                self.copied_blocks[item.order.reason] += 1
+                self.copied_bytes[item.order.reason] += item.size_bytes
                 continue
             self.failed += 1
             self._table.prefetched.forget_copies(batch.order.hello.tenant, [item.key])

@@ -62,7 +62,8 @@ class Simulated:
             nodes=nodes,
             counters=_requests("lookup", 800 * at_s, 130, 2_400)
             | _requests("match_prefix", 60 * at_s, 310, 6_100)
-            | {"requests": int(900 * at_s), "keys": int(40_000 * at_s), "lookup_misses": int(600 * self.count * at_s)},
+            | {"requests": int(900 * at_s), "keys": int(40_000 * at_s), "lookup_misses": int(600 * self.count * at_s)}
+            | {"home_copies_skipped_gone": 1200},
             name="master-1:7440",
             role=self.role,
             owner=pb.CatalogOwner(name="master-1:7440", address="master-1:7440", epoch=7),
@@ -194,6 +195,11 @@ class Simulated:
                     evictions=max(0, int(counted * (0, 30, 110)[place])),
                     demotions=max(0, int(counted * (60, 120, 0)[place])),
                     promotions=max(0, int(counted * (40, 80, 0)[place])),
+                    evictions_by_reason={
+                        "room": max(0, int(counted * (0, 20, 110)[place])),
+                        "secondary": max(0, int(counted * (0, 10, 0)[place])),
+                    },
+                    next_victim=pb.NextVictim(unread_s=90 + 10 * place + index, size_bytes=5 << 20, hits_per_byte_s=(3 - place) * 1e-11),
                     health="I/O error: the disk fails" if index % 211 == 5 and tier == "nvme" else "ok",
                 )
             )
@@ -213,6 +219,11 @@ class Simulated:
                 "in_bytes": max(0, int(counted * (180 << 20))),
                 "out_bytes": max(0, int(counted * (260 << 20))),
                 "engine_bytes": max(0, int(counted * (700 << 20))),
+                "local_reads": max(0, int(counted * 1500)),
+                "remote_reads": max(0, int(counted * 500)),
+                "copied_blocks_home": max(0, int(counted * 40)),
+                "copied_bytes_home": max(0, int(counted * (200 << 20))),
+                "secondary_blocks": max(0, int(counted * 40)),
                 "connections": 8 + index % 5 + int(busy),
                 **_requests("put", counted * 300, 240, 9_000 + index % 7 * 800),
                 **_requests("read", counted * 2000, 85, 4_000 + index % 11 * 300),

@@ -40,6 +40,20 @@ def test_totals_sum_nodes_and_rates_their_counters() -> None:
     assert node_figures(document)["node-3"] == {name: node(document, "node-3")[name] for name in NODE_KEPT}
 
 
+def test_document_has_what_moved_and_what_leaves_next() -> None:
+    clock = Clock()
+    document = looked(Simulated(3, clock), clock)
+    rows = {row["reason"]: row for row in document["moves"]["rows"]}
+    assert {"copied_blocks_home", "demotions", "evicted_room", "evicted_secondary"} <= rows.keys()
+    assert rows["copied_blocks_home"]["blocks_per_s"] > 0
+    assert rows["copied_blocks_home"]["bytes"] > rows["copied_blocks_home"]["blocks"]
+    assert rows["evicted_room"]["bytes"] is None
+    assert document["moves"]["without_home_copy"] == {"had left the writer's node before": 1200}
+    assert document["totals"]["local_ratio"] == pytest.approx(0.75)
+    assert node(document, "node-1")["next_victims"] == [["dram", "", 101, 0.0215], ["nvme", "", 111, 0.0107]]
+    assert node(document, "node-1")["home_copies_sent"] > 0
+
+
 def test_a_status_that_is_told_again_is_of_when_it_was_told() -> None:
     """As of an owner that does not answer: a rate of nothing, and then a multiple, would never have been."""
     model = ConsoleModel()

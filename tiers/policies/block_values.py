@@ -25,6 +25,7 @@ class BlockValues(EvictionPolicy[bytes]):
     def __init__(self, blocks: EvictionPolicy[bytes]) -> None:
         """`blocks` is the policy over blocks; its keys are blocks."""
         self._blocks = blocks
+        self.has_pure_victim = blocks.has_pure_victim
         self._block_of: dict[bytes, bytes] = {}
         """Block of each value, for blocks of several values."""
         self._values: dict[bytes, tuple[bytes, ...]] = {}

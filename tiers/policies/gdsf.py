@@ -21,6 +21,7 @@ class GDSF(EvictionPolicy[K]):
     """
 
     name = "gdsf"
+    has_pure_victim = True
 
     def __init__(self) -> None:
         self._uses: dict[K, int] = {}

@@ -81,6 +81,8 @@ class EvictionPolicy(ABC, Generic[K]):
     name: ClassVar[str]
     max_scan: int = MAX_SCAN
     """Largest number of keys that `victim` examines."""
+    has_pure_victim: bool = False
+    """`victim` changes no state, so that it may be called for display."""
     _keys: Collection[K]
     """The keys present."""
 

@@ -20,6 +20,7 @@ class LeafLRU(EvictionPolicy[K]):
     """
 
     name = "leaf_lru"
+    has_pure_victim = True
 
     def __init__(self) -> None:
         self._parents: dict[K, K | None] = {}

@@ -29,6 +29,7 @@ class LFU(EvictionPolicy[K]):
     """
 
     name = "lfu"
+    has_pure_victim = True
 
     def __init__(self) -> None:
         self._bucket_of: dict[K, _Bucket[K]] = {}

@@ -15,6 +15,7 @@ class LRU(EvictionPolicy[K]):
     """
 
     name = "lru"
+    has_pure_victim = True
 
     def __init__(self) -> None:
         self._keys: OrderedDict[K, None] = OrderedDict()

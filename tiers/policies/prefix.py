@@ -55,6 +55,7 @@ class PrefixPolicy(EvictionPolicy[K]):
     """
 
     name = "prefix"
+    has_pure_victim = True
 
     def __init__(self, model: PrefixModel[K] | None = None, tier: int = ONLY_TIER, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Without a `model` it has its own, with this `clock`."""

@@ -14,7 +14,7 @@ Rendezvous hashing sends a prompt that was evicted and is stored again to its fo
 Source: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, IEEE/ACM Transactions on Networking
 1998; weights as in Schindelhauer and Schomaker, Weighted Distributed Hash Tables, SPAA 2005."""
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -57,6 +57,9 @@ MAX_SECONDARY: Final = 1 << 18
 """Known secondary copies, the newest ones: of older ones the generation selects the keeper. About 60 MB."""
 CHECKED_SECONDARY: Final = 64
 """Secondary copies that a step checks for being there still."""
+SKIPPED: Final = ("queue", "gone", "space", "failed")
+"""Why a block has no home copy: MAX_QUEUED blocks waited; it had left the writer's node before its turn, as blocks do
+beyond `bytes_per_s`; its home had no space, or refused a copy lately; the copy did not arrive."""
 _ANY_FREE_SHARE: Final = -1.0
 """Receivers evict for home copies; a node's capacity bounds what is under way to it."""
 _MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -143,10 +146,12 @@ class HomeCopies:
         self._under_way: dict[tuple[str, bytes], HomeCopy] = {}
         self._arrived: dict[tuple[int, str], list[bytes]] = {}
         self.copied_blocks = 0
-        """Since this master owns the catalog, as `copied_bytes` and `skipped_blocks`."""
+        """Since this master owns the catalog, as `copied_bytes` and those below."""
         self.copied_bytes = 0
-        self.skipped_blocks = 0
-        """Blocks without a home copy, because too many waited."""
+        self.skipped_blocks: Counter[str] = Counter()
+        """Blocks without a home copy, by one of SKIPPED."""
+        self.skipped_at: Counter[int] = Counter()
+        """The same by the writer's node."""
 
     def heartbeat(self, node: NodeMember) -> None:
         """The node has reported how much of its tiers is used."""
@@ -166,7 +171,7 @@ class HomeCopies:
         if len(self._nodes) < 2 or not keys:
             return
         if self._queued + len(keys) > MAX_QUEUED:
-            self.skipped_blocks += len(keys)
+            self._skip(node_id, "queue", len(keys))
             return
         self._queued += len(keys)
         self._queue.append(_Committed(node_id, tenant, keys))
@@ -230,9 +235,13 @@ class HomeCopies:
                 return at
             row = owner.rows.get(keys[at], NO_ROW)
             if row == NO_ROW:
+                self._skip(source, "gone")
                 continue
             holders = {node_id for node_id, state in self._rows.pairs(row) if not state & HINT}
-            if source not in holders or self._replication.is_ordered(tenant, keys[at]):
+            if source not in holders:
+                self._skip(source, "gone")
+                continue
+            if self._replication.is_ordered(tenant, keys[at]):
                 continue
             if len(holders) > 1:
                 others = [node_id for node_id in holders if node_id != source and node_id in self._nodes.ids]
@@ -243,7 +252,10 @@ class HomeCopies:
                 home = self._nodes.instead(source, keys[at])
             homes[row] = home
             size_bytes = self._rows.sizes[row]
-            if home == source or self._batcher.room.get(home, 0) < size_bytes or len(self._under_way) >= MAX_QUEUED:
+            if home == source:
+                continue
+            if self._batcher.room.get(home, 0) < size_bytes or len(self._under_way) >= MAX_QUEUED:
+                self._skip(source, "space")
                 continue
             self._left_bytes -= size_bytes
             self._under_way[tenant, keys[at]] = HomeCopy(home, source)
@@ -270,17 +282,23 @@ class HomeCopies:
         """A copy has arrived, or failed."""
         copy, owner = self._under_way.pop(block_id), self._tenants.get(block_id[0])
         row = owner.rows.get(block_id[1], NO_ROW) if owner is not None else NO_ROW
-        if owner is None or not {copy.node_id, copy.source_node_id} <= dict(self._rows.pairs(row)).keys():
+        holders = dict(self._rows.pairs(row))
+        if owner is None or copy.node_id not in holders:
+            self._skip(copy.source_node_id, "failed")
             return
         self.copied_blocks += 1
         self.copied_bytes += self._rows.sizes[row]
-        if owner.targets.get(block_id[1], 1) > 1:
-            return  # both are replicas that the writer asked for
+        if copy.source_node_id not in holders or owner.targets.get(block_id[1], 1) > 1:
+            return  # the writer's copy has left, or both are replicas that the writer asked for
         self.secondary.pop(block_id, None)
         if len(self.secondary) >= MAX_SECONDARY:
             self.secondary.popitem(last=False)
         self.secondary[block_id] = copy
         self._arrived.setdefault((copy.source_node_id, block_id[0]), []).append(block_id[1])
+
+    def _skip(self, node_id: int, reason: str, blocks: int = 1) -> None:
+        self.skipped_blocks[reason] += blocks
+        self.skipped_at[node_id] += blocks
 
     def _drop_stale(self) -> None:
         """Drop secondary copies that are gone at their home or at their source."""

@@ -17,7 +17,7 @@ from kvstore.master.directory.index.keys import NO_ROW
 from kvstore.master.directory.index.tenants import Tenant
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement.commands import NodeCommands
-from kvstore.protocol.catalog_messages import CopyBlocks, CopyResult
+from kvstore.protocol.catalog_messages import COPY_REPLICA, CopyBlocks, CopyResult
 from kvstore.protocol.errors import InvalidArgument, Unavailable
 from kvstore.protocol.frames import MAX_BATCH
 from kvstore.protocol.message import TIER_BITS
@@ -66,9 +66,11 @@ class ReplicaPlanner:
     def __len__(self) -> int:
         return len(self._orders)
 
-    def plan(self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int) -> list[CopyBlocks]:
+    def plan(
+        self, tenant: str, keys: Sequence[bytes], *, node_id: int, source_node_id: int, now_ns: int, reason: int = COPY_REPLICA
+    ) -> list[CopyBlocks]:
         """Order, for node `node_id` and in the order of `keys`, the blocks that the source holds and the node neither
-        holds nor awaits.
+        holds nor awaits. `reason` is one of COPY_...; the node counts by it.
 
         Raises InvalidArgument (from a node to itself), Unavailable (one of them is not alive, or the node takes no
         blocks); nothing is ordered then."""
@@ -89,7 +91,7 @@ class ReplicaPlanner:
             if self._is_wanted(owner, key, row, node_id, source_node_id) and self._add((tenant, key, node_id), order):
                 of_namespace.setdefault(self._rows.version(row).namespace, []).append((key, row))
         return [
-            self._message(tenant, namespace, source, wanted[begin : begin + MAX_BATCH])
+            self._message(tenant, namespace, source, wanted[begin : begin + MAX_BATCH], reason)
             for namespace, wanted in of_namespace.items()
             for begin in range(0, len(wanted), MAX_BATCH)
         ]
@@ -177,7 +179,7 @@ class ReplicaPlanner:
         holders = [holder for holder, _state in self._rows.pairs(row)]
         return source_node_id in holders and node_id not in holders and not self.is_removed(owner, key, row)
 
-    def _message(self, tenant: str, namespace: str, source: NodeMember, wanted: Sequence[tuple[bytes, int]]) -> CopyBlocks:
+    def _message(self, tenant: str, namespace: str, source: NodeMember, wanted: Sequence[tuple[bytes, int]], reason: int) -> CopyBlocks:
         versions = [self._rows.version(row) for _key, row in wanted]
         return CopyBlocks(
             self._master_epoch,
@@ -193,6 +195,7 @@ class ReplicaPlanner:
             [version.generation for version in versions],
             [version.parent for version in versions],
             [source.description.transfer] if source.description.transfer else [],
+            reason=reason,
         )
 
     def _add(self, copy_id: _CopyId, order: _OrderedCopy) -> bool:

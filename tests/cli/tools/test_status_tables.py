@@ -131,7 +131,40 @@ def test_drained_nodes_are_named_and_how_far_they_are() -> None:
 def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:
     row = text(tiers_table(STATUS)).splitlines()[1]
     assert "████████████····" in row
-    assert row.split()[-11:] == ["MiB", "8", "MiB", "1,500", "40.0", "%", "1,234", "2", "min", "5", "s"]
+    assert row.split()[-12:] == ["MiB", "8", "MiB", "1,500", "40.0", "%", "1,234", "2", "min", "5", "s", "-"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "shown"),
+    [
+        (pb.NextVictim(unread_s=42), "42 s"),
+        (pb.NextVictim(unread_s=185, reason="secondary"), "3 min 5 s, secondary"),
+        (pb.NextVictim(unread_s=7800, hits_per_byte_s=2e-10), "2 h 10 min, 0.215 hits/s a GiB"),
+    ],
+)
+def test_tiers_show_what_they_evict_next(victim: pb.NextVictim, shown: str) -> None:
+    tier = pb.TierStatus(name="dram", capacity_bytes=8, health="ok", next_victim=victim)
+    status = pb.StatusReply(catalog="memory:", nodes=[pb.NodeStatus(name="a", state="alive", tiers=[tier])])
+    assert text(tiers_table(status)).splitlines()[1].endswith(f"  {shown}")
+
+
+def test_status_shows_what_moved_and_why() -> None:
+    tier = pb.TierStatus(name="dram", demotions=7, evictions_by_reason={"room": 1000, "secondary": 30, "worth": 0})
+    counters = {"copied_blocks_home": 0, "copied_blocks_hot": 4, "secondary_blocks": 1500, "prefetched_blocks": 2}
+    status = pb.StatusReply(
+        counters={"home_copies": 1500, "home_copied_bytes": 3 << 20, "home_copies_skipped_gone": 5, "home_copies_skipped_space": 1},
+        nodes=[
+            pb.NodeStatus(name="a", state="alive", tiers=[tier], counters=counters),
+            pb.NodeStatus(name="b", state="alive", counters={"copied_blocks_home": 600}),
+            pb.NodeStatus(name="c", state="alive", counters={"copied_blocks_home": 900}),
+        ],
+    )
+    shown = " ".join(text(status_lines(status)).split())
+    assert "home copies 1,500 blocks, 3 MiB, from nodes that were nearly full; from a 1,500; to c 900, b 600;" in shown
+    assert "6 not copied: 5 had left the writer's node before, 1 their home had no space" in shown
+    assert "moved 4 copied because many hosts read them, 7 demoted to a slower tier, 2 prefetched into DRAM evicted" in shown
+    assert "evicted 1,030 blocks: 1,000 the tier was full, 30 the home node keeps them" in shown
+    assert "moved" not in " ".join(text(status_lines(pb.StatusReply())).split())
 
 
 def test_status_shows_the_share_of_local_hits() -> None:

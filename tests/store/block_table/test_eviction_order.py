@@ -57,6 +57,49 @@ def test_victim_is_the_groups_coldest_evictable_block(order: EvictionOrder) -> N
     assert order.victim(0, anyone) is new
 
 
+def test_next_victim_is_the_coldest_with_its_reason(order: EvictionOrder) -> None:
+    old, new, other = block("old", 1), block("new", 2), block("other", 3)
+    order.insert(old, 0)
+    order.insert(new, 0)
+    order.insert(other, 1)
+    assert order.next_victim(anyone) == (old, "", None), "LRU knows no values"
+    assert order.next_victim(lambda one: one is not old) == (new, "", None)
+    order.mark_secondary(new, 0)
+    assert order.next_victim(anyone) == (new, "secondary", None)
+    order.is_retired = lambda one: one is old
+    order.retire(old, 0)
+    assert order.next_victim(anyone) == (old, "retired", None)
+    assert order.victim(0, anyone) is old
+
+
+def test_next_victim_passes_over_few_blocks_in_use(order: EvictionOrder) -> None:
+    blocks = [block(str(number), number) for number in range(1000)]
+    for one in blocks:
+        order.insert(one, 0)
+    assert order.next_victim(lambda one: False) == (blocks[eviction.MAX_PASSED], "", None)
+
+
+def test_next_victim_has_a_worth_if_the_policy_knows() -> None:
+    order = Visible(lambda: make_policy("prefix"))
+    for number in range(3):
+        order.insert(block(str(number), number), 0)
+    found = order.next_victim(anyone)
+    assert found is not None
+    assert found.block is order.victim(0, anyone)
+    assert found.worth is not None
+    assert found.worth > 0
+
+
+def test_next_victim_is_unknown_if_a_search_changes_it() -> None:
+    order = Visible(lambda: make_policy("sieve"))
+    assert order.next_victim(anyone) is None
+    one = block("a", 1)
+    order.insert(one, 0)
+    assert order.next_victim(anyone) is None
+    order.mark_secondary(one, 0)
+    assert order.next_victim(anyone) == (one, "secondary", None)
+
+
 def test_pending_touches_reach_the_policy_first_and_in_order(order: EvictionOrder) -> None:
     told: list[tuple[str, bytes]] = []
 

@@ -194,6 +194,13 @@ def test_secondary_copies_are_evicted_first(make_store: MakeStore) -> None:
     for name in "ef":
         store.put(name)
     assert store.names() == "abef", "d is the secondary copy read longest ago"
+    [(_, _, counts, _)] = store.table.levels()
+    assert store.table.secondary_bytes == 200
+    assert counts.by_reason() == {"room": 0, "worth": 0, "secondary": 2, "table": 0, "quota": 0}
+    store.table.mark_secondary("red", [b"b"])
+    assert store.table.evictor.free_at_once(store.table.lowest, 100, "red", 2)
+    assert counts.by_reason()["secondary"] == 3
+    assert counts.evictions == 4
 
 
 def test_secondary_copies_are_dropped_instead_of_demoted(make_store: MakeStore) -> None:

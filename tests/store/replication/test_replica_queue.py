@@ -4,16 +4,17 @@ behind and logs one line."""
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, CopyBlocks, CopyResult
+from kvstore.protocol.catalog_messages import COPY_HOME, COPY_REASONS, EVENT_COMMIT, EVENT_REMOVED, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import QueryRetention, ReadBlocks
-from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
+from kvstore.protocol.session_messages import ROLE_NODE, Failure, Flags, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL, SampledCall
@@ -438,11 +439,26 @@ def put_undecided(pair: Pair, name: str, value: bytes) -> Block:
 def test_a_replica_of_an_uncommitted_key_waits_for_its_commit(pair: Pair) -> None:
     ours = put_undecided(pair, "k1", b"mine")
     assert pair.send(pair.order(["k0", "k1"])) == [1, 1], "else the master takes the node for a full one"
-    pair.until(lambda: pair.target.replica_queue.copied_blocks == 1)
+    pair.until(lambda: sum(pair.target.replica_queue.copied_blocks) == 1)
     assert pair.target.call(lambda: (len(pair.target.replica_queue), pair.target.store.table.uncommitted.is_awaited)) == (1, True)
     pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
     pair.settle()
     assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
+
+
+def test_replicas_are_counted_by_reason(pair: Pair) -> None:
+    assert pair.send(replace(pair.order(["k0", "k1"]), reason=COPY_HOME)) == [1, 1]
+    assert pair.send(pair.order(["k2"])) == [1]
+    pair.settle()
+    found = pair.target.call(pair.target.replica_queue.counters)
+    assert {name.removeprefix("copied_blocks_"): count for name, count in found.items() if name.startswith("copied_blocks_") and count} == {
+        "home": 2,
+        "replica": 1,
+    }
+    assert found["copied_bytes_home"] == len(VALUES["k0"]) + len(VALUES["k1"])
+    answer = pair.master.ask(replace(pair.order(["k3"]), reason=len(COPY_REASONS)))
+    assert isinstance(answer, Failure)
+    assert "reason 5" in answer.text
 
 
 def test_a_quantized_replica_keeps_the_blocks_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_blocks_beyond_the_queue_are_skipped(cluster: Cluster, monkeypatch: pyte
     monkeypatch.setattr(module, "MAX_QUEUED", 2)
     cluster.node("two", "y")
     cluster.commit()
-    assert (cluster.step(), cluster.homes.skipped_blocks) == ([], 3)
+    assert (cluster.step(), cluster.homes.skipped_blocks, cluster.homes.skipped_at) == ([], {"queue": 3}, {cluster.one.node_id: 3})
 
 
 def test_a_prompt_goes_where_its_beginning_is(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +211,7 @@ def test_a_refused_copy_pauses_its_receiver(cluster: Cluster) -> None:
     cluster.arrive(order, has_room=False)
     cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"], SIZE)
     assert cluster.step() == []
+    assert (cluster.homes.skipped_blocks, cluster.homes.skipped_at) == ({"failed": 1, "space": 1}, {cluster.one.node_id: 2})
     assert cluster.homes.take_secondary() == []
     cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"], SIZE)
     assert len(cluster.step(REFUSED_NS)) == 1
@@ -224,6 +225,18 @@ def test_blocks_gone_or_elsewhere_by_now_are_not_copied(cluster: Cluster) -> Non
     cluster.node("three", "z", Event(b"b", 2))
     cluster.master.directory.replication.plan(TENANT, [b"c"], node_id=2, source_node_id=1, now_ns=0)
     assert cluster.step() == [], "a is gone, b at another node, c on its way"
+    assert cluster.homes.skipped_blocks == {"gone": 1}
+
+
+@pytest.mark.usefixtures("empty_two")
+def test_a_copy_counts_if_the_writers_has_left(cluster: Cluster) -> None:
+    cluster.node("two", "y")
+    cluster.commit(b"a")
+    [order] = cluster.step()
+    cluster.arrive(order)
+    cluster.gone(cluster.one, b"a")
+    assert cluster.step() == []
+    assert (cluster.homes.copied_blocks, cluster.homes.skipped_blocks, cluster.homes.take_secondary()) == (1, {}, [])
 
 
 @pytest.mark.usefixtures("empty_two")
