@@ -86,9 +86,12 @@ def nodes(as_json: bool, settings: ClientSettings) -> None:
 @json_option
 @client_options
 def tiers(as_json: bool, settings: ClientSettings) -> None:
-    """Show each tier of each node: occupancy, blocks, hit ratio, evictions.
+    """Show each tier of each node: occupancy, blocks, hit ratio, evictions, and what it would evict next.
 
     The hit ratio is the tier's share of all requested blocks; the column sums to the cluster's hit ratio.
+
+    "evicts next": time since the last read of the next victim, and its value by the policy in hits per second of a GiB; or why it is first:
+    its namespace is retired, or the copy is secondary.
 
     For tiers that quantise values (nvme_codec) a second table has the decoded size, and the payload, metadata and bits per element of the
     encoded values.
@@ -102,6 +105,7 @@ def _tier(node: pb.NodeStatus, tier: pb.TierStatus) -> dict[str, Any]:
         "node": node.name,
         "misses": node.counters.get("misses", 0),
         **as_dict(tier),
+        "next_victim": as_dict(tier.next_victim) if tier.HasField("next_victim") else None,
         "effective_bits": effective_bits(tier.payload_bytes + tier.metadata_bytes, tier.elements),
     }
 

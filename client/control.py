@@ -282,8 +282,12 @@ def known_masters(settings: ClientSettings, partition: int = 0) -> Masters:
 
 def as_dict(message: Any) -> dict[str, Any]:
     """A protobuf message as plain values for JSON. Unlike protobuf's own mapping, 64-bit numbers stay numbers and bytes
-    are hex."""
-    return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+    are hex. An absent optional number is None."""
+
+    def is_absent(field: Any) -> bool:
+        return field.has_presence and field.message_type is None and not message.HasField(field.name)
+
+    return {field.name: None if is_absent(field) else _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
 
 
 def _plain(value: Any) -> Any:

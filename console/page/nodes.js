@@ -7,7 +7,7 @@ const PAGE = 50;
 const ORDER = ["dead", "failed", "syncing", "draining", "drained", "stopped", "alive"];
 const COLUMNS = [
   ["name", "Node"], ["standing", "State"], ["share", "Fullest tier"], ["blocks", "Blocks", true], ["hits_per_s", "Read", true], ["misses_per_s", "Missed", true],
-  ["out_bytes_per_s", "Out", true], ["in_bytes_per_s", "In", true], ["evictions_per_s", "Evicted", true], ["next_s", "Evicts next", true], ["heartbeat_age_s", "Heartbeat", true],
+  ["out_bytes_per_s", "Out", true], ["in_bytes_per_s", "In", true], ["evictions_per_s", "Evicted", true], ["next_s", "Victim unread", true], ["heartbeat_age_s", "Heartbeat", true],
 ];
 
 export const pill = (node) => h("span", { className: `pill ${node.standing}`, title: node.health }, node.standing === "draining" ? `draining, ${count(node.remaining_blocks)} left` : STANDINGS[node.standing]);
@@ -62,7 +62,7 @@ export function nodes({ openNode }) {
     body.replaceChildren(...shown.map((node) => h("tr", { className: "link", onclick: () => openNode(node.name) },
       h("td", {}, h("button", { type: "button", className: "name" }, node.name)), h("td", {}, pill(node)),
       h("td", { title: `${size(node.used_bytes)} of ${size(node.capacity_bytes)}` }, fillBars(node), h("span", { className: "small soft" }, fillsText(node.fills.slice(0, 1)) || "no tier")),
-      ...[count(node.blocks), countRate(node.hits_per_s), countRate(node.misses_per_s), sizeRate(node.out_bytes_per_s), sizeRate(node.in_bytes_per_s), countRate(node.evictions_per_s), node.next_s === null ? "–" : `unread ${duration(node.next_s)}`,
+      ...[count(node.blocks), countRate(node.hits_per_s), countRate(node.misses_per_s), sizeRate(node.out_bytes_per_s), sizeRate(node.in_bytes_per_s), countRate(node.evictions_per_s), node.next_s === null ? "–" : duration(node.next_s),
         isAway(node) ? "–" : `${node.heartbeat_age_s.toFixed(1)} s ago`].map((cell) => h("td", { className: "number" }, cell)))));
     if (focused) [...body.querySelectorAll("button.name")].find((button) => button.textContent === focused)?.focus({ preventScroll: true });
   }

@@ -109,6 +109,23 @@ def test_page_shows_owner_of_shards_and_lagging_masters(browser: BrowserContext,
         expect(rows.nth(2)).to_contain_text("it does not answer")
 
 
+@pytest.mark.promise("observable")
+def test_page_shows_what_moved_and_what_leaves_next(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
+    found, _source, clock = few
+    with Watched(browser, found.address) as watched:
+        page = watched.show()
+        clock.now_s += 10
+        panel = page.get_by_role("region", name="What moved, and why")
+        for text in ("copied to their home node", "evicted, the home node keeps them", "75.0 % of reads are local"):
+            expect(panel).to_contain_text(text)
+        expect(panel).to_contain_text("Without a home copy: 1,200 had left the writer's node before")
+        page = watched.show("nodes")
+        expect(page.locator("tbody tr", has_text="node-1")).to_contain_text("1 min")
+        page.get_by_role("button", name="node-0").click()
+        expect(page.get_by_role("dialog")).to_contain_text("Evicts next: unread for 1 min, 0.032 hits/s a GiB")
+        expect(page.get_by_role("dialog")).to_contain_text(re.compile("Home copies.* sent, .* received"))
+
+
 def test_partitions_have_their_owners(browser: BrowserContext, few: tuple[Served, Simulated, Clock]) -> None:
     found, source, clock = few
     source.owners = ["master-1", "master-2", "master-3"] * 4
