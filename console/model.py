@@ -1,6 +1,6 @@
 """The console's JSON document of a cluster, computed from a master's status and the status before. Sans-I/O: the time is passed in.
 
-Nodes are rows under a list of field names: 200 kB for a thousand nodes, two thirds of what objects take. Units: rates per second, sizes in
+Nodes are rows under a list of field names: 320 kB for a thousand nodes, two thirds of what objects take. Units: rates per second, sizes in
 bytes, shares 0 to 1; null is unknown.
 """
 

@@ -27,8 +27,8 @@ COLUMNS: Final[tuple[_Column, ...]] = (
     ("in_bytes_per_s", "in/s", 96),
     ("evictions_per_s", "evicted/s", 108),
     ("blocks", "blocks", 120),
-    ("next", "evicts next", 144),
-    ("address", "address", 168),
+    ("address", "address", 144),
+    ("next", "victim unread", 168),
     ("connections", "clients", 180),
     ("heartbeat_age_s", "heartbeat", 192),
     ("hbm_share", "hbm", 200),
@@ -122,7 +122,7 @@ def _cell(node: dict[str, Any], name: str, width: int) -> str | Text:
     if name.endswith("_share"):
         return "-" if value is None else f"{value:.0%}"
     if name == "next":
-        return f"unread {duration(value[2])}" if value is not None else "-"
+        return duration(value[2]) if value is not None else "-"
     if name == "heartbeat_age_s":
         return "-" if node["state"] in ("dead", "stopped") else f"{value:.1f} s"
     if name == "transports":
