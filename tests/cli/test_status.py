@@ -69,6 +69,7 @@ def test_tiers_shows_each_tier_of_each_node(master: str) -> None:
         ("node-0", "dram", 4 << 20),
         ("node-0", "nvme", 16 << 20),
     ]
+    assert [tier["next_victim"] for tier in tiers] == [None, None]
 
 
 @pytest.mark.promise("observable")

@@ -99,3 +99,5 @@ def test_a_message_becomes_plain_values_with_whole_numbers() -> None:
     assert plain["counters"] == {"a": 2, "b": 1 << 60}
     assert plain["tiers"][0]["blocks"] == 1 << 50
     assert plain["heartbeat_age_s"] == 0.0
+    assert as_dict(pb.NextVictim())["hits_per_byte_s"] is None, "an optional number that is absent"
+    assert as_dict(pb.NextVictim(hits_per_byte_s=0))["hits_per_byte_s"] == 0

@@ -5,7 +5,7 @@ from kvstore.protocol.status_merge import merged_status
 
 
 def node(blocks: int, state: str = "alive", drain: pb.DrainStatus | None = None, name: str = "n") -> pb.NodeStatus:
-    return pb.NodeStatus(name=name, blocks=blocks, state=state, drain=drain, counters={"misses": 3})
+    return pb.NodeStatus(name=name, blocks=blocks, state=state, drain=drain, counters={"misses": 3, "home_copies_skipped": 4})
 
 
 def test_merge_sums_partitions_and_counts_a_process_once() -> None:
@@ -29,6 +29,7 @@ def test_merge_sums_partitions_and_counts_a_process_once() -> None:
         "credentials_refused": 2,
     }
     assert [(one.name, one.blocks, one.counters["misses"]) for one in found.nodes] == [("n", 15, 3), ("m", 2, 3)]
+    assert [one.counters["home_copies_skipped"] for one in found.nodes] == [12, 8], "masters count it, each for its partition"
     assert (first.blocks, first.nodes[0].blocks) == (1, 5), "what was told stays as it was"
 
 
