@@ -1,6 +1,6 @@
 """Blocks that moved or left, by reason, out of a cluster's status. Pure functions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from kvstore.protocol import control_pb2 as pb
@@ -89,7 +89,7 @@ def skipped(counters: Mapping[str, int]) -> dict[str, int]:
     return {text: blocks for text, blocks in found.items() if blocks}
 
 
-def by_node(status: pb.StatusReply, count_of: Callable[[pb.NodeStatus], int]) -> list[tuple[str, int]]:
-    """Return (node name, count) of the nodes with a count above 0, the highest first."""
-    found = ((node.name, count_of(node)) for node in status.nodes)
+def home_copies_by_node(status: pb.StatusReply, name: str) -> list[tuple[str, int]]:
+    """Return (node name, blocks) by a name in `home_copies_of`, those above 0, the highest first."""
+    found = ((node.name, home_copies_of(node)[name]) for node in status.nodes)
     return sorted((one for one in found if one[1]), key=lambda one: (-one[1], one[0]))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kvstore.cli.tools.tables import bar, duration, names_shown, new_table, percent
 from kvstore.console.model import shares
-from kvstore.console.moves import by_node, home_copies_of, moves, skipped
+from kvstore.console.moves import home_copies_by_node, moves, skipped
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.settings import format_size
@@ -94,7 +94,7 @@ def _home_copies_line(status: pb.StatusReply) -> str:
     if copies:
         found.append(f"{copies:,} blocks, {format_size(status.counters['home_copied_bytes'])}, from nodes that were nearly full")
     for word, name in (("from", "sent"), ("to", "received")):
-        if named := [f"{node} {blocks:,}" for node, blocks in by_node(status, lambda node, name=name: home_copies_of(node)[name])]:
+        if named := [f"{node} {blocks:,}" for node, blocks in home_copies_by_node(status, name)]:
             found.append(f"{word} {names_shown(named)}")
     if not_made:
         reasons = ", ".join(f"{blocks:,} {text}" for text, blocks in not_made.items())

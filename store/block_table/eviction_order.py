@@ -269,8 +269,9 @@ class EvictionOrder:
 
     def _next_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> NextVictim | None:
         blocks, policy = self._blocks_of(members.tenant), members.policy
-        retired = (block for key in reversed(members.retired) if self._is_still_retired(block := blocks[key]))
-        for reason, early in ((RETIRED, retired), (SECONDARY, (blocks[key] for key in members.secondary))):
+        retired = filter(self._is_still_retired, (blocks[key] for key in reversed(members.retired)))
+        secondary = (blocks[key] for key in members.secondary)
+        for reason, early in ((RETIRED, retired), (SECONDARY, secondary)):
             if (block := next(filter(evictable, islice(early, MAX_PASSED)), None)) is not None:
                 return NextVictim(block, reason, None)
         if not policy.has_pure_victim:
