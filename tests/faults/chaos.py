@@ -238,7 +238,17 @@ def chaos(
             verdict = judged(site, one.seen, deadline_s)
             trouble = [*one.seen.trouble, *(f"client {name} did not end" for name in hanging), *left, *daemons_changed(before, after)]
             return Report.made(
-                seed, took_s, verdict, one.seen.faults, journals, before, after, trouble, writers=CLIENTS, unprovoked=one.seen.unprovoked
+                seed,
+                took_s,
+                verdict,
+                one.seen.faults,
+                journals,
+                before,
+                after,
+                trouble,
+                writers=CLIENTS,
+                unprovoked=one.seen.unprovoked,
+                moves=site.moved,
             )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.faults import devices
+from tests.faults.moves import COMBINATIONS, Moves
 from tests.faults.points import POINTS
 from tests.faults.site import CLIENTS, SERVERS, TASKED, Site
 
@@ -253,6 +254,18 @@ def forked(site: Site, choose: random.Random) -> Fault:
     return Fault("client forked", name, _victims(name), run)
 
 
+def moving(site: Site, choose: random.Random) -> Fault:
+    """A node dies, hangs or is filled while blocks move: see moves.py. All combinations in turn."""
+    where, how = COMBINATIONS[len(site.moved) % len(COMBINATIONS)]
+    source = choose.randrange(SERVERS)
+
+    def run(told: Told) -> None:
+        Moves(site, where, how, source).run(told.strike, lambda name: _killed(site, name, told))
+
+    victims = {*(f"n{node}" for node in range(SERVERS)), *(f"host{host}" for host in range(SERVERS + 1))}
+    return Fault(f"blocks move, {where} {how}", f"source n{source}", frozenset(victims), run)
+
+
 ROLES: Final = {"e": "etcd", "m": "master", "n": "node", "c": "client"}
 COUNTS: Final = {"e": SERVERS, "m": SERVERS, "n": SERVERS, "c": CLIENTS}
 MAKERS: Final[dict[str, tuple[int, Maker]]] = {
@@ -267,6 +280,7 @@ MAKERS: Final[dict[str, tuple[int, Maker]]] = {
     "broken": (1, broken_disk),
     "interrupted": (2, interrupted),
     "forked": (1, forked),
+    "moving": (6, moving),
 }
 """By name: its weight in the draw, and its maker."""
 _DEVICES: Final = ("slow", "full", "broken")

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tests.faults.journal import Outcome
 from tests.faults.judging import Verdict
+from tests.faults.moves import Moved, summed
 
 MIN_STRUCK_SHARE: Final = 0.05
 """Of the faults, with an operation in flight that felt it: else the run shows nothing."""
@@ -61,6 +62,8 @@ class Report:
     trouble: list[str]
     unprovoked: int = 0
     """Number of times the site was not at rest with no fault under way."""
+    moves: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Counts of faults that struck while blocks moved (moves.py), by kind."""
 
     @classmethod
     def made(
@@ -76,15 +79,15 @@ class Report:
         *,
         writers: int,
         unprovoked: int = 0,
+        moves: Sequence[Moved] = (),
     ) -> "Report":
         """`journals` by writer, those below `writers` of clients under load."""
         by_kind: dict[str, list[Done]] = defaultdict(list)
         for fault in faults:
             by_kind[fault.kind].append(fault)
         seen = Flights([(writer, records) for writer, records in journals if writer < writers])
-        return cls(
-            seed, seconds, verdict, {kind: seen.of_kind(by_kind[kind]) for kind in sorted(by_kind)}, before, after, trouble, unprovoked
-        )
+        kinds = {kind: seen.of_kind(by_kind[kind]) for kind in sorted(by_kind)}
+        return cls(seed, seconds, verdict, kinds, before, after, trouble, unprovoked, summed(moves))
 
     @property
     def felt_share(self) -> float:
@@ -169,6 +172,8 @@ def printed(report: Report) -> None:
         memory = [f"{used['memory_bytes'] / (1 << 20):.0f} MiB" for used in (first, last)]
         daemons.add_row(name, *memory, str(first["descriptors"]), str(last["descriptors"]))
     console.print(daemons)
+    for kind, row in report.moves.items():
+        console.print(f"while blocks moved, {kind}: {', '.join(f'{name} {count:,}' for name, count in row.items())}")
     console.print(
         f"{verdict.acknowledged:,} operations acknowledged, {verdict.failed:,} failed with errors to be retried; {verdict.hits:,} hits, "
         f"{verdict.misses:,} misses, {verdict.required:,} reads that had to find their block; longest call "

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cli.tools.child import Child
 from kvstore.client.config import ClientSettings
@@ -26,6 +26,9 @@ from tests.faults.fail_points import Controlled
 from tests.faults.hosts import StarHosts
 from tests.forked import Forked
 
+if TYPE_CHECKING:
+    from tests.faults.moves import Moved
+
 SERVERS: Final = 3
 """Hosts with daemons; one more has none."""
 CLIENTS: Final = 8
@@ -33,12 +36,14 @@ TASKED: Final = (1, 6)
 """Clients of tasks; the others block."""
 MASTER_PORT, CONTROL_PORT, NODE_PORT = 7440, 7441, 7450
 TENANT, TOKEN = "red", "secret"
+FILLER, FILLER_TOKEN = "blue", "another secret"
+"""Tenant that fills nodes."""
 START_S: Final = 120.0
 LOOK_S: Final = 2.0
 """The deadline of a look at a master."""
 PEER_TIMEOUT_S: Final = 1.0
 NODE_FLAGS: Final = (
-    *("--dram", "32MiB", "--high-watermark", "0.4", "--low-watermark", "0.25", "--demotion-wait-s", "60"),
+    *("--dram", "12MiB", "--high-watermark", "0.85", "--low-watermark", "0.7", "--demotion-wait-s", "60"),
     *("--put-ttl-s", "5", "--tier-retry-s", "1", "--control-timeout-s", "1"),
     *("--reconnect-interval-s", "0.05", "--reconnect-max-interval-s", "0.2"),
 )
@@ -67,10 +72,12 @@ class Site:
         ]
         self.points = {name: Controlled(folder / f"points-{name}") for name in self.names}
         self.settings = ClientSettings(master=self.masters, tenant=TENANT, token=OPERATOR, deadline_s=LOOK_S)
-        self._tokens = tokens_file(folder, {TENANT: TOKEN})
+        self._tokens = tokens_file(folder, {TENANT: TOKEN, FILLER: FILLER_TOKEN})
         self.lives: dict[str, int] = defaultdict(int)
         self._children: dict[str, Child] = {}
         self._logs = threading.Lock()
+        self.moved: list[Moved] = []
+        """Faults that struck while blocks moved (moves.py)."""
 
     def __enter__(self) -> "Site":
         try:
@@ -150,11 +157,11 @@ class Site:
             flags = f"kvstore-master --listen {address}:{MASTER_PORT} --control {address}:{CONTROL_PORT} --run-dir {folder}".split()
             flags += f"--tokens {self._tokens} --catalog {self.etcd.url} --partitions {self.partitions} --slow-start-s 0".split()
             flags += f"--lease-ttl-s {lease_s} --node-ttl-s {lease_s} --heartbeat-interval-s {lease_s / 8}".split()
-            flags += f"--peer-timeout-s {PEER_TIMEOUT_S}".split()
+            flags += f"--peer-timeout-s {PEER_TIMEOUT_S} --hot-copies 1 --hot-reads-per-s 0.5".split()
         else:
             module = "tests.faults.daemon"
             flags = f"kvstore-node --master {self.masters} --listen {address}:{NODE_PORT} --name {name} --run-dir {folder}".split()
-            flags += ["--join-token", JOIN, *NODE_FLAGS, *f"--nvme {folder / 'nvme'}:256MiB --peer-timeout-s {PEER_TIMEOUT_S}".split()]
+            flags += ["--join-token", JOIN, *NODE_FLAGS, *f"--nvme {folder / 'nvme'}:64MiB --peer-timeout-s {PEER_TIMEOUT_S}".split()]
         folder.mkdir(exist_ok=True)
         plain = {variable: value for variable, value in os.environ.items() if not variable.startswith("KVSTORE_")}
         self._children[name] = Child(
