@@ -33,11 +33,15 @@ MAX_LAYOUTS: Final = 1024
 class BatchOfOne:
     """Codec for bodies with one entry, of one form: (attribute, kind) pairs in wire order. Thread-safe."""
 
-    __slots__ = ("_count", "_get", "_keyed", "_kinds", "_last_first", "_layouts", "_long", "_numbers", "_singles", "_texts", "_u8s")
+    __slots__ = (
+        "_count", "_get", "_keyed", "_kinds", "_last_first", "_layouts", "_long", "_numbers", "_rest", "_singles", "_texts", "_u8s",
+    )  # fmt: skip
 
     @staticmethod
     def suits(columns: Sequence[tuple[str, str]]) -> bool:
-        """Return True if the form has exactly one batch, and otherwise columns of that length, single numbers and texts."""
+        """Return True if the form has exactly one batch, and otherwise columns of that length, single numbers and texts.
+        A last column of kind "rest" is allowed: messages that have one go through wire.py."""
+        columns = columns[:-1] if columns[-1:] and columns[-1][1] == "rest" else columns
         names, kinds = [name for name, _ in columns], [kind for _, kind in columns]
         batches = [index for index, kind in enumerate(kinds) if kind in _BATCHES]
         if len(kinds) < 2 or len(batches) != 1 or not all(kind in _CODES for kind in kinds) or "parents" in kinds[: batches[0]]:
@@ -45,6 +49,8 @@ class BatchOfOne:
         return kinds[batches[0]] == "keys" or names.count(names[batches[0]]) > 1  # what is counted is one of the columns, too
 
     def __init__(self, columns: Sequence[tuple[str, str]]) -> None:
+        self._rest = attrgetter(columns[-1][0]) if columns[-1][1] == "rest" else None
+        columns = columns[:-1] if self._rest is not None else columns
         self._kinds = [kind for _, kind in columns]
         self._get = attrgetter(*(name for name, _ in columns))
         counts = self._all_of("count")
@@ -72,6 +78,8 @@ class BatchOfOne:
 
     def pack(self, message: object) -> bytes | None:
         """Return the body; None if the message has not one entry, or a value exceeds its column."""
+        if self._rest is not None and self._rest(message):
+            return None
         row = list(self._get(message))
         for index in self._u8s:
             if len(row[index]) != 1:
@@ -134,6 +142,8 @@ class BatchOfOne:
             row[index] = (row[index],)
         if self._count is not None:
             del row[self._count]
+        if self._rest is not None:
+            row.append(b"")
         return row
 
     def _layout(self, lengths: int) -> tuple[struct.Struct, struct.Struct]:

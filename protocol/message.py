@@ -28,6 +28,7 @@ CountedU8s = Annotated[bytes, "count", "u8s"]
 CountedU32s = Annotated[Ints, "count", "u32s"]
 CountedU64s = Annotated[Ints, "count", "u64s"]
 CountedBlobs = Annotated[list[bytes], "count", "blobs"]
+Rest = Annotated[bytes, "rest"]
 """Kinds of fields. A counted one begins a batch: its length precedes it."""
 
 GRANTED, PRESENT, BUSY = 0, 1, 2

@@ -14,7 +14,6 @@ from kvstore.protocol.node_messages import (
     ReadBlocksReply,
     ReleaseHolds,
     ReleaseLeases,
-    RetentionReply,
 )
 from kvstore.protocol.session_messages import Count, Failure, Flags, Ok, Trace, Welcome
 
@@ -44,7 +43,6 @@ REPLIES: Final = frozenset(
         ExportSlabsReply,
         EventBatch,
         HeartbeatResponse,
-        RetentionReply,
     )
 )
 """Types that answer a request. Both ends of one connection may send requests."""

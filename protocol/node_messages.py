@@ -17,6 +17,7 @@ from kvstore.protocol.message import (
     Keys,
     Message,
     Parents,
+    Rest,
     Text,
     U8s,
     U32s,
@@ -42,9 +43,9 @@ TO_LOCAL, TO_DRAM = 0, 1
 RETAIN_READ, RETAIN_PUT, RETAIN_SET = 0, 1, 2
 """Causes of Retain: a read; a put that stored the blocks; a call of its own."""
 NO_PRIORITY: Final = 255
-"""Priority in RetentionReply of a block that has a session only."""
+"""Priority of a copied hint of a block that has a session only."""
 SEVERAL_SESSIONS: Final = (1 << 64) - 1
-"""Session in RetentionReply of blocks that several sessions used, or that were put without a session."""
+"""Session in a copied hint of blocks that several sessions used, or that were put without a session."""
 MAX_PREFETCH_KEYS: Final = 16_384
 """Keys in one Prefetch: the blocks of a prompt of 262,144 tokens, and some 10 ms of the node's loop."""
 
@@ -155,6 +156,8 @@ class ReadBlocksReply(Message):
 
     Inline values follow as payload, in order. `lease` covers all mapped ones (0: none) until `lease_until_ns` on the
     host's CLOCK_MONOTONIC, or ReleaseLeases; `lease_ms` is the same as a duration, for readers with another clock.
+
+    `hints` are the live retention hints of the blocks, for a reader that is a node (protocol/retention.py).
     """
 
     TYPE = 46
@@ -167,6 +170,7 @@ class ReadBlocksReply(Message):
     tiers: U8s
     slabs: U32s
     offsets: U64s
+    hints: Rest = b""
 
 
 @message
@@ -343,28 +347,3 @@ class ReleaseSession(Message):
 
     TYPE = 82
     session: U64
-
-
-@message
-class QueryRetention(Message):
-    """Request the live hints of these blocks, which the sender copies. A generation of 0 matches any. Answer:
-    RetentionReply."""
-
-    TYPE = 83
-    keys: Keys
-    generations: U64s
-
-
-@message
-class RetentionReply(Message):
-    """Live hints, a row for each block that has one. `indexes` are those of its key in QueryRetention. A block has one
-    row for a priority without an end, and another for a higher priority with one.
-
-    `sessions`: 0: none; SEVERAL_SESSIONS: no session owns the block alone.
-    """
-
-    TYPE = 84
-    indexes: CountedU32s
-    priorities: U8s
-    ttl_ms: U32s
-    sessions: U64s

@@ -1,10 +1,12 @@
 """Retention hints: what a caller knows about the value and the future reads of its blocks."""
 
 import hashlib
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvstore.protocol.errors import InvalidArgument
+from kvstore.protocol.errors import InvalidArgument, ProtocolError
 
 PRIORITIES: Final = 100
 """Highest priority; the lowest is 0."""
@@ -12,6 +14,11 @@ DEFAULT_PRIORITY: Final = 50
 MAX_RETENTION_S: Final = 7 * 86_400.0
 """Longest `ttl_s` and `reuse_s`."""
 MAX_SESSION_CHARACTERS: Final = 256
+_COPIED: Final = struct.Struct("<IBIQ")
+CopiedHint = tuple[int, int, int, int]
+"""Live hint of a block that another node copies: index of the block's key in the request, priority (NO_PRIORITY: the
+block has a session only), ttl_ms (0: no end), session (0: none). A block has one for a priority without an end, and
+another for a higher priority with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,18 @@ def session_id(session: str) -> int:
     if not isinstance(session, str) or not 0 < len(session) <= MAX_SESSION_CHARACTERS:
         raise InvalidArgument(f"session is a name of 1 to {MAX_SESSION_CHARACTERS} characters, not {session!r:.50}")
     return int.from_bytes(hashlib.blake2b(session.encode(errors="surrogatepass"), digest_size=8).digest(), "little") or 1
+
+
+def pack_hints(hints: Iterable[CopiedHint]) -> bytes:
+    """Encode the `hints` of ReadBlocksReply; none take no bytes."""
+    return b"".join([_COPIED.pack(*hint) for hint in hints])
+
+
+def unpack_hints(hints: bytes) -> Iterator[CopiedHint]:
+    """Decode the `hints` of ReadBlocksReply. Raises ProtocolError for a wrong length."""
+    if len(hints) % _COPIED.size:
+        raise ProtocolError(f"retention hints of {len(hints)} bytes: a row has {_COPIED.size}")
+    return _COPIED.iter_unpack(hints)  # type: ignore[return-value]
 
 
 def _check_seconds(name: str, value: float | None) -> None:

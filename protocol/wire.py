@@ -154,6 +154,11 @@ class Reader:
             start += size
         return keys
 
+    def rest(self) -> bytes:
+        """All bytes that are left."""
+        at = self._take(self._end - self._at)
+        return bytes(self._data[at:])
+
     def end(self) -> None:
         """Raises ProtocolError if bytes are left."""
         if self._at != self._end:
@@ -168,6 +173,7 @@ class Form:
     - keys: the batch. count: only the length of a batch, that of the attribute.
     - u8s, u32s, u64s, parents (keys, "" for none), labels (texts), blobs: as long as the nearest batch before.
     - texts: has its own length.
+    - rest: the last column, bytes up to the end of the body; none if it is empty.
     """
 
     __slots__ = ("_order", "_readers", "_writers", "of_one")
@@ -323,6 +329,7 @@ _COLUMNS: Final[dict[str, tuple[Callable[[Any], bytes], Callable[[_Body], Sequen
     "labels": (_pack_texts, _Body.read_labels),
     "texts": (_pack_texts, _Body.read_texts),
     "blobs": (lambda values: b"".join(map(pack_blob, values)) if any(values) else bytes(4 * len(values)), _Body.read_blobs),
+    "rest": (bytes, lambda body: (body.rest(),)),
     "u8s": (bytes, lambda body: (body.u8s(body.count),)),
     "u32s": (lambda values: array("I", values).tobytes(), lambda body: (body.u32s(body.count),)),
     "u64s": (lambda values: array("Q", values).tobytes(), lambda body: (body.u64s(body.count),)),

@@ -143,7 +143,6 @@ NODE_FRAMES: Final[Mapping[int, Permission]] = MappingProxyType(
         node.Prefetch.TYPE: READS,
         node.Retain.TYPE: READS,  # of puts, or by a call of its own: WRITES
         node.ReleaseSession.TYPE: WRITES,
-        node.QueryRetention.TYPE: FETCHES,
         event.FetchEvents.TYPE: READS,
         node.Put.TYPE: WRITES,
         node.OpenSlots.TYPE: WRITES,

@@ -45,13 +45,11 @@ from kvstore.protocol.node_messages import (
     Prefetch,
     Put,
     PutFromSlot,
-    QueryRetention,
     ReadBlocks,
     ReleaseHolds,
     ReleaseLeases,
     ReleaseSession,
     Retain,
-    RetentionReply,
     WaitCommitted,
 )
 from kvstore.protocol.retention import DEFAULT_PRIORITY, MAX_RETENTION_S, PRIORITIES
@@ -140,7 +138,6 @@ class NodeService:
             Prefetch.TYPE: self._prefetch,
             Retain.TYPE: self._retain,
             ReleaseSession.TYPE: self._release_session,
-            QueryRetention.TYPE: self._query_retention,
             TicketKey.TYPE: self._ticket_key,
             RevokeCredentials.TYPE: self._revoke,
             PrefetchBlocks.TYPE: self._prefetch_for_engine,
@@ -346,14 +343,6 @@ class NodeService:
 
     def _release_session(self, session: Session, header: FrameHeader, message: ReleaseSession) -> None:
         session.reply(header.request_id, Count(self._table.retention.end_session(peer_of(session).tenant, message.session)))
-
-    def _query_retention(self, session: Session, header: FrameHeader, message: QueryRetention) -> None:
-        caller = peer_of(session)
-        caller.check_blocks(message.keys, message.generations)
-        found = [self._table.find(caller.tenant, key) for key in message.keys]
-        rows = self._table.retention.export(found, session.reactor.now_ns())
-        indexes, priorities, ttls_ms, sessions = zip(*rows, strict=True) if rows else ((), (), (), ())
-        session.reply(header.request_id, RetentionReply(indexes, bytes(priorities), ttls_ms, sessions))
 
     def _by_partition(self, keys: list[bytes]) -> dict[int, list[bytes]]:
         found: dict[int, list[bytes]] = {}

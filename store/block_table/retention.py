@@ -55,7 +55,7 @@ class Hint(NamedTuple):
 
 
 CopiedHint = tuple[int, int, int]
-"""Row of RetentionReply without the index: priority, ttl_ms, session."""
+"""protocol.retention.CopiedHint without the index: priority, ttl_ms, session."""
 
 
 class _Owner(NamedTuple):
@@ -93,6 +93,11 @@ class RetentionHints:
         """Blocks with a live priority, as of the last walk."""
         self.applied = self.ignored = self.ended_sessions = self.forgotten_sessions = 0
 
+    @property
+    def is_used(self) -> bool:
+        """True once a block of this node has had a hint."""
+        return bool(self._columns.retention)
+
     # --- hints ---
 
     def apply(self, tenant: str, blocks: Sequence[Block], hint: Hint, now_ns: int) -> None:
@@ -129,7 +134,7 @@ class RetentionHints:
         return own if own and not is_others and (known == own or hint.owns) else several
 
     def export(self, blocks: Sequence[Block | None], now_ns: int) -> list[tuple[int, int, int, int]]:
-        """Return the live hints of blocks as rows of RetentionReply: (index, priority, ttl_ms, session)."""
+        """Return the live hints of blocks: (index, priority, ttl_ms, session)."""
         words, found = self._columns.retention, list[tuple[int, int, int, int]]()
         if not words:
             return found

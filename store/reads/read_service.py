@@ -12,6 +12,7 @@ from kvstore.protocol.errors import DeadlineExceeded, KVStoreError
 from kvstore.protocol.frames import FrameHeader
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import DEFERRED, INLINE, ReadBlocks, ReadBlocksReply, ReleaseLeases
+from kvstore.protocol.retention import pack_hints
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import DRAM, TIERS, Block
 from kvstore.store.block_table.leases import Leases
@@ -99,6 +100,8 @@ class ReadService:
             return False
         value = self._dram.view(slot)
         blocks = ReadBlocksReply(0, 0, 0, _INLINE, (size_bytes,), (block.checksum_in(DRAM),), _IN_DRAM, _NOWHERE, _NOWHERE)
+        if caller.is_node:
+            blocks.hints = self._hints_of(session, caller, message)
         table.copies.acquire(block)  # for the answer
         table.copies.acquire(block)  # for this call, which outlasts the answer
         try:
@@ -248,10 +251,19 @@ class ReadService:
             blocks, values = request.answer(lease=lease, until_ns=until_ns, lease_ms=lease_ms)
         else:
             blocks, values = request.answer()
+        if request.caller.is_node:
+            blocks.hints = self._hints_of(session, request.caller, request.message)
         self.out_bytes += sum(request.sizes)
         session.reply(request.header.request_id, blocks, values, on_sent=(lambda: self._let_go(request)) if values else None)
         if not values:
             self._let_go(request)  # no value was fetched: nothing is held
+
+    def _hints_of(self, session: Session, caller: Caller, message: ReadBlocks) -> bytes:
+        """Return the retention hints of the blocks, for the node that copies them."""
+        if not self._table.retention.is_used:
+            return b""
+        blocks = [self._table.find(caller.tenant, key) for key in message.keys]
+        return pack_hints(self._table.retention.export(blocks, session.reactor.now_ns()))
 
     def _let_go(self, request: ReadRequest) -> None:
         """Release what the request holds: its values are sent, or it ended otherwise."""

@@ -7,7 +7,6 @@ Large batches use the transfer engine, so that the source's loop only grants the
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -33,11 +32,9 @@ from kvstore.protocol.node_messages import (
     MISS,
     ExportSlabs,
     ExportSlabsReply,
-    QueryRetention,
     ReadBlocks,
     ReadBlocksReply,
     ReleaseLeases,
-    RetentionReply,
 )
 from kvstore.protocol.session_messages import SERVER_NODE, Hello
 from kvstore.rpc.address import Address, is_local_socket, parse_address
@@ -53,9 +50,6 @@ from kvstore.transfer.paths.transfers import Priority
 
 ENGINE_MIN_BYTES: Final = 1 << 20
 """Batches of at least this size use the transfer engine; the clients' default."""
-
-HINTS_S: Final = 1.0
-"""Time for the source to answer QueryRetention."""
 
 MAX_REGIONS: Final = 64
 """Regions requested per message."""
@@ -91,12 +85,12 @@ def fetch(
     deadline: Deadline,
     engine: TransferEngine | None = None,
     tls: Certificates | None = None,
-    note_hints: Callable[[Sequence[ReplicaBlock], RetentionReply], object] | None = None,
+    note_hints: Callable[[Sequence[ReplicaBlock], bytes], object] | None = None,
 ) -> list[int | KVStoreError]:
     """Fetch blocks; return for each the xxh3_64 of its bytes, or the error. Memory of a failed block is undefined.
 
     The digest differs from the expected one only for a raw tensor value that the source decoded from a lossy copy.
-    `engine` is this node's. `note_hints` gets the retention hints of the blocks at the source, if it sends them.
+    `engine` is this node's. `note_hints` gets the blocks of each answer, and the retention hints that they have at the source.
 
     Raises Unavailable, DeadlineExceeded, ProtocolError, or the source's refusal (Unauthorized, StaleEpoch): nothing was
     fetched.
@@ -111,6 +105,8 @@ def fetch(
             part = [requested[index] for index in left]
             blocks = _read(channel, source, part, deadline, by_engine=by_engine is not None)
             statuses = bytes(blocks.statuses)
+            if blocks.hints and note_hints is not None:
+                note_hints(part, blocks.hints)
             if blocks.lease and by_engine is not None:
                 try:
                     _move(channel, source, blocks, part, deadline, by_engine)
@@ -122,10 +118,6 @@ def fetch(
                 channel.post(ReleaseLeases([blocks.lease]))
             for index, status, served in zip(left, statuses, blocks.checksums, strict=True):
                 replies[index] = status, served
-        if note_hints is not None:
-            with suppress(KVStoreError):  # a hint is not worth the copy
-                asked = QueryRetention([one.key for one in requested], [one.generation for one in requested])
-                note_hints(requested, channel.call(asked, RetentionReply, deadline.part(HINTS_S)))
     finally:
         channel.close()
     return [_verdict(source, one, status, served) for one, (status, served) in zip(requested, replies, strict=True)]

@@ -13,8 +13,8 @@ from typing import Final
 
 from kvstore.protocol.catalog_messages import COPY_REASONS, COPY_REPLICA, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, Full, KVStoreError, ProtocolError, StaleHandle, Unavailable
-from kvstore.protocol.node_messages import NO_PRIORITY, RetentionReply
-from kvstore.protocol.retention import PRIORITIES
+from kvstore.protocol.node_messages import NO_PRIORITY
+from kvstore.protocol.retention import PRIORITIES, unpack_hints
 from kvstore.protocol.session_messages import Flags, Hello
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.reactor import Reactor
@@ -95,10 +95,9 @@ class _CopyBatch:
         for span in self.spans:
             span.end(error)
 
-    def note_hints(self, requested: Sequence[ReplicaBlock], reply: RetentionReply) -> None:
-        """Called in the fetch thread, before the batch is settled."""
-        rows = zip(reply.indexes, reply.priorities, reply.ttl_ms, reply.sessions, strict=True)
-        for index, priority, ttl_ms, session in rows:
+    def note_hints(self, requested: Sequence[ReplicaBlock], hints: bytes) -> None:
+        """Called in the fetch thread, before the batch is settled. Raises ProtocolError."""
+        for index, priority, ttl_ms, session in unpack_hints(hints):
             if index < len(requested) and (priority <= PRIORITIES or priority == NO_PRIORITY):
                 self.hints.setdefault(requested[index].key, []).append((priority, ttl_ms, session))
 

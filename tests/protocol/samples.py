@@ -38,6 +38,7 @@ def _column(kind: str, count: int) -> st.SearchStrategy[Any]:
         "parents": exactly(st.binary(max_size=40)),
         "labels": exactly(TEXT),
         "blobs": exactly(st.binary(max_size=300)),
+        "rest": st.binary(max_size=40),
         "u8s": st.binary(min_size=count, max_size=count),
         "u32s": exactly(INTEGERS["u32"]).map(lambda values: array("I", values)),
         "u64s": exactly(INTEGERS["u64"]).map(lambda values: array("Q", values)),
@@ -71,7 +72,7 @@ def sample(kind: type[Message]) -> Message:
         "u32s": array("I", [3, 0x01020304]),
         "u64s": array("Q", [5, 0x0102030405060708]),
     }
-    alone = {"u8": 1, "u32": 0x0A0B0C0D, "u64": 0x1112131415161718, "text": "t\u00e9xt", "texts": ["a", "bcd"]}
+    alone = {"u8": 1, "u32": 0x0A0B0C0D, "u64": 0x1112131415161718, "text": "t\u00e9xt", "texts": ["a", "bcd"], "rest": b"rest"}
     return kind(**{name: batch.get(column, alone.get(column)) for name, column in kind.FORM if column != "count"})
 
 

@@ -38,7 +38,6 @@ from kvstore.protocol.node_messages import (
     Prefetch,
     Put,
     PutFromSlot,
-    QueryRetention,
     ReadBlocks,
     ReleaseHolds,
     ReleaseLeases,
@@ -76,7 +75,6 @@ FRAMES: Final[dict[type[Message], Message]] = {
         Prefetch([b"absent"]),
         Retain([BLOCK], 90, cause=RETAIN_READ),
         ReleaseSession(1),
-        QueryRetention([BLOCK], [4]),
         DeleteBlocks(1, "red", [BLOCK], [4]),
         SetPinned(1, "red", [BLOCK]),
         CopyBlocks(1, "red", "", 6, "", "", "127.0.0.1:1", [b"new"], [1], [1], [1], [b""], []),
@@ -91,7 +89,7 @@ FRAMES: Final[dict[type[Message], Message]] = {
 READS: Final = {"red reads", "red writes", "red rules", "blue reads"}
 WRITES: Final = {"red writes", "red rules"}
 ALLOWED: Final[dict[type[Message], set[str]]] = {
-    **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs, QueryRetention), READS | {"a pass"}),
+    **dict.fromkeys((ReadBlocks, ReleaseLeases, ExportSlabs), READS | {"a pass"}),
     **dict.fromkeys((MapSlabs, OpenIndex, FetchEvents, HoldBlocks, ReleaseHolds, Prefetch, Retain), READS),
     **dict.fromkeys((Put, OpenSlots, CommitPuts, AbortPuts, OpenSlotAhead, PutFromSlot, WaitCommitted, ReleaseSession), WRITES),
     **{

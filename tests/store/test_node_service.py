@@ -28,14 +28,14 @@ from kvstore.protocol.node_messages import (
     HoldBlocks,
     MapSlabs,
     OpenSlots,
-    QueryRetention,
     ReadBlocks,
+    ReadBlocksReply,
     ReleaseHolds,
     ReleaseSession,
     Retain,
-    RetentionReply,
     WaitCommitted,
 )
+from kvstore.protocol.retention import unpack_hints
 from kvstore.protocol.session_messages import ROLE_CLIENT, ROLE_NODE, Count, Failure, Flags, Hello, Ok, Welcome
 from kvstore.rpc.address import connect, parse_address
 from kvstore.rpc.client.channel import Channel
@@ -105,24 +105,19 @@ def test_hints_out_of_range_are_refused(node: Served, client: Client) -> None:
 def test_hints_are_applied_to_blocks_that_are_here(node: Served, client: Client) -> None:
     client.put({"a": b"a", "b": b"b"})
     assert client.ask(Retain([b"a", b"x", b"b"], 90, session=7), Flags) == Flags(bytes((1, 0, 1)))
-    reply = client.ask(QueryRetention([b"x", b"b"], [0, 0]), RetentionReply)
-    rows = list(zip(reply.indexes, reply.priorities, reply.ttl_ms, reply.sessions, strict=True))
-    assert rows == [(1, 90, 0, 7)]
+    reads = [ReadBlocks(keys, [0] * len(keys), 1 << 20, 0) for keys in ([b"x", b"b"], [b"b"], [b"x"])]
+    hello = Hello(ROLE_NODE, "red")
+    with contextlib.closing(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S))) as peer:
+        copied = []
+        for message in reads:
+            reply = peer.call(message, ReadBlocksReply, Deadline(TIMEOUT_S))
+            peer.read_into([memoryview(bytearray(size)) for size in reply.sizes if size], Deadline(TIMEOUT_S))
+            copied.append(list(unpack_hints(reply.hints)))
+    assert copied == [[(1, 90, 0, 7)], [(0, 90, 0, 7)], []]
+    assert client.read("b", inline_bytes=1 << 20)[0].hints == b"", "a client needs none"
     with contextlib.closing(node.connect(tenant="blue")) as other:
         assert other.ask(ReleaseSession(7), Count) == Count(0)
     assert client.ask(ReleaseSession(7), Count) == Count(2)
-
-
-def test_a_pass_covers_the_hints_of_its_blocks_only(tmp_path: Path) -> None:
-    with served(tmp_path, needs_tickets=True) as node:
-        with contextlib.closing(node.connect(ticket=node.ticket())) as client:
-            client.put({"a": b"a", "b": b"b"}, generation=4)
-        node_pass = node.call(lambda: node.issuer.issue_pass(5, "red", [b"a"], [4], node.reactor.now_ns()))
-        hello = Hello(ROLE_NODE, "red", ticket=node_pass)
-        with contextlib.closing(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S))) as peer:
-            peer.call(QueryRetention([b"a"], [4]), RetentionReply, Deadline(TIMEOUT_S))
-            with pytest.raises(Denied, match="does not cover"):
-                peer.call(QueryRetention([b"b"], [4]), RetentionReply, Deadline(TIMEOUT_S))
 
 
 # --- who is let in ---

@@ -13,8 +13,8 @@ import pytest
 from kvstore.protocol.catalog_messages import COPY_HOME, COPY_REASONS, EVENT_COMMIT, EVENT_REMOVED, CopyBlocks, CopyResult
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
-from kvstore.protocol.node_messages import QueryRetention, ReadBlocks
-from kvstore.protocol.session_messages import ROLE_NODE, Failure, Flags, Hello
+from kvstore.protocol.node_messages import ReadBlocks
+from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL, SampledCall
@@ -499,7 +499,7 @@ def test_batches_of_a_traced_order_have_child_spans(pair: Pair) -> None:
     assert list(pair.target.call(lambda: pair.target.replica_queue.take(order, hello, Part(spans, "order")))) == [1, 1]
     pair.settle()
     assert spans.parts == [("kvstore.node.fetch_copies", {"kvstore.blocks": 2})]
-    assert {(kind, parent) for kind, parent, _error in spans.told} == {(ReadBlocks.TYPE, PLACE), (QueryRetention.TYPE, PLACE)}
+    assert {(kind, parent) for kind, parent, _error in spans.told} == {(ReadBlocks.TYPE, PLACE)}
     [_, call] = pair.ruler.calls
     assert call is not None
     assert call.parent == PLACE
