@@ -290,10 +290,13 @@ class QueryVictims(Message):
 @message
 class MarkSecondary(Message):
     """Master to node: these blocks of `tenant` have a copy at their home node; the copies here are secondary, and are
-    to be evicted first. Answer: Ok, at once. `epoch` is the master's.
+    to be evicted first. With `is_over` 1 the copy at the home is gone: those here are evicted by their own value again.
+    Answer: Ok, at once. `epoch` is the master's.
     """
 
     TYPE = 24
+    WIRE = ("epoch", "is_over", "tenant", "keys")
     epoch: U64
     tenant: Text
     keys: Keys
+    is_over: U8 = 0

@@ -503,7 +503,7 @@ class NodeService:
 
     def _mark_secondary(self, session: Session, header: FrameHeader, message: MarkSecondary) -> None:
         self._check_epoch(session, message.epoch)
-        self._table.mark_secondary(message.tenant, message.keys)
+        (self._table.mark_primary if message.is_over else self._table.mark_secondary)(message.tenant, message.keys)
         session.reply(header.request_id, Ok())
 
     def _drain(self, session: Session, header: FrameHeader, message: SetDraining) -> None:

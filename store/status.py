@@ -129,6 +129,7 @@ class NodeStatus:
             "spares": len(self._table.lowest.replicated_victims),
             "secondary_blocks": self._table.secondary_blocks,
             "secondary_bytes": self._table.secondary_bytes,
+            "primary_again": self._table.primary_again,
             "local_reads": self._table.events.local_reads,
             "remote_reads": self._table.events.remote_reads,
             "reuse_exchanges": self._table.shared_reuse.exchanges,

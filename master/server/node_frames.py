@@ -195,14 +195,16 @@ class NodeFrames:
         self._copy_home_soon(session.reactor)
 
     def copy_home(self, now_ns: int) -> None:
-        """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes."""
+        """Order copies of blocks that nearly full nodes have committed, and name the secondary copies to their nodes, and
+        those that are primary again."""
         home_copies = self._directory.home_copies
         for tenant, keys, node_id, source_node_id in home_copies.step(now_ns):
             self.replicate(tenant, keys, node_id=node_id, source_node_id=source_node_id, reason=COPY_HOME)
-        for node_id, tenant, keys in home_copies.take_secondary():
-            for begin in range(0, len(keys), MAX_BATCH):
-                message = MarkSecondary(self._master_epoch, tenant, keys[begin : begin + MAX_BATCH])
-                self._connections.notify(node_id, message, Ok, lambda _is_done: None)
+        for is_over, marks in enumerate((home_copies.take_secondary(), home_copies.take_primary())):
+            for node_id, tenant, keys in marks:
+                for begin in range(0, len(keys), MAX_BATCH):
+                    message = MarkSecondary(self._master_epoch, tenant, keys[begin : begin + MAX_BATCH], is_over)
+                    self._connections.notify(node_id, message, Ok, lambda _is_done: None)
         self._counters["home_copies"], self._counters["home_copied_bytes"] = home_copies.copied_blocks, home_copies.copied_bytes
         for reason, blocks in home_copies.skipped_blocks.items():
             self._counters[f"home_copies_skipped_{reason}"] = blocks

@@ -143,7 +143,7 @@ class EvictionOrder:
             members.policy.expect_reuse(block.key, after_s)
 
     def unmark_secondary(self, block: Block, group: int) -> None:
-        """The copy here is the last one of its node."""
+        """The copy here is the last one of its node, or the only one of the block's home and this node."""
         if (members := self._groups.get(group)) is not None:
             members.secondary.pop(block.key, None)
 

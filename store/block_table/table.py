@@ -135,6 +135,8 @@ class BlockTable:
         """Blocks that became secondary copies since the start, because their home fetched one; `secondary_bytes` are
         their bytes."""
         self.secondary_bytes = 0
+        self.primary_again = 0
+        """Of these, blocks whose copy at the home left first."""
         self.retired = RetiredBlocks(self._visible, self._levels)
         self._block_limit = BlockLimit(
             self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.evictor, max_blocks=max_blocks
@@ -325,6 +327,18 @@ class BlockTable:
                 block.is_secondary = True
             for index in block.tiers():
                 self._levels[index].order.mark_secondary(block, block.group_in(index))
+
+    def mark_primary(self, tenant: str, keys: Sequence[bytes]) -> None:
+        """Undo `mark_secondary`: the home holds no copy any more. Blocks that are not secondary are skipped."""
+        for key in keys:
+            block = self._visible.find(tenant, key)
+            if block is None or not block.is_secondary:
+                continue
+            self.primary_again += 1
+            block.is_secondary = False
+            for index in block.tiers():
+                if index != NVME or not block.is_also_outside(NVME):  # below a promoted copy it stays secondary
+                    self._levels[index].order.unmark_secondary(block, block.group_in(index))
 
     def retain(self, tenant: str, blocks: Sequence[Block], hint: Hint, reuse_ms: int, now_ns: int) -> None:
         """Apply a retention hint to visible blocks of the tenant. `reuse_ms`: time until they are expected to be read,

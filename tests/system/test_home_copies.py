@@ -81,6 +81,24 @@ def test_full_nodes_share_the_blocks_of_one_writer(pool: System) -> None:
 
 
 @pytest.mark.promise("last-replica-last")
+def test_copies_are_primary_again_when_their_home_dies(pool: System) -> None:
+    """Then n0 evicts the blocks that were read longest ago, not these."""
+    pool.start_node("n1", "--dram", "32MiB")
+    with tied(pool, "n0") as client:
+        put(client, KEYS[: DRAM_BLOCKS * 7 // 8])
+        put_slowly(pool, client, KEYS[DRAM_BLOCKS * 7 // 8 : DRAM_BLOCKS - 1])
+        pool.await_settled()
+        moved = [key for key, places in zip(KEYS, client.locate(KEYS[: DRAM_BLOCKS - 1]), strict=False) if len(places) == 2]
+        assert moved
+        pool.nodes["n1"].kill()
+        until(lambda: pool.node_status("n0").counters["primary_again"] == len(moved), "n0 is told", every_s=STATUS_POLL_S)
+        put(client, KEYS[DRAM_BLOCKS : DRAM_BLOCKS + len(moved)])
+        pool.await_settled("n0")
+        assert client.get_batch(moved) == values(moved)
+        assert client.exists_batch(KEYS[: len(moved) - 1]) == [False] * (len(moved) - 1)
+
+
+@pytest.mark.promise("last-replica-last")
 def test_rate_zero_evicts_despite_space_elsewhere(tmp_path: Path) -> None:
     with System(tmp_path) as system:
         system.start_master(0, "--home-copy-rate", "0")

@@ -10,6 +10,9 @@ While any node has free space, a block does not stay at a nearly full one. If th
 copy and evicts as for a put. Then the writer's copy is *secondary*, and is evicted first.
 So the home's eviction policy decides when a block leaves the cluster, and a victim moves at most once.
 
+If the copy at the home is gone first (evicted, or the home died or is drained), the writer's copy is primary again.
+The home reports an eviction. After the loss of a node, `step` checks all secondary copies, some at a time.
+
 Rendezvous hashing sends a prompt that was evicted and is stored again to its former home, which remembers it.
 Source: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, IEEE/ACM Transactions on Networking
 1998; weights as in Schindelhauer and Schomaker, Weighted Distributed Hash Tables, SPAA 2005."""
@@ -31,7 +34,7 @@ from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement.copies import CHECK_COST, CopyBatcher, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.placement import ramp
 from kvstore.master.directory.placement.replication import ReplicaPlanner
-from kvstore.protocol.catalog_messages import EVENT_COMMIT, PHASE_STREAM, Publish
+from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, PHASE_STREAM, Publish
 from kvstore.protocol.node_states import ALIVE
 
 
@@ -60,6 +63,8 @@ CHECKED_SECONDARY: Final = 64
 SKIPPED: Final = ("queue", "gone", "space", "failed")
 """Why a block has no home copy: MAX_QUEUED blocks waited; it had left the writer's node before its turn, as blocks do
 beyond `bytes_per_s`; its home had no space, or refused a copy lately; the copy did not arrive."""
+CHECKED_AFTER_LOSS: Final = 2048
+"""The same after a node left or restarted, until all have been checked. About 3 ms."""
 _ANY_FREE_SHARE: Final = -1.0
 """Receivers evict for home copies; a node's capacity bounds what is under way to it."""
 _MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -71,6 +76,7 @@ class HomeNodes:
     def __init__(self, nodes: Sequence[NodeMember], *, slow_start_ns: int, now_ns: int) -> None:
         accepting = [node for node in nodes if node.takes_blocks and node.state == ALIVE and node.capacity_bytes]
         self.ids = {node.node_id: at for at, node in enumerate(accepting)}
+        self.registrations = {(node.node_id, node.epoch) for node in accepting}
         self._free = [node.node_id for node in accepting if not is_short(node)]
         self._of = [node.node_id for node in accepting]
         self._salts: npt.NDArray[np.uint64] = np.array([xxhash.xxh3_64_intdigest(node.info.name.encode()) for node in accepting], np.uint64)
@@ -145,6 +151,10 @@ class HomeCopies:
         self._queued = 0
         self._under_way: dict[tuple[str, bytes], HomeCopy] = {}
         self._arrived: dict[tuple[int, str], list[bytes]] = {}
+        self._returned: dict[tuple[int, str], list[bytes]] = {}
+        """Copies that are primary again, as `_arrived`."""
+        self._checks_due = 0
+        """Secondary copies that were known when a node left, and are not checked yet."""
         self.copied_blocks = 0
         """Since this master owns the catalog, as `copied_bytes` and those below."""
         self.copied_bytes = 0
@@ -179,11 +189,15 @@ class HomeCopies:
     @property
     def is_pending(self) -> bool:
         """True if a step has something to do: blocks wait, or copies are under way."""
-        return bool(self._queue or self._under_way)
+        return bool(self._queue or self._under_way or self._returned)
 
     def published(self, node_id: int, message: Publish) -> None:
-        """As `committed`, for the commits among the events of a node."""
-        if message.phase != PHASE_STREAM or EVENT_COMMIT not in message.kinds:
+        """As `committed`, for the commits among the events of a node. Also note copies that have left the node."""
+        if message.phase != PHASE_STREAM:
+            return
+        if self.secondary and EVENT_REMOVED in message.kinds:
+            self._removed(node_id, message)
+        if EVENT_COMMIT not in message.kinds:
             return
         commits: dict[int, tuple[list[bytes], list[int]]] = {}
         for key, kind, tenant, size_bytes in zip(message.keys, message.kinds, message.tenant_indexes, message.sizes, strict=True):
@@ -199,8 +213,10 @@ class HomeCopies:
         if not self._bytes_per_s:
             return []
         if self._refreshed_ns is None or now_ns >= self._refreshed_ns + REFRESH_NS:
-            self._nodes = HomeNodes(self._members.live(), slow_start_ns=self._slow_start_ns, now_ns=now_ns)
+            former, self._nodes = self._nodes, HomeNodes(self._members.live(), slow_start_ns=self._slow_start_ns, now_ns=now_ns)
             self._refreshed_ns = now_ns
+            if former.registrations - self._nodes.registrations:
+                self._checks_due = len(self.secondary)
         self._left_bytes = min(self._bytes_per_s, self._left_bytes + self._bytes_per_s * (now_ns - self._stepped_ns) / 1e9)
         self._stepped_ns = now_ns
         for block_id in self._batcher.begin(now_ns):
@@ -219,6 +235,11 @@ class HomeCopies:
         """Return and clear (node id, tenant, keys) of copies that are secondary since the last call."""
         arrived, self._arrived = self._arrived, {}
         return [(node_id, tenant, keys) for (node_id, tenant), keys in arrived.items()]
+
+    def take_primary(self) -> list[tuple[int, str, list[bytes]]]:
+        """As `take_secondary`, of copies that are secondary no more: their home has none."""
+        returned, self._returned = self._returned, {}
+        return [(node_id, tenant, keys) for (node_id, tenant), keys in returned.items()]
 
     def _is_limited(self, checked: int) -> bool:
         return self._batcher.is_busy or self._left_bytes <= 0 or checked * CHECK_COST >= self._batcher.pace.rows
@@ -300,14 +321,32 @@ class HomeCopies:
         self.skipped_blocks[reason] += blocks
         self.skipped_at[node_id] += blocks
 
+    def _removed(self, node_id: int, message: Publish) -> None:
+        """The node has dropped blocks."""
+        for key, kind, tenant in zip(message.keys, message.kinds, message.tenant_indexes, strict=True):
+            if kind != EVENT_REMOVED:
+                continue
+            block_id = message.tenants[tenant], key
+            copy = self.secondary.get(block_id)
+            if copy is not None and node_id in copy:
+                del self.secondary[block_id]
+                if node_id == copy.node_id:
+                    self._returned.setdefault((copy.source_node_id, block_id[0]), []).append(key)
+
     def _drop_stale(self) -> None:
-        """Drop secondary copies that are gone at their home or at their source."""
-        for _ in range(min(CHECKED_SECONDARY, len(self.secondary))):
+        """Drop secondary copies that are gone at their source, and those whose home is lost: these are primary again."""
+        count = min(CHECKED_AFTER_LOSS if self._checks_due else CHECKED_SECONDARY, len(self.secondary))
+        self._checks_due = max(0, self._checks_due - count)
+        for _ in range(count):
             block_id, copy = self.secondary.popitem(last=False)
             owner = self._tenants.get(block_id[0])
             holders = dict(self._rows.pairs(owner.rows.get(block_id[1], NO_ROW))) if owner is not None else {}
-            if {copy.node_id, copy.source_node_id} <= holders.keys():
+            if copy.source_node_id not in holders:
+                continue
+            if copy.node_id in holders and copy.node_id in self._nodes.ids:
                 self.secondary[block_id] = copy  # to the end of the queue
+            else:
+                self._returned.setdefault((copy.source_node_id, block_id[0]), []).append(block_id[1])
 
 
 def is_short(node: NodeMember) -> bool:

@@ -213,6 +213,34 @@ def test_secondary_copies_are_dropped_instead_of_demoted(make_store: MakeStore) 
     assert store.table.evictor.take_moves() == []
 
 
+def test_copies_that_are_primary_again_keep_their_value(make_store: MakeStore) -> None:
+    store = make_store(400, slab_bytes=400)
+    for name in "abcd":
+        store.put(name)
+    store.table.mark_secondary("red", [b"c", b"d"])
+    store.table.mark_primary("red", [b"d", b"a", b"absent"])
+    store.table.mark_primary("blue", [b"c"])
+    assert store.table.primary_again == 1
+    for name in "ef":
+        store.put(name)
+    assert store.names() == "bdef", "c is secondary, then a was read longest ago"
+
+
+def test_a_copy_below_a_promoted_one_stays_secondary(make_store: MakeStore) -> None:
+    store = make_store(400, nvme_bytes=400, slab_bytes=400)
+    block = store.put("a")
+    store.table.evictor.evict(block, store.table._ingest_tier)
+    store.settle()
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
+    nvme = store.table._levels[NVME].order
+    store.table.mark_secondary("red", [b"a"])
+    store.table.mark_primary("red", [b"a"])
+    assert nvme.early_victim(block.group_in(NVME), lambda _block: True) is block
+    assert store.table._ingest_tier.order.early_victim(block.group_in(DRAM), lambda _block: True) is None
+
+
 def test_secondary_copies_in_use_stay(make_store: MakeStore) -> None:
     store = make_store(300, slab_bytes=300)
     first, second = store.put("a"), store.put("b")

@@ -92,22 +92,7 @@ def test_a_writers_replicas_are_not_secondary(cluster: Cluster) -> None:
 def test_published_commits_are_copied_home(cluster: Cluster) -> None:
     cluster.node("two", "y")
     cluster.step(REFRESH_NS)
-    events = Publish(
-        epoch=cluster.one.epoch,
-        phase=PHASE_STREAM,
-        tenants=[TENANT],
-        namespaces=[""],
-        keys=[b"a", b"b"],
-        kinds=bytes((EVENT_COMMIT, EVENT_REMOVED)),
-        tenant_indexes=[0, 0],
-        namespace_indexes=[0, 0],
-        sizes=[SIZE, SIZE],
-        checksums=[0, 0],
-        generations=[1, 2],
-        tiers=b"\2\2",
-        parents=[b"", b""],
-    )
-    cluster.homes.published(cluster.one.node_id, events)
+    cluster.homes.published(cluster.one.node_id, events(cluster.one, b"a", b"b"))
     assert [order.keys for order in cluster.step()] == [[b"a"]]
 
 
@@ -270,6 +255,61 @@ def test_secondary_copies_are_known_while_both_exist(cluster: Cluster, monkeypat
     cluster.gone(two, b"c")
     cluster.step()
     assert list(cluster.homes.secondary) == [(TENANT, b"a")]
+
+
+def events(node: NodeMember, *keys: bytes) -> Publish:
+    """The node has committed the first of these blocks and dropped the others."""
+    count = len(keys)
+    return Publish(
+        epoch=node.epoch,
+        phase=PHASE_STREAM,
+        tenants=[TENANT],
+        namespaces=[""],
+        keys=list(keys),
+        kinds=bytes([EVENT_COMMIT] + [EVENT_REMOVED] * (count - 1)),
+        tenant_indexes=[0] * count,
+        namespace_indexes=[0] * count,
+        sizes=[SIZE] * count,
+        checksums=[0] * count,
+        generations=[1 + KEYS.index(key) for key in keys],
+        tiers=b"\2" * count,
+        parents=[b""] * count,
+    )
+
+
+@pytest.mark.promise("last-replica-last")
+@pytest.mark.usefixtures("empty_two")
+def test_the_source_is_primary_again_once_its_home_evicts(cluster: Cluster) -> None:
+    two = cluster.node("two", "y")
+    cluster.move()
+    cluster.homes.published(two.node_id, events(two, b"a", b"b"))
+    cluster.homes.published(cluster.one.node_id, events(cluster.one, b"a", b"c"))
+    assert cluster.homes.take_primary() == [(cluster.one.node_id, TENANT, [b"b"])], "its copy of c is gone"
+    assert cluster.homes.take_primary() == []
+    assert list(cluster.homes.secondary) == [(TENANT, b"a")]
+
+
+@pytest.mark.promise("last-replica-last")
+@pytest.mark.usefixtures("empty_two")
+@pytest.mark.parametrize("how", ["dies", "is drained", "restarts"])
+def test_the_source_is_primary_again_once_its_home_is_lost(how: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECKED_SECONDARY", 0)
+    monkeypatch.setattr(module, "CHECKED_AFTER_LOSS", 2)
+    two = cluster.node("two", "y")
+    cluster.move()
+    cluster.step(REFRESH_NS)
+    assert cluster.homes.take_primary() == [], "nothing has happened"
+    if how == "is drained":
+        cluster.master.commit(cluster.master.directory.drains.begin("two", "peers"))
+    else:
+        die(cluster.master, two)
+    if how == "restarts":
+        cluster.node("two", "y", instance=2)
+    cluster.step(REFRESH_NS)
+    assert cluster.homes.take_primary() == [(cluster.one.node_id, TENANT, KEYS[:2])]
+    cluster.step()
+    assert cluster.homes.take_primary() == [(cluster.one.node_id, TENANT, KEYS[2:])]
+    assert not cluster.homes.secondary
 
 
 def _nodes(*free: float) -> HomeNodes:
