@@ -403,6 +403,7 @@ class NodeService:
     def link_up(self, link: Session, epoch: int, partition: int = 0) -> None:
         """Accept commands of the partition's master over `link`, under this registration epoch."""
         self.links[partition], self._epochs[partition] = link, epoch
+        self._table.forget_secondary(lambda key: self._partition_map.of(key) == partition)
         self._unconfirmed_pins[partition] = {name for name in self._pinned if self._partition_map.of(name[1]) == partition}
         self._drainer.drain(DRAIN_OFF, partition)  # a former master's drain ends; this one repeats its own
 

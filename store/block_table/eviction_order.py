@@ -130,6 +130,10 @@ class EvictionOrder:
         if members is not None and block.key in members.policy:
             members.secondary[block.key] = None
 
+    def secondary_copies(self) -> list[tuple[str, list[bytes]]]:
+        """Return the keys of secondary copies of each group, with its tenant."""
+        return [(members.tenant, list(members.secondary)) for members in self._groups.values() if members.secondary]
+
     def set_priority(self, block: Block, group: int, priority: int) -> None:
         """Pass the priority of a block of the group to its policy."""
         self._families.flush_touches()

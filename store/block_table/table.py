@@ -12,9 +12,11 @@ node's loop.
 A block is visible from `commit` until it is dropped. A key has at most one visible block and at most one open put.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_MOVED, EVENT_REMOVED
 from kvstore.protocol.errors import InvalidArgument, KVStoreError
@@ -47,6 +49,8 @@ _DRAM_IN_USE = IN_USE[DRAM]
 STAGED_SHARE = 16
 """At most 1/16 of DRAM holds values staged for single readers, or dropped while read. So a scan of cold blocks
 displaces few hot ones."""
+FORGOTTEN_AT_ONCE = 2048
+"""Secondary copies whose marks one `expire` undoes: about 3 ms."""
 READ_EVENT_BLOCKS = 256
 """Blocks per read event of local reads, so that answers to recorders are about full."""
 
@@ -136,7 +140,9 @@ class BlockTable:
         their bytes."""
         self.secondary_bytes = 0
         self.primary_again = 0
-        """Of these, blocks whose copy at the home left first."""
+        """Of these, blocks that are no longer marked: the copy at the home left first, or a link to a master was lost."""
+        self._forgetting: deque[tuple[Callable[[bytes], bool], Iterator[tuple[str, bytes]]]] = deque()
+        """Secondary copies whose marks are to end: a filter of keys, and (tenant, key) of those left."""
         self.retired = RetiredBlocks(self._visible, self._levels)
         self._block_limit = BlockLimit(
             self._visible, self.puts, self._levels, self.quotas, self.copies.drop, self.evictor, max_blocks=max_blocks
@@ -272,6 +278,7 @@ class BlockTable:
         self.ahead.expire(now_ns=now_ns)
         self.prefetched.check(now_ns)
         self.retention.step(now_ns)
+        self._forget_secondary()
         self._families.flush_touches()
         return self._ended.expire(now_ns=now_ns)
 
@@ -339,6 +346,23 @@ class BlockTable:
             for index in block.tiers():
                 if index != NVME or not block.is_also_outside(NVME):  # below a promoted copy it stays secondary
                     self._levels[index].order.unmark_secondary(block, block.group_in(index))
+
+    def forget_secondary(self, is_of: Callable[[bytes], bool]) -> None:
+        """Undo `mark_secondary` of all blocks with such keys, some in each `expire`: their master may have lost their homes,
+        or a message about them."""
+        found = [of for level in self._levels.values() for of in level.order.secondary_copies()]
+        if found:
+            self._forgetting.append((is_of, ((tenant, key) for tenant, keys in found for key in keys)))
+
+    def _forget_secondary(self) -> None:
+        if self._forgetting:
+            is_of, marks = self._forgetting[0]
+            part = list(islice(marks, FORGOTTEN_AT_ONCE))
+            for tenant, key in part:
+                if is_of(key):
+                    self.mark_primary(tenant, [key])
+            if not part:
+                self._forgetting.popleft()
 
     def retain(self, tenant: str, blocks: Sequence[Block], hint: Hint, reuse_ms: int, now_ns: int) -> None:
         """Apply a retention hint to visible blocks of the tenant. `reuse_ms`: time until they are expected to be read,

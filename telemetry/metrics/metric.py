@@ -127,7 +127,7 @@ NODE: Final = (
     ),
     Metric("kvstore_node_secondary_blocks", C, "Blocks that another node, their home, fetched; their copies here are evicted first."),
     Metric("kvstore_node_secondary_bytes", C, "Their bytes."),
-    Metric("kvstore_node_primary_again", C, "Of these, blocks whose copy at the home left before the one here."),
+    Metric("kvstore_node_primary_again", C, "Secondary copies that are primary again, since the home has no copy."),
     Metric("kvstore_node_local_reads", C, "Blocks given to clients of the node's host."),
     Metric("kvstore_node_remote_reads", C, "Blocks given to clients of other hosts."),
     Metric("kvstore_node_reuse_exchanges", C, "Answers with what other nodes' eviction policies have learned of reuse."),

@@ -107,6 +107,8 @@ def _places(cluster: Cluster, partition: int, directory: Directory) -> Iterator[
         if told != there:
             kind = "a stale location" if told.keys() - there.keys() else "a block that nobody finds"
             yield kind, f"{tenant}/{key.hex()}: the directory says {told}, nodes have {there}"
+        if len(blocks) == 1 and any(block.is_secondary for block in blocks.values()):
+            yield "a secondary copy without a home", f"{tenant}/{key.hex()}: at {list(blocks)} alone"
         if len(set(there.values())) > 1:
             yield "two versions at once", f"{tenant}/{key.hex()}: {there}"
         record = cluster.record(tenant, key)

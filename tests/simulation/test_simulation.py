@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from kvstore.master.directory.placement.home_copies import HomeCopies
 from tests.simulation.__main__ import first_kind, main
+from tests.simulation.cluster import Shape
 from tests.simulation.run import run_schedule
-from tests.simulation.schedule import Schedule, make_schedule
+from tests.simulation.schedule import Schedule, Step, make_schedule
 from tests.simulation.seeded_bugs import BUGS
 from tests.simulation.shrinking import shrink
 
@@ -70,6 +73,16 @@ def test_a_seed_is_the_same_history_in_every_process() -> None:
 def test_a_schedule_is_the_same_again_from_its_text() -> None:
     schedule = make_schedule(3)
     assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+def test_no_copy_stays_secondary_once_its_home_dies() -> None:
+    """node-1, which has the copies of what node-0 took when it was nearly full, dies; then node-0 is to evict by value again."""
+    puts = tuple(Step(300.0 * number, "put", (0, "red", str(number), "node", 2500)) for number in range(12))
+    shape = Shape(masters=1, nodes=2, clients=1, dram_bytes=24 << 10)
+    schedule = Schedule(1, shape, (*puts, Step(300.0 * len(puts) + 1000, "kill_node", (1, 500))))
+    assert run_schedule(schedule).findings == ()
+    with patch.object(HomeCopies, "take_primary", lambda _self: []):  # else the test shows nothing
+        assert [finding.kind for finding in run_schedule(schedule).findings] == ["a secondary copy without a home"]
 
 
 def finding_schedule() -> Schedule:
