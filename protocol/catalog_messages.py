@@ -10,6 +10,7 @@ from kvstore.protocol.message import (
     Keys,
     Message,
     Parents,
+    Rest,
     Text,
     Texts,
     U8s,
@@ -34,6 +35,8 @@ class Publish(Message):
     `epoch` is the registration's. `phase` marks a full resync: SYNC_BEGIN, SYNC ..., SYNC_END; blocks that were not
     listed by then are removed. Columns by event: kind, key, index into `tenants` and `namespaces`, size, checksum,
     generation, tier mask, parent ("" for none).
+
+    `prompts`: with several partitions, PROMPT_BYTES for each event; blocks with equal ones are to have one home node.
     """
 
     TYPE = 30
@@ -50,6 +53,7 @@ class Publish(Message):
     generations: U64s
     tiers: U8s
     parents: Parents
+    prompts: Rest = b""
 
 
 @message
@@ -117,11 +121,11 @@ class CommitBlocks(Message):
     - PRESENT without one: the directory has another version, and the node drops its own.
     - BUSY: the node sends the block again.
 
-    `epoch` is the registration's.
+    `epoch` is the registration's. `prompts` is as in Publish.
     """
 
     TYPE = 33
-    WIRE = ("epoch", "acknowledged", "tenant", "namespace", "keys", "sizes", "checksums", "parents")
+    WIRE = ("epoch", "acknowledged", "tenant", "namespace", "keys", "sizes", "checksums", "parents", "prompts")
     epoch: U64
     tenant: Text
     namespace: Text
@@ -130,6 +134,7 @@ class CommitBlocks(Message):
     checksums: U64s
     parents: Parents
     acknowledged: U8 = 0
+    prompts: Rest = b""
 
 
 @message

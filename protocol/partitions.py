@@ -15,6 +15,10 @@ from kvstore.protocol.errors import InvalidArgument
 SHARDS: Final = 64
 """Shards of the key space, and of a newly created catalog."""
 MAX_PARTITIONS: Final = SHARDS
+SHARED_CHILDREN: Final = 4
+"""A block with this many children ends a shared prefix: prompts behind it have home nodes of their own."""
+PROMPT_BYTES: Final = 8
+"""Bytes of a prompt's group in a commit."""
 METADATA: Final = "kvstore-partition"
 """Metadata key of a gRPC call for its partition."""
 

@@ -202,6 +202,7 @@ class Storage:
                 later=(lambda callback: self._reactor.call_later(interval_s, callback)) if interval_s else None,
                 soon=self._reactor.call_soon,
                 compare_from_blocks=settings.compare_from_blocks,
+                prompts=lambda blocks: self.table.prompts.of(blocks),
             ),
         )
         capacities = {index: tier.capacity_bytes for index, tier in self._tiers.items()}

@@ -36,6 +36,7 @@ from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, U
 from kvstore.protocol.frames import MAX_BATCH, MAX_VALUE_BYTES, FrameHeader
 from kvstore.protocol.master_messages import ReserveReply
 from kvstore.protocol.message import BUSY, GRANTED, TIER_BITS, Ints
+from kvstore.protocol.partitions import PROMPT_BYTES
 from kvstore.protocol.session_messages import Flags, Hello, Ok
 from kvstore.rpc.reactor import Reactor
 from kvstore.rpc.server.session import Session
@@ -97,6 +98,7 @@ class NodeFrames:
         """Responds when durable. Publishes without operations are queued too: a response means that all before it is
         durable."""
         peer = _node(session, "publish")
+        _check_prompts(message)
         if message.phase in (PHASE_SYNC_BEGIN, PHASE_SYNC_END):
             self._comparisons.end(peer.node_id)
         if message.phase == PHASE_SYNC_BEGIN and self._tickets is not None:
@@ -130,6 +132,7 @@ class NodeFrames:
         """Reserve and publish in one. Responds when the granted blocks are durable and visible."""
         peer = _node(session, "commit blocks")
         node = self._directory.members.check(peer.node_id, message.epoch)
+        _check_prompts(message)
         _trace_blocks(session, header, message)
         if not message.acknowledged:
             _check_sizes(message.sizes)
@@ -141,7 +144,7 @@ class NodeFrames:
         if not message.acknowledged:
             node.reserved_bytes += sum(publish.sizes)  # until its next heartbeat counts them
         self._counters["published"] += len(publish.keys)
-        self._directory.home_copies.committed(peer.node_id, message.tenant, publish.keys, sum(publish.sizes))
+        self._directory.home_copies.committed(peer.node_id, message.tenant, publish.keys, sum(publish.sizes), publish.prompts)
         self._copy_home_soon(session.reactor)
 
         def answer() -> None:
@@ -326,7 +329,7 @@ def _all_busy(count: int) -> ReserveReply:
 def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
     """Return the commits of the granted blocks of a commit request."""
     if grants.statuses.count(GRANTED) == len(claim.keys):  # usual
-        return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents)
+        return _commits(claim, claim.keys, claim.sizes, claim.checksums, grants.generations, claim.parents, claim.prompts)
     granted = [at for at, generation in enumerate(grants.generations) if generation]
     return _commits(
         claim,
@@ -335,10 +338,20 @@ def _as_publish(claim: CommitBlocks, grants: ReserveReply) -> Publish:
         [claim.checksums[at] for at in granted],
         [grants.generations[at] for at in granted],
         [claim.parents[at] for at in granted],
+        b"".join([claim.prompts[at * PROMPT_BYTES : (at + 1) * PROMPT_BYTES] for at in granted]),
     )
 
 
-def _commits(claim: CommitBlocks, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes]) -> Publish:
+def _check_prompts(message: Publish | CommitBlocks) -> None:
+    if len(message.prompts) not in (0, PROMPT_BYTES * len(message.keys)):
+        raise InvalidArgument(
+            f"{len(message.prompts)} bytes name the prompts of {len(message.keys)} blocks: {PROMPT_BYTES} for each, or none"
+        )
+
+
+def _commits(
+    claim: CommitBlocks, keys: list[bytes], sizes: Ints, checksums: Ints, generations: Ints, parents: list[bytes], prompts: bytes
+) -> Publish:
     """Return a Publish of blocks in the requesting node's DRAM."""
     count = len(keys)
     return Publish(
@@ -355,4 +368,5 @@ def _commits(claim: CommitBlocks, keys: list[bytes], sizes: Ints, checksums: Int
         generations=generations,
         tiers=bytes((TIER_BITS["dram"],)) * count,
         parents=parents,
+        prompts=prompts,
     )

@@ -33,6 +33,7 @@ from kvstore.store.block_table.open_puts import EndedPuts, OpenBatch, OpenPut, O
 from kvstore.store.block_table.partition_map import PartitionMap
 from kvstore.store.block_table.policy_families import PolicyFamilies
 from kvstore.store.block_table.prefetched_blocks import PrefetchedBlocks
+from kvstore.store.block_table.prompt_groups import PromptGroups
 from kvstore.store.block_table.quotas import BlockLimit, BlockQuotas, most_blocks, most_remembered, table_bytes
 from kvstore.store.block_table.retention import Hint, RetentionHints
 from kvstore.store.block_table.retired_blocks import RetiredBlocks
@@ -135,6 +136,7 @@ class BlockTable:
         """Open puts."""
         self.quotas = BlockQuotas(self._visible, self.puts, self._levels, self.holds)
         self.reads = NamespaceReads()
+        self.prompts = PromptGroups(self._visible.find, partition_map)
         self.secondary_blocks = 0
         """Blocks that became secondary copies since the start, because their home fetched one; `secondary_bytes` are
         their bytes."""

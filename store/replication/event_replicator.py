@@ -92,15 +92,18 @@ class EventReplicator:
         later: Callable[[Callable[[], None]], object] | None = None,
         soon: Soon | None = None,
         compare_from_blocks: int = 1,
+        prompts: Callable[[Iterable[Block]], bytes] | None = None,
     ) -> None:
         """Create a replicator without a link.
 
         - `parts` iterates over the blocks of the inventory, in parts. The table may change between two parts.
         - `later` schedules its argument after the batching delay. None: events are sent at once.
         - `soon` schedules its argument in a later loop iteration. None: inventories are always sent in full.
+        - `prompts` returns the groups of committed blocks (prompt_groups.py).
         - `compare_from_blocks`: digests are compared only if the master knows at least this many blocks.
         """
         self._compare_from_blocks = compare_from_blocks
+        self._prompts = prompts
         self._soon = soon
         self._comparison: InventoryComparison | None = None
         """While it runs, the blocks to send are not known yet."""
@@ -358,7 +361,10 @@ class EventReplicator:
             self._advance()
             self.flush()
 
-        call_within_spans(self._take_causes(seq) if self._causes else (), self._send, _message(self._epoch, phase, events), answered)
+        message = _message(self._epoch, phase, events)
+        if self._prompts is not None and phase == PHASE_STREAM and EVENT_COMMIT in message.kinds:
+            message.prompts = self._prompts(event.block for event in events)
+        call_within_spans(self._take_causes(seq) if self._causes else (), self._send, message, answered)
 
     def _take_causes(self, seq: int) -> list[TraceSpan]:
         """Return the traced requests that wait for events up to `seq`, each once."""

@@ -179,6 +179,7 @@ class CommitBatcher:
             read(columns.checksums, rows).tolist(),
             [block.parent for block in blocks],
             acknowledged=1,
+            prompts=self._table.prompts.of(blocks),
         )
 
     def _settle(self, blocks: list[Block], reply: ReserveReply | KVStoreError) -> None:

@@ -169,6 +169,7 @@ class _PendingPut:
             [block.size_bytes for block in blocks],
             [self._frame.checksums[at] for at, _ in part],
             [block.parent for block in blocks],
+            prompts=self._table.prompts.of(blocks),
         )
 
     def decided(self, part: _Part, reply: ReserveReply | KVStoreError) -> None:
@@ -278,6 +279,7 @@ class CommitRequests:
         span = session.span(header.request_id)
         uncommitted = _PendingPut(self, self._table, self._replicators, frame, answer, span)
         parts = uncommitted.parts(self._partition_map)
+        self._table.prompts.of(put.block for put in frame.puts if put is not None)  # in order, before partitions part them
         for partition, part in parts.items():
             # Otherwise the master may count an evicted block as a replica. Sending may reveal that the link is lost.
             self._replicators[partition].send_evictions([put.block for _at, put in part])

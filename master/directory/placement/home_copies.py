@@ -13,6 +13,9 @@ So the home's eviction policy decides when a block leaves the cluster, and a vic
 If the copy at the home is gone first (evicted, or the home died or is drained), the writer's copy is primary again.
 The home reports an eviction. After the loss of a node, `step` checks all secondary copies, some at a time.
 
+With several partitions a master knows few parents. The node names with each block the group of its prompt, and all
+masters choose the home of the group, as far as their nodes' weights are equal (store/block_table/prompt_groups.py).
+
 Rendezvous hashing sends a prompt that was evicted and is stored again to its former home, which remembers it.
 Source: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates, IEEE/ACM Transactions on Networking
 1998; weights as in Schindelhauer and Schomaker, Weighted Distributed Hash Tables, SPAA 2005."""
@@ -36,6 +39,7 @@ from kvstore.master.directory.placement.placement import ramp
 from kvstore.master.directory.placement.replication import ReplicaPlanner
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, PHASE_STREAM, Publish
 from kvstore.protocol.node_states import ALIVE
+from kvstore.protocol.partitions import PROMPT_BYTES, SHARED_CHILDREN
 
 
 class HomeCopy(NamedTuple):
@@ -48,8 +52,6 @@ class HomeCopy(NamedTuple):
 SHORT_SHARE: Final = 0.1
 """A node is nearly full while less than this share of its tiers is free. Blocks committed meanwhile have a copy at
 home before the node is full."""
-SHARED_CHILDREN: Final = 4
-"""A block with this many children ends a shared prefix: prompts behind it have homes of their own."""
 FREE_WEIGHT: Final = 15.0
 """An empty node gets this much more of the new prompts than a full one, relative to its capacity."""
 REFRESH_NS: Final = 1_000_000_000
@@ -115,6 +117,8 @@ class _Committed(NamedTuple):
     node_id: int
     tenant: str
     keys: Sequence[bytes]
+    prompts: bytes = b""
+    """PROMPT_BYTES for each key, or none."""
     begin: int = 0
 
 
@@ -171,8 +175,9 @@ class HomeCopies:
         else:
             self._short.discard(node.node_id)
 
-    def committed(self, node_id: int, tenant: str, keys: Sequence[bytes], size_bytes: int) -> None:
-        """The node has committed these blocks, of `size_bytes` together, in the order of their prompts."""
+    def committed(self, node_id: int, tenant: str, keys: Sequence[bytes], size_bytes: int, prompts: bytes = b"") -> None:
+        """The node has committed these blocks, of `size_bytes` together, in the order of their prompts, which are named
+        by PROMPT_BYTES for each block, or not at all."""
         if node_id not in self._short:
             left = self._left_at[node_id] = self._left_at.get(node_id, 0.0) - size_bytes
             if left >= 0:
@@ -184,7 +189,7 @@ class HomeCopies:
             self._skip(node_id, "queue", len(keys))
             return
         self._queued += len(keys)
-        self._queue.append(_Committed(node_id, tenant, keys))
+        self._queue.append(_Committed(node_id, tenant, keys, prompts))
 
     @property
     def is_pending(self) -> bool:
@@ -199,14 +204,14 @@ class HomeCopies:
             self._removed(node_id, message)
         if EVENT_COMMIT not in message.kinds:
             return
-        commits: dict[int, tuple[list[bytes], list[int]]] = {}
-        for key, kind, tenant, size_bytes in zip(message.keys, message.kinds, message.tenant_indexes, message.sizes, strict=True):
+        commits: dict[int, list[int]] = {}
+        for at, (kind, tenant) in enumerate(zip(message.kinds, message.tenant_indexes, strict=True)):
             if kind == EVENT_COMMIT:
-                keys, sizes = commits.setdefault(tenant, ([], []))
-                keys.append(key)
-                sizes.append(size_bytes)
-        for tenant, (keys, sizes) in commits.items():
-            self.committed(node_id, message.tenants[tenant], keys, sum(sizes))
+                commits.setdefault(tenant, []).append(at)
+        for tenant, found in commits.items():
+            keys, size_bytes = [message.keys[at] for at in found], sum(message.sizes[at] for at in found)
+            prompts = b"".join([message.prompts[at * PROMPT_BYTES : (at + 1) * PROMPT_BYTES] for at in found])
+            self.committed(node_id, message.tenants[tenant], keys, size_bytes, prompts)
 
     def step(self, now_ns: int) -> list[CopyOrder]:
         """Order the next copies."""
@@ -247,7 +252,7 @@ class HomeCopies:
     def _order(self, committed: _Committed, homes: dict[int, int]) -> int:
         """Order copies of the blocks, within the limits; return the index of the first block left. `homes` are those
         of rows that were examined in this step."""
-        source, tenant, keys, begin = committed
+        source, tenant, keys, prompts, begin = committed
         owner = self._tenants.get(tenant)
         if owner is None or source not in self._nodes.ids:
             return len(keys)
@@ -268,9 +273,10 @@ class HomeCopies:
                 others = [node_id for node_id in holders if node_id != source and node_id in self._nodes.ids]
                 homes[row] = self._nodes.best_of(others or [source], keys[at])
                 continue
-            home = self._home(owner, row, source, homes)
+            prompt = prompts[at * PROMPT_BYTES : (at + 1) * PROMPT_BYTES]
+            home = self._nodes.choose(prompt) if prompt else self._home(owner, row, source, homes)
             if home == source:
-                home = self._nodes.instead(source, keys[at])
+                home = self._nodes.instead(source, prompt or keys[at])
             homes[row] = home
             size_bytes = self._rows.sizes[row]
             if home == source:

@@ -166,6 +166,27 @@ def test_a_prompt_goes_where_its_beginning_is(cluster: Cluster, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("empty_two")
+@pytest.mark.parametrize("is_published", [True, False])
+def test_blocks_with_a_named_prompt_go_to_its_home(is_published: bool, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HomeNodes, "choose", lambda _self, key: {b"prompt 1": 3}.get(key, 2))
+    cluster.node("two", "y")
+    three = cluster.node("three", "z")
+    cluster.step(REFRESH_NS)
+    if is_published:
+        message = events(cluster.one, b"b")
+        message.prompts = b"prompt 1"
+        cluster.homes.published(cluster.one.node_id, message)
+    else:
+        cluster.homes.committed(cluster.one.node_id, TENANT, [b"b"], SIZE, b"prompt 1")
+    assert [(order.node_id, order.keys) for order in cluster.step()] == [(three.node_id, [b"b"])]
+
+
+def test_masters_with_other_weights_mostly_agree() -> None:
+    keys = [b"prompt %d" % number for number in range(4000)]
+    one, other = _nodes(0.05, 0.02, 0.3, 0.08), _nodes(0.06, 0.02, 0.28, 0.08)
+    assert sum(one.choose(key) == other.choose(key) for key in keys) > 0.95 * len(keys)
+
+
 def test_a_prompt_that_begins_at_the_source_stays(cluster: Cluster) -> None:
     cluster.node("two", "y", tier=FULL)
     cluster.commit(b"b", b"c")
