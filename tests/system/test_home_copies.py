@@ -98,6 +98,29 @@ def test_copies_are_primary_again_when_their_home_dies(pool: System) -> None:
         assert client.exists_batch(KEYS[: len(moved) - 1]) == [False] * (len(moved) - 1)
 
 
+def test_masters_of_partitions_choose_one_home_for_a_prompt(tmp_path: Path) -> None:
+    prompts = [[b"prompt-%d-%d" % (number, block) for block in range(2 * AT_ONCE)] for number in range(6)]
+    with System(tmp_path) as system:
+        system.start_master(0, "--partitions", "4")
+        start_small(system, "n0")
+        for name in ("n1", "n2", "n3"):
+            system.start_node(name, "--dram", "1GiB")  # so large that their free shares, and weights, stay equal
+        with tied(system, "n0") as client:
+            put(client, KEYS[:DRAM_BLOCKS])
+            system.await_settled()
+            for keys in prompts:
+                for begin in range(0, len(keys), AT_ONCE):  # as two turns
+                    part = keys[begin : begin + AT_ONCE]
+                    parents = [keys[begin - 1] if begin else None, *part[:-1]]
+                    assert client.put_batch(part, values(part), parents=parents) == [True] * len(part)
+                    client.flush(deadline_s=DEADLINE_S)
+                    time.sleep(SETTLE_S)
+            system.await_settled()
+            homes = [{place.node for places in client.locate(keys) for place in places} - {"n0"} for keys in prompts]
+    assert all(len(home) == 1 for home in homes), homes
+    assert len(set.union(*homes)) > 1, "six prompts are not all at one"
+
+
 @pytest.mark.promise("last-replica-last")
 def test_rate_zero_evicts_despite_space_elsewhere(tmp_path: Path) -> None:
     with System(tmp_path) as system:
