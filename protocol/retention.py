@@ -65,7 +65,7 @@ def unpack_hints(hints: bytes) -> Iterator[CopiedHint]:
     """Decode the `hints` of ReadBlocksReply. Raises ProtocolError for a wrong length."""
     if len(hints) % _COPIED.size:
         raise ProtocolError(f"retention hints of {len(hints)} bytes: a row has {_COPIED.size}")
-    return _COPIED.iter_unpack(hints)  # type: ignore[return-value]
+    return _COPIED.iter_unpack(hints)
 
 
 def _check_seconds(name: str, value: float | None) -> None:

@@ -21,6 +21,7 @@ from kvstore.client import operations
 from kvstore.client.sync import Client
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import KVStoreError
+from kvstore.rpc.address import is_local_socket
 from tests.faults.beside import meanwhile
 from tests.faults.site import FILLER, FILLER_TOKEN, SERVERS, TENANT, TOKEN, Site, settled
 from tests.system.history import value_of, version_of
@@ -138,11 +139,14 @@ class Moves:
     # --- the load ---
 
     def _clients(self) -> Iterator[Client]:
-        site, options = self._site, {"deadline_s": self._site.deadline_s}
-        yield _patiently(lambda: Client(site.masters, tenant=TENANT, token=TOKEN, **options))
+        def made(tenant: str, token: str) -> Client:
+            return _patiently(lambda: Client(self._site.masters, tenant=tenant, token=token, deadline_s=self._site.deadline_s))
+
+        yield made(TENANT, TOKEN)
         with _far():
-            yield _patiently(lambda: Client(site.masters, tenant=TENANT, token=TOKEN, **options))
-        yield _patiently(lambda: Client(site.masters, tenant=FILLER, token=FILLER_TOKEN, **options))
+            reader = made(TENANT, TOKEN)
+        yield reader
+        yield made(FILLER, FILLER_TOKEN)
 
     def _begin(self, client: Client, filler: Client) -> None:
         """Put the pinned blocks, and fill the source until it is nearly full."""
@@ -316,7 +320,7 @@ def _patiently(call: Callable[[], T]) -> T:
 def _far() -> Iterator[None]:
     """A client made inside is on another host: it reaches nodes by TCP."""
     with _CONSTRUCTION:
-        former = operations.is_local_socket
+        former = is_local_socket
         setattr(operations, "is_local_socket", lambda _unix, _host_id: False)  # noqa: B010 - as in client.py
         try:
             yield
