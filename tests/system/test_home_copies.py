@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.sync import Client
+from kvstore.master.directory.placement.home_copies import REFRESH_NS
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 from tests.system.test_acks import tied
@@ -86,10 +87,13 @@ def test_copies_are_primary_again_when_their_home_dies(pool: System) -> None:
     pool.start_node("n1", "--dram", "32MiB")
     with tied(pool, "n0") as client:
         put(client, KEYS[: DRAM_BLOCKS * 7 // 8])
+        time.sleep(2 * REFRESH_NS / 1e9)  # until the master takes n1 for a home
         put_slowly(pool, client, KEYS[DRAM_BLOCKS * 7 // 8 : DRAM_BLOCKS - 1])
+        until(lambda: pool.status().counters["home_copies"] > 0, "blocks of the nearly full node are copied", every_s=STATUS_POLL_S)
         pool.await_settled()
+        until(lambda: pool.node_status("n0").counters["secondary_blocks"] > 0, "and marked", every_s=STATUS_POLL_S)
+        time.sleep(SETTLE_S)
         moved = [key for key, places in zip(KEYS, client.locate(KEYS[: DRAM_BLOCKS - 1]), strict=False) if len(places) == 2]
-        assert moved
         pool.nodes["n1"].kill()
         until(lambda: pool.node_status("n0").counters["primary_again"] == len(moved), "n0 is told", every_s=STATUS_POLL_S)
         put(client, KEYS[DRAM_BLOCKS : DRAM_BLOCKS + len(moved)])
@@ -108,6 +112,7 @@ def test_masters_of_partitions_choose_one_home_for_a_prompt(tmp_path: Path) -> N
         with tied(system, "n0") as client:
             put(client, KEYS[:DRAM_BLOCKS])
             system.await_settled()
+            time.sleep(2 * REFRESH_NS / 1e9)  # until the masters of all partitions take all nodes for homes
             for keys in prompts:
                 for begin in range(0, len(keys), AT_ONCE):  # as two turns
                     part = keys[begin : begin + AT_ONCE]
@@ -115,10 +120,14 @@ def test_masters_of_partitions_choose_one_home_for_a_prompt(tmp_path: Path) -> N
                     assert client.put_batch(part, values(part), parents=parents) == [True] * len(part)
                     client.flush(deadline_s=DEADLINE_S)
                     time.sleep(SETTLE_S)
-            system.await_settled()
-            homes = [{place.node for places in client.locate(keys) for place in places} - {"n0"} for keys in prompts]
-    assert all(len(home) == 1 for home in homes), homes
-    assert len(set.union(*homes)) > 1, "six prompts are not all at one"
+
+            def homes() -> list[set[str]]:
+                return [{place.node for places in client.locate(keys) for place in places} - {"n0"} for keys in prompts]
+
+            until(lambda: all(homes()), "each prompt is copied", every_s=STATUS_POLL_S)
+            found = homes()
+    assert all(len(home) == 1 for home in found), found
+    assert len(set.union(*found)) > 1, "six prompts are not all at one"
 
 
 @pytest.mark.promise("last-replica-last")
