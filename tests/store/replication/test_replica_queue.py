@@ -14,7 +14,7 @@ from kvstore.protocol.catalog_messages import COPY_HOME, COPY_REASONS, EVENT_COM
 from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, StaleEpoch, Unavailable
 from kvstore.protocol.message import BUSY
 from kvstore.protocol.node_messages import ReadBlocks
-from kvstore.protocol.session_messages import ROLE_NODE, Flags, Hello
+from kvstore.protocol.session_messages import ROLE_NODE, Failure, Flags, Hello
 from kvstore.rpc.address import socket_id
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.tracing import CALL, SampledCall
