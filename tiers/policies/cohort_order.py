@@ -52,13 +52,19 @@ class CohortOrder(Generic[K]):
         """By ring, its cohorts with their leaves, never none. Blocks stored alone consecutively are one leaf: their run."""
         self._occupied = 0
         """Bitmap of non-empty rings by rank; the lowest bit is the ring to evict from."""
+        self._offsets: list[int] = []
+        """Of the ring of each kind of leaves in use, from that of kind 0."""
+        self._next_ring: int | None = None
+        """That ring, once it is known."""
         self.rank(ranking)
 
     def rank(self, ranking: Ranking) -> None:
         """Order the rings."""
         self._rank, self._by_rank = ranking
-        self._kinds = 2 * max(1, len(self._rank) // LEVEL_RINGS)
+        levels = max(1, len(self._rank) // LEVEL_RINGS)
+        self._offsets = [level * LEVEL_RINGS + is_tip for level in range(levels) for is_tip in (0, 1)]
         self._occupied = self._bits()
+        self._next_ring = None
 
     def file(self, leaf: Any, cohort: Cohort[K], kind: int, *, in_front: bool = False) -> None:
         """Add a leaf of the cohort."""
@@ -70,7 +76,9 @@ class CohortOrder(Generic[K]):
         if leaves is None:
             if not cohorts:
                 self._occupied |= 1 << self._rank[ring]
+                self._next_ring = None
             leaves = cohorts[cohort] = OrderedDict()
+            cohort.filed += 1
         leaves[leaf] = None
         if in_front:
             leaves.move_to_end(leaf, last=False)
@@ -85,8 +93,20 @@ class CohortOrder(Generic[K]):
         del leaves[leaf]
         if not leaves:
             del cohorts[cohort]
+            cohort.filed -= 1
             if not cohorts:
                 self._occupied ^= 1 << self._rank[ring]
+                self._next_ring = None
+
+    def replace(self, leaf: Any, other: Any, cohort: Cohort[K], kind: int) -> None:
+        """Unfile a leaf, then file another in front of the same cohort, with the same kind of 0 or 1."""
+        cohorts = self._rings[(cohort.klass * BUCKETS + cohort.bucket) * 2 + kind]
+        leaves = cohorts[cohort]
+        del leaves[leaf]
+        if not leaves:
+            cohorts.move_to_end(cohort)  # as a cohort that is filed anew
+        leaves[other] = None
+        leaves.move_to_end(other, last=False)
 
     def last(self, cohort: Cohort[K], kind: int) -> Any:
         """Return the leaf that was filed last in the cohort, or None."""
@@ -96,30 +116,35 @@ class CohortOrder(Generic[K]):
     def leaves_of(self, cohort: Cohort[K]) -> list[K]:
         """Return the blocks filed in the cohort."""
         found: list[K] = []
-        for kind in range(self._kinds):
-            found += keys_in(self._rings[ring_of(cohort, cohort.bucket, kind)].get(cohort, ()))
+        first = ring_of(cohort, cohort.bucket, 0)
+        for offset in self._offsets:
+            found += keys_in(self._rings[first + offset].get(cohort, ()))
         return found
 
     def grow_older(self, cohort: Cohort[K], bucket: int) -> None:
         """Move the cohort's leaves before it passes into `bucket`."""
-        for kind in range(self._kinds):
-            ring = ring_of(cohort, cohort.bucket, kind)
-            cohorts = self._rings[ring]
-            leaves = cohorts.pop(cohort, None)
-            if leaves is None:
+        first, older = ring_of(cohort, cohort.bucket, 0), ring_of(cohort, bucket, 0)
+        rings, rank = self._rings, self._rank
+        for offset in self._offsets:
+            cohorts = rings.get(first + offset)
+            if not cohorts or cohort not in cohorts:
                 continue
+            leaves = cohorts.pop(cohort)
             if not cohorts:
-                self._occupied ^= 1 << self._rank[ring]
-            ring = ring_of(cohort, bucket, kind)
-            if not self._rings[ring]:
-                self._occupied |= 1 << self._rank[ring]
-            self._rings[ring][cohort] = leaves
+                self._occupied ^= 1 << rank[first + offset]
+            cohorts = rings[older + offset]
+            if not cohorts:
+                self._occupied |= 1 << rank[older + offset]
+            cohorts[cohort] = leaves
+        self._next_ring = None
 
     def first(self) -> K | None:
         """Return the leaf of least worth, or None."""
-        if not self._occupied:
-            return None
-        ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
+        ring = self._next_ring
+        if ring is None:
+            if not self._occupied:
+                return None
+            ring = self._next_ring = self._by_rank[(self._occupied & -self._occupied).bit_length() - 1]
         leaf = next(iter(next(iter(self._rings[ring].values()))))
         found: K = leaf.first() if isinstance(leaf, VisitRun) else leaf
         return found
@@ -144,10 +169,13 @@ class CohortOrder(Generic[K]):
                 assert ring == ring_of(cohort, cohort.bucket, kind)
                 filed.update(dict.fromkeys(keys_in(leaves), (cohort, kind)))
         assert self._occupied == self._bits()
+        assert self._next_ring in (None, self._by_rank[(self._occupied & -self._occupied).bit_length() - 1])
         return filed
 
     def _bits(self) -> int:
-        return sum(1 << self._rank[ring] for ring, cohorts in self._rings.items() if cohorts)
+        ranks = np.zeros(len(self._rank), np.bool_)
+        ranks[[self._rank[ring] for ring, cohorts in self._rings.items() if cohorts]] = True
+        return int.from_bytes(np.packbits(ranks, bitorder="little").tobytes(), "little")
 
 
 def ring_of(cohort: Cohort[K], bucket: int, kind: int) -> int:

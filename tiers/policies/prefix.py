@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any, Final
 
 from kvstore.tiers.policies.interface import EvictionPolicy, K, PolicyFamily, States
+from kvstore.tiers.policies.prefix_integrity import check_model
 from kvstore.tiers.policies.prefix_model import PrefixModel
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
 from kvstore.tiers.policies.visits import VisitRun
@@ -33,19 +34,20 @@ class PrefixFamily(PolicyFamily[K]):
     """The `prefix` policies of one tenant. `clock` gives monotonic seconds; only differences matter."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._model: PrefixModel[K] = PrefixModel(clock=clock)
 
     def use_states(self, states: States[K, Any]) -> None:
-        self._model.nodes = states
+        self._model = PrefixModel(nodes=states, clock=self._clock)
 
     def policy(self, tier: int) -> "PrefixPolicy[K]":
         return PrefixPolicy(self._model, tier)
 
     def reuse_statistics(self) -> ReuseStatistics:
-        return self._model.reuse_statistics()
+        return self._model.estimate.reuse_statistics()
 
     def use_statistics_of_others(self, statistics: ReuseStatistics) -> None:
-        self._model.use_statistics_of_others(statistics)
+        self._model.estimate.use_statistics_of_others(statistics)
 
 
 class PrefixPolicy(EvictionPolicy[K]):
@@ -129,10 +131,10 @@ class PrefixPolicy(EvictionPolicy[K]):
         return len(self.model.ghosts)
 
     def forget(self, count: int) -> None:
-        self.model.forget(count)
+        self.model.ghosts.forget(count)
 
     def close(self) -> int:
-        return len(self.model.ghosts) if self.model.close(self._place) else 0
+        return len(self.model.ghosts) if self.model.places.close(self._place) else 0
 
     def __len__(self) -> int:
         return self._place.count
@@ -142,4 +144,4 @@ class PrefixPolicy(EvictionPolicy[K]):
         return node is not None and self._place in node.places
 
     def check_integrity(self) -> None:
-        self.model.check_integrity()
+        check_model(self.model)

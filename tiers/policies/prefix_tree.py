@@ -16,8 +16,8 @@ FEW_CHILDREN: Final = 4
 Children = tuple[K, ...] | set[K]
 
 BELOW_BITS: Final = 20
-_SHIFTS: Final = (2 * BELOW_BITS, 0, BELOW_BITS)
-"""By tier. Counts of children in DRAM, the usual ones, are small integers, which take no memory."""
+ONE_BELOW: Final = (1 << 2 * BELOW_BITS, 1, 1 << BELOW_BITS)
+"""One child, by tier. Counts of children in DRAM, the usual ones, are small integers, which take no memory."""
 _MASK: Final = (1 << BELOW_BITS) - 1
 
 
@@ -68,15 +68,15 @@ def without_child(children: Children[K], key: K) -> Children[K]:
 class PrefixNode(Generic[K]):
     """A present block in the prefix tree."""
 
-    __slots__ = ("_below", "birth_turn", "child", "filed", "forks", "home", "kind", "parent", "places", "siblings", "visit")
+    __slots__ = ("below", "birth_turn", "child", "filed", "forks", "home", "kind", "parent", "places", "siblings", "visit")
 
     def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int, places: tuple[Any, ...]) -> None:
         self.places = places
         """The policies that it is in (prefix_model.Place), fastest tier first."""
         self.filed = 0
         """It is filed in so many of `places`, the first ones: where it is a leaf."""
-        self._below = 0
-        """Number of present children by their fastest tier, BELOW_BITS each."""
+        self.below = 0
+        """Number of present children by their fastest tier: a sum of ONE_BELOW."""
         self.parent = parent
         self.visit = visit
         """The last visit that passed through it."""
@@ -101,10 +101,10 @@ class PrefixNode(Generic[K]):
 
     def leaf_places(self) -> int:
         """Return in how many of `places`, the first ones, it is a leaf: no child is in that tier or a faster one."""
-        below, count = self._below, 0
+        below, count = self.below, 0
         if not below:
             return len(self.places)
-        lowest = 0 if below >> _SHIFTS[0] else 1 if below & _MASK else 2
+        lowest = 0 if below >> 2 * BELOW_BITS else 1 if below & _MASK else 2
         for place in self.places:
             if place.tier >= lowest:
                 break
@@ -113,7 +113,7 @@ class PrefixNode(Generic[K]):
 
     def gain_child(self, key: K, tier: int) -> None:
         """Add a child whose fastest copy is in `tier`."""
-        self._below += 1 << _SHIFTS[tier]
+        self.below += ONE_BELOW[tier]
         if self.child is None:
             self.child = key
         else:
@@ -126,7 +126,7 @@ class PrefixNode(Generic[K]):
 
     def lose_child(self, key: K, tier: int) -> None:
         """Remove a child whose fastest copy was in `tier`."""
-        self._below -= 1 << _SHIFTS[tier]
+        self.below -= ONE_BELOW[tier]
         if key != self.child:
             self.siblings = without_child(self.siblings, key)
         elif self.siblings:
@@ -137,8 +137,8 @@ class PrefixNode(Generic[K]):
     def move_child(self, former_tier: int | None, tier: int) -> None:
         """Record a child's new fastest tier; the former one is None for an adopted child."""
         if former_tier is not None:
-            self._below -= 1 << _SHIFTS[former_tier]
-        self._below += 1 << _SHIFTS[tier]
+            self.below -= ONE_BELOW[former_tier]
+        self.below += ONE_BELOW[tier]
 
 
 def is_alone(node: PrefixNode[K]) -> bool:

@@ -40,7 +40,8 @@ class LevelReuse:
         self._seen.enter((level - 1) * self._classes + klass, bucket, weight, at_s)
 
     def leave(self, level: int, klass: int, bucket: int, weight: float, entered_s: float, now_s: float, *, was_read: bool) -> None:
-        self._seen.leave((level - 1) * self._classes + klass, bucket, weight, entered_s, now_s, was_read=was_read)
+        leave = self._seen.read if was_read else self._seen.drop
+        leave((level - 1) * self._classes + klass, bucket, weight, entered_s, now_s)
 
     def grow_older(self, level: int, klass: int, bucket: int, older: int, weight: float, began_s: float) -> None:
         self._seen.grow_older((level - 1) * self._classes + klass, bucket, older, weight, began_s)

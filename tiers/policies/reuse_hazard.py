@@ -80,23 +80,31 @@ class ReuseHazard:
         self._watched[cell] += weight
         self._watched_since[cell] += weight * at_s
 
-    def leave(self, klass: int, bucket: int, weight: float, entered_s: float, now_s: float, *, was_read: bool) -> None:
-        """End watching `weight` that entered at `entered_s`: it was read, or dropped."""
+    def read(self, klass: int, bucket: int, weight: float, entered_s: float, now_s: float) -> None:
+        """End watching `weight` that entered at `entered_s`: it was read."""
         cell = klass * BUCKETS + bucket
         self._watched[cell] -= weight
         self._watched_since[cell] -= weight * entered_s
         self._risk_s[cell] += weight * (now_s - entered_s)
-        if was_read:
-            self._readings[cell] += weight
+        self._readings[cell] += weight
+
+    def drop(self, klass: int, bucket: int, weight: float, entered_s: float, now_s: float) -> None:
+        """End watching `weight` that entered at `entered_s` and was not read."""
+        cell = klass * BUCKETS + bucket
+        self._watched[cell] -= weight
+        self._watched_since[cell] -= weight * entered_s
+        self._risk_s[cell] += weight * (now_s - entered_s)
 
     def grow_older(self, klass: int, bucket: int, older: int, weight: float, began_s: float) -> None:
         """Move unread weight, watched since `began_s`, from one bucket into an older one through those between."""
-        cell = klass * BUCKETS + bucket
-        self._watched[cell] -= weight
-        self._watched_since[cell] -= weight * (began_s + EDGES_S[bucket])
+        watched, since, risk_s = self._watched, self._watched_since, self._risk_s
+        first = klass * BUCKETS
+        watched[first + bucket] -= weight
+        since[first + bucket] -= weight * (began_s + EDGES_S[bucket])
         for passed in range(bucket, older):
-            self._risk_s[klass * BUCKETS + passed] += weight * WIDTHS_S[passed]
-        self.enter(klass, older, weight, began_s + EDGES_S[older])
+            risk_s[first + passed] += weight * WIDTHS_S[passed]
+        watched[first + older] += weight
+        since[first + older] += weight * (began_s + EDGES_S[older])
 
     def age(self, observations: int) -> None:
         """Discount earlier observations by the number made since the last call."""
@@ -156,16 +164,17 @@ class ReuseHazard:
 
 def _common_shape(readings: NDArray[np.float64], at_risk: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rate of all classes together per bucket; with few observations, close to the previous bucket's."""
-    shape = np.empty(BUCKETS)
+    shape = list[float]()
     relative = 1.0
-    for bucket, unseen in enumerate(_UNSEEN_SHARES):
+    for unseen, read, exposed in zip(_UNSEEN_SHARES, readings.tolist(), at_risk.tolist(), strict=True):
         expected = unseen * relative
         weight = max(SHAPE_PRIOR, SHAPE_PRIOR_READS / expected)
-        shape[bucket] = (readings[bucket] + weight * expected) / (at_risk[bucket] + weight)
-        relative = shape[bucket] / unseen
+        rate = (read + weight * expected) / (exposed + weight)
+        shape.append(rate)
+        relative = rate / unseen
         if relative > 1:
             relative = 1 + FADING * (relative - 1)
-    return shape
+    return np.array(shape)
 
 
 def _from_zero(steps: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -104,9 +104,11 @@ class VisitRun(Generic[K, H]):
 class Cohort(Generic[K]):
     """Visits of one class that ended within one TICK_S."""
 
-    __slots__ = ("bucket", "is_open", "is_watched", "klass", "levels", "time_s", "unread")
+    __slots__ = ("bucket", "filed", "is_open", "is_watched", "klass", "levels", "time_s", "unread")
 
     def __init__(self, klass: int, time_s: float) -> None:
+        self.filed = 0
+        """Rings with leaves of it, in all policies: most cohorts have none left."""
         self.klass = klass
         self.time_s = time_s
         self.bucket = 0
@@ -187,11 +189,13 @@ class VisitLog(Generic[K]):
     """Watches visits that have ended. Not thread-safe."""
 
     def __init__(self, on_older: Callable[[Cohort[K], int], None] = lambda cohort, bucket: None) -> None:
-        """`on_older` is called with a cohort and its next bucket before the cohort passes into it."""
+        """`on_older` is called with a cohort that has leaves, and its next bucket, before the cohort passes into it."""
         self.hazard = ReuseHazard(CLASSES)
         self._on_older = on_older
         self._level_watcher: LevelWatcher[K] | None = None
         self._by_bucket: list[deque[Cohort[K]]] = [deque() for _ in range(BUCKETS)]
+        self._ageing = [(bucket, self._by_bucket[bucket], EDGES_S[bucket + 1]) for bucket in reversed(range(BUCKETS - 1))]
+        """Buckets that cohorts pass out of, oldest first, with their cohorts by age and their upper edges in seconds."""
         self._newest: list[Cohort[K] | None] = [None] * CLASSES
         self._count = 0
         self.tips_read = 1.0
@@ -235,7 +239,7 @@ class VisitLog(Generic[K]):
             return
         share = 1 / visit.blocks
         entered_s = cohort.time_s + EDGES_S[cohort.bucket]
-        self.hazard.leave(cohort.klass, cohort.bucket, share, entered_s, now_s, was_read=True)
+        self.hazard.read(cohort.klass, cohort.bucket, share, entered_s, now_s)
         cohort.unread -= share
         if not visit.forks:
             self.tips += not visit.was_read
@@ -248,7 +252,7 @@ class VisitLog(Generic[K]):
         if cohort is None or not cohort.is_watched:
             return
         share = min(1 / visit.blocks, cohort.unread)
-        self.hazard.leave(cohort.klass, cohort.bucket, share, cohort.time_s + EDGES_S[cohort.bucket], now_s, was_read=False)
+        self.hazard.drop(cohort.klass, cohort.bucket, share, cohort.time_s + EDGES_S[cohort.bucket], now_s)
         cohort.unread -= share
 
     def use_level_watcher(self, watcher: LevelWatcher[K]) -> None:
@@ -257,13 +261,13 @@ class VisitLog(Generic[K]):
 
     def advance(self, now_s: float) -> None:
         """Pass cohorts into the buckets of their age; each does so BUCKETS times at most."""
-        for bucket in reversed(range(BUCKETS - 1)):  # keeps each bucket's cohorts ordered by age
-            waiting, upper_s = self._by_bucket[bucket], EDGES_S[bucket + 1]
+        for bucket, waiting, upper_s in self._ageing:  # oldest first keeps each bucket's cohorts ordered by age
             while waiting and now_s - waiting[0].time_s >= upper_s:
                 cohort = waiting.popleft()
                 older = bucket_of(now_s - cohort.time_s)
                 self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
-                self._on_older(cohort, older)
+                if cohort.filed:
+                    self._on_older(cohort, older)
                 if cohort.levels is not None and self._level_watcher is not None:
                     self._level_watcher.grow_older(cohort, older)
                 cohort.bucket, cohort.is_open = older, False
@@ -272,7 +276,7 @@ class VisitLog(Generic[K]):
     def _drop_oldest(self, now_s: float) -> None:
         oldest = next(waiting for waiting in reversed(self._by_bucket) if waiting).popleft()
         entered_s = oldest.time_s + EDGES_S[oldest.bucket]
-        self.hazard.leave(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s, was_read=False)
+        self.hazard.drop(oldest.klass, oldest.bucket, oldest.unread, entered_s, now_s)
         if oldest.levels is not None and self._level_watcher is not None:
             self._level_watcher.stop_watching(oldest, now_s)
         oldest.is_watched = oldest.is_open = False

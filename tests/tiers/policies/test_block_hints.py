@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.kvcache.traces.named import generate
-from kvstore.tiers.policies import prefix_model
+from kvstore.tiers.policies import prefix_ghosts
 from kvstore.tiers.policies.prefix import PrefixPolicy
 from tests.tiers.policies.test_prefix import Clock, evictions, store, words
 
@@ -58,7 +58,7 @@ def test_priority_50_is_as_without_a_hint() -> None:
     assert sorted(evictions(hinted)) == sorted(evictions(plain))
     hinted = filled(Clock(), "a", "b", "c")
     hint(hinted, "b", 50)
-    assert hinted.model.hints is None
+    assert hinted.model.estimate.hints is None
     assert evictions(hinted) == evictions(filled(Clock(), "a", "b", "c"))
 
 
@@ -131,13 +131,13 @@ def test_after_twice_the_time_a_block_is_as_others() -> None:
     policy = filled(clock, "a", "b")
     policy.expect_reuse("a2", 10.0)
     policy.expect_reuse("absent", 10.0)
-    assert policy.model.hints is not None
-    assert policy.model.hints.expected("a2") is not None
+    assert policy.model.estimate.hints is not None
+    assert policy.model.estimate.hints.expected("a2") is not None
     clock.now_s += 21
     store(policy, ["c"])
     store(policy, ["d"])
     policy.check_integrity()
-    assert policy.model.hints.expected("a2") is None
+    assert policy.model.estimate.hints.expected("a2") is None
 
 
 def test_a_read_ends_an_expectation() -> None:
@@ -148,8 +148,8 @@ def test_a_read_ends_an_expectation() -> None:
     policy.remove("b2")
     policy.insert("b2", "b1")
     policy.check_integrity()
-    assert policy.model.hints is not None
-    assert policy.model.hints.expected("a2") is policy.model.hints.expected("b2") is None
+    assert policy.model.estimate.hints is not None
+    assert policy.model.estimate.hints.expected("a2") is policy.model.estimate.hints.expected("b2") is None
 
 
 def victims_of(priority: int | None) -> list[int]:
@@ -179,7 +179,7 @@ def test_one_priority_for_all_blocks_changes_nothing(priority: int) -> None:
 
 
 def test_hints_are_forgotten_with_their_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_model, "MIN_GHOSTS", 10)
+    monkeypatch.setattr(prefix_ghosts, "MIN_GHOSTS", 10)
     policy: PrefixPolicy[int] = PrefixPolicy(clock=Clock())
     for key in range(1000):
         policy.insert(key)
@@ -188,7 +188,7 @@ def test_hints_are_forgotten_with_their_ghosts(monkeypatch: pytest.MonkeyPatch) 
         if len(policy) > 5:
             policy.take_victims(1, lambda key: True, lambda key: True)
     policy.check_integrity()
-    hints = policy.model.hints
+    hints = policy.model.estimate.hints
     assert hints is not None
     assert len(hints._levels) <= 30
     policy.forget(100)
@@ -202,6 +202,6 @@ def test_released_blocks_have_no_hints() -> None:
     for key in words("a", 3):
         policy.release(key)
     policy.check_integrity()
-    assert policy.model.hints is not None
-    assert not policy.model.hints._levels
-    assert not policy.model.hints._expected
+    assert policy.model.estimate.hints is not None
+    assert not policy.model.estimate.hints._levels
+    assert not policy.model.estimate.hints._expected

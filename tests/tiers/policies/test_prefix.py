@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.kvcache.traces.named import generate
 from kvstore.testing.policy_conformance import PolicyConformance
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies import prefix_model
+from kvstore.tiers.policies import prefix_ghosts
 from kvstore.tiers.policies.interface import DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 from kvstore.tiers.policies.prefix import PrefixFamily, PrefixPolicy
+from kvstore.tiers.policies.prefix_model import PrefixModel
 
 
 class Clock:
@@ -371,11 +372,11 @@ def test_prefix_scan_is_bounded_when_all_leaves_are_in_use() -> None:
                 Passing.passed += 1
                 yield item
 
-    policy = PrefixPolicy[str](clock=Clock())
+    policy = PrefixPolicy[str](PrefixModel(nodes=Passing(), clock=Clock()))
     prompts = [words(f"prompt {number} ", 500) for number in range(10)]
     for prompt in prompts:
         store(policy, prompt)
-    policy.model.nodes = Passing(policy.model.nodes.items())
+    Passing.passed = 0
     ends = {prompt[-1] for prompt in prompts}
     assert policy.victim(lambda key: key not in ends) == prompts[0][0]
     assert Passing.passed == 1
@@ -456,7 +457,7 @@ def test_prefix_evicts_lone_blocks_in_batches_and_readmits_them() -> None:
         policy.insert(gone[4], "b")
         policy.check_integrity()
     assert many.take_victims(3, lambda key: key != "p0-3", lambda key: key != "p1-4") == []
-    assert many.model.log.hazard._watched == pytest.approx(singles.model.log.hazard._watched)
+    assert many.model.estimate.log.hazard._watched == pytest.approx(singles.model.estimate.log.hazard._watched)
     left = evictions(singles)
     assert many.take_victims(len(left), lambda key: True, lambda key: True) == left
     assert many.take_victims(1, lambda key: True, lambda key: True) == []
@@ -474,7 +475,7 @@ def evictions_of(policy: PrefixPolicy[str], count: int) -> list[str]:
 
 
 def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_model, "MIN_GHOSTS", 10)
+    monkeypatch.setattr(prefix_ghosts, "MIN_GHOSTS", 10)
     policy: PrefixPolicy[int] = PrefixPolicy(clock=ticking())
     for key in range(1000):
         policy.insert(key)
@@ -493,7 +494,7 @@ def test_the_ghosts_of_those_that_left_first_are_forgotten_first() -> None:
         policy.remove(key)
     assert policy.remembered == 4
     policy.forget(3)
-    assert list(policy.model.ghosts) == [3]
+    assert list(policy.model.ghosts.by_key) == [3]
     policy.forget(3)
     assert policy.remembered == 0
     policy.check_integrity()

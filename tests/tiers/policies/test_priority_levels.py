@@ -13,7 +13,7 @@ def observe(of_all: ReuseHazard, count: int, *, is_read: bool, of_level: LevelRe
     bucket = bucket_of(30.0)
     of_all.enter(0, 0, count, 0.0)
     of_all.grow_older(0, 0, bucket, count, 0.0)
-    of_all.leave(0, bucket, count, EDGES_S[bucket], 30.0, was_read=is_read)
+    (of_all.read if is_read else of_all.drop)(0, bucket, count, EDGES_S[bucket], 30.0)
     if of_level is not None:
         of_level.enter(level, 0, 0, count, 0.0)
         of_level.grow_older(level, 0, 0, bucket, count, 0.0)

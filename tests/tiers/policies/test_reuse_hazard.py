@@ -15,7 +15,8 @@ def watched(hazard: ReuseHazard, klass: int, *, count: int, read_at_s: float | N
     bucket = bucket_of(end_s)
     hazard.enter(klass, 0, count, 0.0)
     hazard.grow_older(klass, 0, bucket, count, 0.0)
-    hazard.leave(klass, bucket, count, EDGES_S[bucket], end_s, was_read=read_at_s is not None)
+    leave = hazard.drop if read_at_s is None else hazard.read
+    leave(klass, bucket, count, EDGES_S[bucket], end_s)
 
 
 def test_growing_older_step_by_step_is_the_same_as_at_once() -> None:
@@ -24,7 +25,7 @@ def test_growing_older_step_by_step_is_the_same_as_at_once() -> None:
         hazard.enter(0, 2, 5.0, 100.0 + EDGES_S[2])
     at_once.grow_older(0, 2, 9, 5.0, 100.0)
     for bucket in range(2, 9):
-        stepwise.leave(0, bucket, 5.0, 100.0 + EDGES_S[bucket], 100.0 + EDGES_S[bucket + 1], was_read=False)
+        stepwise.drop(0, bucket, 5.0, 100.0 + EDGES_S[bucket], 100.0 + EDGES_S[bucket + 1])
         stepwise.enter(0, bucket + 1, 5.0, 100.0 + EDGES_S[bucket + 1])
     assert np.allclose(at_once.worth(200.0), stepwise.worth(200.0))
     assert np.allclose(at_once._watched, stepwise._watched)

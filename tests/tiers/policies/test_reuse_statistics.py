@@ -75,7 +75,7 @@ def test_fresh_policy_knows_what_another_learned() -> None:
         clock.now_s += 100
         experienced.touch(first)
         experienced.touch(second)
-    learned = experienced.model.reuse_statistics()
+    learned = experienced.model.estimate.reuse_statistics()
     assert learned.readings[:, bucket_of(100.0)].sum() > 0
     assert learned.risk_s[ALONE].sum() > 0
 
@@ -90,15 +90,15 @@ def test_fresh_policy_knows_what_another_learned() -> None:
 
     assert victim(PrefixPolicy(clock=clock)) == "second"
     taught: PrefixPolicy[str] = PrefixPolicy(clock=clock)
-    taught.model.use_statistics_of_others(learned)
+    taught.model.estimate.use_statistics_of_others(learned)
     assert victim(taught) in {"a", "b", "c", "d"}
-    assert taught.model.reuse_statistics().observations < 100, "what it was taught is not its own"
+    assert taught.model.estimate.reuse_statistics().observations < 100, "what it was taught is not its own"
 
 
 def test_others_statistics_replace_the_former_ones() -> None:
     policy: PrefixPolicy[str] = PrefixPolicy(clock=Clock())
-    before = policy.model.log.hazard.worth(1000.0)
-    policy.model.use_statistics_of_others(drawn())
-    assert not np.array_equal(policy.model.log.hazard.worth(1000.0), before)
-    policy.model.use_statistics_of_others(ReuseStatistics.none(CLASSES))
-    assert np.array_equal(policy.model.log.hazard.worth(1000.0), before)
+    before = policy.model.estimate.log.hazard.worth(1000.0)
+    policy.model.estimate.use_statistics_of_others(drawn())
+    assert not np.array_equal(policy.model.estimate.log.hazard.worth(1000.0), before)
+    policy.model.estimate.use_statistics_of_others(ReuseStatistics.none(CLASSES))
+    assert np.array_equal(policy.model.estimate.log.hazard.worth(1000.0), before)
