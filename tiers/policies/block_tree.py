@@ -6,6 +6,7 @@ from kvstore.tiers.policies.interface import MAX_SCAN, K
 from kvstore.tiers.policies.leaf_filing import LeafFiling, Nodes
 from kvstore.tiers.policies.prefix_places import Place, Places
 from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, closes_cycle, with_child, without_child
+from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
 from kvstore.tiers.policies.visits import VisitRun
 
 
@@ -13,11 +14,12 @@ class BlockTree(Generic[K]):
     """Links of the blocks in `nodes`. Each change files the blocks that became leaves, and unfiles those that are none
     any more."""
 
-    def __init__(self, nodes: Nodes[K], places: Places[K], filing: LeafFiling[K]) -> None:
+    def __init__(self, nodes: Nodes[K], places: Places[K], estimate: ReuseEstimate[K], filing: LeafFiling[K]) -> None:
         self.parentless: dict[K, Children[K]] = {}
         """Absent parent -> its present children."""
         self._nodes = nodes
         self._places = places
+        self._estimate = estimate
         self._filing = filing
 
     def find(self, key: K) -> PrefixNode[K] | None:
@@ -83,17 +85,23 @@ class BlockTree(Generic[K]):
         place.count -= 1
         return node
 
-    def shrink(self, key: K, node: PrefixNode[K], parent: K) -> bool:
+    def shrink(self, key: K, node: PrefixNode[K], parent: K, place: Place[K]) -> bool:
         """Unfile an evicted leaf and file its parent in its place, which is the usual case: a prompt shrinks. Returns
-        False, and changes nothing, in other cases."""
-        above = self._nodes.get(parent)
-        if node.child is not None or not isinstance(above, PrefixNode) or above.child != key or above.siblings:
+        False, and changes nothing, in other cases. Saves a third of an eviction."""
+        home, above = node.home, self._nodes.get(parent)
+        if home is None or node.child is not None or not isinstance(above, PrefixNode) or above.child != key or above.siblings:
             return False
-        if not self._filing.replace(key, node, parent, above):
+        visit = above.visit
+        kind = 1 if visit.tip == parent and not visit.forks else 0
+        if visit.cohort is not home or kind != node.kind or above.places is not node.places or above.home is not None:
             return False
+        if self._estimate.hints is not None:
+            return False
+        place.order.replace(key, parent, home, kind)
+        above.home, above.kind, above.filed = home, kind, 1
+        above.child, above.below = None, 0
         if node.forks > above.forks:
             above.forks = node.forks
-        above.child, above.below = None, 0
         return True
 
     def leave_parent(self, key: K, node: PrefixNode[K]) -> None:

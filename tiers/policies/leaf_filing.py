@@ -86,20 +86,6 @@ class LeafFiling(Generic[K]):
         if not count:
             node.home = None
 
-    def replace(self, key: K, node: PrefixNode[K], parent: K, above: PrefixNode[K]) -> bool:
-        """Unfile a leaf that was evicted, the only child of `parent`, and file that in its place. Returns False, and
-        changes nothing, if the parent is to be filed elsewhere. Faster than the two, in the usual case.
-        """
-        home, visit = node.home, above.visit
-        kind = 1 if visit.tip == parent and not visit.forks else 0
-        is_same = visit.cohort is home and kind == node.kind and above.places is node.places and self._estimate.hints is None
-        if home is None or above.home is not None or not is_same:
-            return False
-        place: Place[K] = node.places[0]
-        place.order.replace(key, parent, home, kind)
-        above.home, above.kind, above.filed = home, kind, 1
-        return True
-
     def withdraw(self, key: K, node: PrefixNode[K]) -> None:
         """Take a block out of all orders; `restore` must follow. Its home is kept."""
         for place in node.places[: node.filed]:
@@ -122,7 +108,7 @@ class LeafFiling(Generic[K]):
     def may_be_alone(self, key: K, node: PrefixNode[K]) -> bool:
         """Return True if a run may stand for the node: it takes less memory."""
         hints = self._estimate.hints
-        return len(node.places) == 1 and is_alone(node) and (hints is None or key not in hints)
+        return node.parent is None and len(node.places) == 1 and is_alone(node) and (hints is None or key not in hints)
 
     def file_alone(self, keys: Sequence[K], home: Cohort[K], places: tuple[Place[K], ...]) -> VisitRun[K, Cohort[K]]:
         """File blocks stored alone: in the cohort's last run if that is complete, else in a new run. The caller sets

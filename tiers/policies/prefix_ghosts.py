@@ -32,11 +32,11 @@ class PrefixGhosts(Generic[K]):
 
     def remember(self, key: K, node: PrefixNode[K], blocks: int) -> None:
         """Record a ghost of an evicted block. `blocks` are present; they bound the number of ghosts."""
-        ghost = self._last
+        ghosts, ghost = self.by_key, self._last
         if ghost[0] is not node.visit or ghost[2] != node.forks or ghost[1] != node.birth_turn:
             ghost = self._last = node.visit, node.birth_turn, node.forks
-        self.by_key[key] = ghost
-        if len(self.by_key) > MIN_GHOSTS and len(self.by_key) > GHOSTS_PER_BLOCK * blocks:
+        ghosts[key] = ghost
+        if len(ghosts) > MIN_GHOSTS and len(ghosts) > GHOSTS_PER_BLOCK * blocks:
             self.forget(1)
 
     def remember_alone(self, key: K, cohort: Cohort[K], blocks: int) -> None:

@@ -42,7 +42,7 @@ class PrefixModel(Generic[K]):
         self.places: Places[K] = Places()
         self.estimate: ReuseEstimate[K] = ReuseEstimate(self.places, clock)
         self.filing: LeafFiling[K] = LeafFiling(self.nodes, self.estimate, clock)
-        self.tree: BlockTree[K] = BlockTree(self.nodes, self.places, self.filing)
+        self.tree: BlockTree[K] = BlockTree(self.nodes, self.places, self.estimate, self.filing)
         self.current: CurrentVisit[K] = CurrentVisit(self.nodes, self.estimate, self.filing)
         self.ghosts: PrefixGhosts[K] = PrefixGhosts(self.estimate)
         self._clock = clock
@@ -68,8 +68,9 @@ class PrefixModel(Generic[K]):
         if parent is not None:
             if parent == key or (has_children and tree.closes_cycle(key, parent)):
                 parent = None
-            elif isinstance(above := nodes.get(parent), VisitRun):
-                above = tree.find(parent)
+            else:
+                found = nodes.get(parent)
+                above = tree.find(parent) if isinstance(found, VisitRun) else found
         ghost = self.ghosts.by_key.pop(key, None)
         visit = self.current.visit
         if visit is None or parent is None or visit.tip != parent:
@@ -167,7 +168,7 @@ class PrefixModel(Generic[K]):
         if node is None:
             return
         self.ghosts.remember(key, node, len(self.nodes))
-        if node.parent is not None and tree.shrink(key, node, node.parent):
+        if node.parent is not None and tree.shrink(key, node, node.parent, place):
             return
         if node.home is not None:
             place.order.unfile(key, node.home, node.kind)

@@ -13,7 +13,7 @@ from operator import is_
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kvstore.tiers.policies.interface import K, States
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard, bucket_of
+from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard
 
 H = TypeVar("H")
 
@@ -264,7 +264,7 @@ class VisitLog(Generic[K]):
         for bucket, waiting, upper_s in self._ageing:  # oldest first keeps each bucket's cohorts ordered by age
             while waiting and now_s - waiting[0].time_s >= upper_s:
                 cohort = waiting.popleft()
-                older = bucket_of(now_s - cohort.time_s)
+                older = bisect_right(EDGES_S, now_s - cohort.time_s, bucket + 1) - 1
                 self.hazard.grow_older(cohort.klass, bucket, older, cohort.unread, cohort.time_s)
                 if cohort.filed:
                     self._on_older(cohort, older)
