@@ -51,7 +51,10 @@ YOUNGER: Final = 1.001
 
 _WIDTHS_S: Final = np.array(WIDTHS_S)
 _UNSEEN_SHARES: Final = (UNSEEN * WIDTHS_S[0] / WIDTHS_S[1], *(UNSEEN,) * (BUCKETS - 1))
-_NOT_EARLIER: Final = np.triu(np.ones((BUCKETS, BUCKETS), bool))
+_BEGINS: Final = np.triu_indices(BUCKETS)[0]
+_ENDS: Final = np.triu_indices(BUCKETS)[1] + 1
+"""Ages at which a block may be kept from and until, as indices of edges: each pair, by the first."""
+_FIRST_ENDS: Final = np.flatnonzero(np.diff(_BEGINS, prepend=-1))
 
 
 def bucket_of(age_s: float) -> int:
@@ -129,10 +132,10 @@ class ReuseHazard:
         # Hits of a slot, and the time it was occupied, from age 0 to the end of each bucket; a read falls in its middle on average.
         hits = _from_zero(survival * share)
         held_s = _from_zero(survival * _WIDTHS_S * (1 - share / 2))
-        gained = hits[:, None, 1:] - hits[:, :-1, None]
-        taken_s = held_s[:, None, 1:] - held_s[:, :-1, None]
-        rates = np.divide(gained, taken_s, out=np.zeros_like(gained), where=_NOT_EARLIER & (taken_s > 0))
-        worth = np.asarray(rates.max(axis=2), np.float64)
+        gained = hits[_ENDS] - hits[_BEGINS]
+        taken_s = held_s[_ENDS] - held_s[_BEGINS]
+        rates = np.divide(gained, taken_s, out=np.zeros_like(gained), where=taken_s > 0)
+        worth = np.maximum.reduceat(rates, _FIRST_ENDS).T
         for bucket in reversed(range(YOUNG_BUCKETS)):
             np.maximum(worth[:, bucket], YOUNGER * worth[:, bucket + 1], out=worth[:, bucket])
         return worth
@@ -178,5 +181,5 @@ def _common_shape(readings: NDArray[np.float64], at_risk: NDArray[np.float64]) -
 
 
 def _from_zero(steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return cumulative sums along the rows, with a leading 0."""
-    return np.hstack([np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)])
+    """Return cumulative sums along the rows, with a leading 0, transposed. Shape (columns + 1, rows)."""
+    return np.vstack([np.zeros((1, len(steps))), np.cumsum(steps, axis=1).T])
