@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -152,11 +153,12 @@ def test_a_read_ends_an_expectation() -> None:
     assert policy.model.estimate.hints.expected("a2") is policy.model.estimate.hints.expected("b2") is None
 
 
+@cache
 def victims_of(priority: int | None) -> list[int]:
     """Blocks in the order in which they leave while conversations are replayed, all of them with one priority."""
     clock, gone = Clock(), list[int]()
     policy: PrefixPolicy[int] = PrefixPolicy(clock=clock)
-    for request in itertools.islice(generate(seed=5), 1200):
+    for request in itertools.islice(generate(seed=5), 800):
         clock.now_s = request.timestamp_ms / 1000
         parent = None
         for block in request.hash_ids:
