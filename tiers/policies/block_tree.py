@@ -3,7 +3,7 @@
 from typing import Generic
 
 from kvstore.tiers.policies.interface import MAX_SCAN, K
-from kvstore.tiers.policies.leaf_filing import LeafFiling, Nodes
+from kvstore.tiers.policies.leaf_filer import LeafFiler, Nodes
 from kvstore.tiers.policies.prefix_places import Place, Places
 from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, closes_cycle, with_child, without_child
 from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
@@ -14,13 +14,13 @@ class BlockTree(Generic[K]):
     """Links of the blocks in `nodes`. Each change files the blocks that became leaves, and unfiles those that are none
     any more."""
 
-    def __init__(self, nodes: Nodes[K], places: Places[K], estimate: ReuseEstimate[K], filing: LeafFiling[K]) -> None:
+    def __init__(self, nodes: Nodes[K], places: Places[K], estimate: ReuseEstimate[K], filer: LeafFiler[K]) -> None:
         self.parentless: dict[K, Children[K]] = {}
         """Absent parent -> its present children."""
         self._nodes = nodes
         self._places = places
         self._estimate = estimate
-        self._filing = filing
+        self._filer = filer
 
     def find(self, key: K) -> PrefixNode[K] | None:
         """Return the block's node. A block stored alone is taken out of its run and gets a node."""
@@ -28,7 +28,7 @@ class BlockTree(Generic[K]):
         if isinstance(node, VisitRun):
             run, node = node, alone(key, node.home, node.places)
             self._nodes[key] = node
-            self._filing.remove_from_run(run, 1)
+            self._filer.remove_from_run(run, 1)
         return node
 
     def closes_cycle(self, key: K, parent: K) -> bool:
@@ -53,18 +53,18 @@ class BlockTree(Generic[K]):
             child = self._child(child_key)
             node.move_child(None, child.places[0].tier)
             if child.home is not None:
-                self._filing.unfile(child_key, child)
-                self._filing.file_by_visit(child_key, child)
+                self._filer.unfile(child_key, child)
+                self._filer.file_by_visit(child_key, child)
 
     def enter(self, key: K, place: Place[K]) -> None:
         """Add a block to one more policy. No visit: its value was copied."""
         node = self.find(key)
         assert node is not None
         fastest = node.places[0].tier
-        self._filing.withdraw(key, node)
+        self._filer.withdraw(key, node)
         node.places = self._places.together((*node.places, place))
         place.count += 1
-        self._filing.restore(key, node)
+        self._filer.restore(key, node)
         self._move_below(key, node, fastest)
 
     # --- blocks that leave ---
@@ -118,7 +118,7 @@ class BlockTree(Generic[K]):
             # All blocks of a shared prefix are shared, though only the last one has many children.
             parent_node.forks = node.forks
         parent_node.lose_child(key, node.places[0].tier)
-        self._filing.adjust(parent, parent_node, in_front=True)
+        self._filer.adjust(parent, parent_node, in_front=True)
 
     def orphan(self, key: K, children: Children[K]) -> None:
         """File the children of an evicted block as orphans."""
@@ -126,21 +126,21 @@ class BlockTree(Generic[K]):
         for child_key in children:
             child = self._child(child_key)
             if child.home is not None:
-                self._filing.unfile(child_key, child)
-                self._filing.file(child_key, child, self._filing.orphans)
+                self._filer.unfile(child_key, child)
+                self._filer.file(child_key, child, self._filer.orphans)
 
     def _leave(self, key: K, node: PrefixNode[K], place: Place[K]) -> None:
         """Remove a block with other copies from a policy."""
-        filing, fastest = self._filing, node.places[0].tier
-        filing.withdraw(key, node)
+        filer, fastest = self._filer, node.places[0].tier
+        filer.withdraw(key, node)
         node.places = self._places.together(tuple(other for other in node.places if other is not place))
         place.count -= 1
-        filing.restore(key, node)
+        filer.restore(key, node)
         self._move_below(key, node, fastest)
-        if node.home is not None and filing.may_be_alone(key, node):  # a demoted block
+        if node.home is not None and filer.may_be_alone(key, node):  # a demoted block
             home = node.home
-            filing.unfile(key, node)
-            self._nodes[key] = filing.file_alone((key,), home, node.places)
+            filer.unfile(key, node)
+            self._nodes[key] = filer.file_alone((key,), home, node.places)
 
     def _move_below(self, key: K, node: PrefixNode[K], former_tier: int) -> None:
         """Account for a new fastest tier of a block in its parent."""
@@ -150,7 +150,7 @@ class BlockTree(Generic[K]):
         parent_node = self._nodes.get(node.parent)
         if isinstance(parent_node, PrefixNode):
             parent_node.move_child(former_tier, tier)
-            self._filing.adjust(node.parent, parent_node, in_front=tier > former_tier)
+            self._filer.adjust(node.parent, parent_node, in_front=tier > former_tier)
 
     def _child(self, key: K) -> PrefixNode[K]:
         """Return the node of a block that is in no run: it has a parent."""

@@ -6,7 +6,7 @@ Its last block, the tip, is about to have a child, so it is filed only when the 
 from typing import Generic
 
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.leaf_filing import LeafFiling, Nodes
+from kvstore.tiers.policies.leaf_filer import LeafFiler, Nodes
 from kvstore.tiers.policies.prefix_tree import PrefixNode
 from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
 from kvstore.tiers.policies.visits import Visit
@@ -15,11 +15,11 @@ from kvstore.tiers.policies.visits import Visit
 class CurrentVisit(Generic[K]):
     """The visit under way of a tenant, over all its policies."""
 
-    def __init__(self, nodes: Nodes[K], estimate: ReuseEstimate[K], filing: LeafFiling[K]) -> None:
+    def __init__(self, nodes: Nodes[K], estimate: ReuseEstimate[K], filer: LeafFiler[K]) -> None:
         self.visit: Visit[K] | None = None
         self._nodes = nodes
         self._estimate = estimate
-        self._filing = filing
+        self._filer = filer
         self._passed: list[K] = []
         """Blocks of the visit that are leaves in some tier, and were followed by others."""
 
@@ -42,7 +42,7 @@ class CurrentVisit(Generic[K]):
 
     def end(self, visit: Visit[K], now_s: float) -> None:
         """End the visit; its leaves are filed like others from now on."""
-        nodes, filing, hints = self._nodes, self._filing, self._estimate.hints
+        nodes, filer, hints = self._nodes, self._filer, self._estimate.hints
         cohort = self._estimate.log.end(visit, now_s)
         if hints is not None:
             hints.end_visit(visit)
@@ -53,10 +53,10 @@ class CurrentVisit(Generic[K]):
         assert tip is not None
         node = nodes.get(tip)
         if isinstance(node, PrefixNode) and node.home is None and node.leaf_places():
-            if filing.may_be_alone(tip, node):
-                nodes[tip] = filing.file_alone((tip,), cohort, node.places)
+            if filer.may_be_alone(tip, node):
+                nodes[tip] = filer.file_alone((tip,), cohort, node.places)
             else:
-                filing.file(tip, node, cohort, is_tip=not visit.forks)
+                filer.file(tip, node, cohort, is_tip=not visit.forks)
         self.count_seen(visit.blocks, 1, now_s)
 
     def pass_by(self, key: K) -> None:
@@ -70,7 +70,7 @@ class CurrentVisit(Generic[K]):
         for key in self._estimate.advance(now_s):
             node = self._nodes[key]
             assert isinstance(node, PrefixNode), "a block with hints is in no run"
-            self._filing.refile(key, node)
+            self._filer.refile(key, node)
         self._estimate.count_seen(blocks, visits, now_s)
 
     def is_waiting(self, key: K) -> bool:
@@ -82,4 +82,4 @@ class CurrentVisit(Generic[K]):
         for key in passed:
             node = self._nodes.get(key)
             if isinstance(node, PrefixNode) and node.home is None and node.leaf_places():
-                self._filing.file_by_visit(key, node)
+                self._filer.file_by_visit(key, node)

@@ -22,7 +22,7 @@ def check_model(model: PrefixModel[K]) -> None:
         assert filed == in_runs | leaves
         assert place.count == len(in_runs) + sum(place in node.places for node in nodes.values())
     for key, node in nodes.items():
-        _check_filing(key, node, nodes, is_waiting=model.current.is_waiting(key))
+        _check_filed(key, node, nodes, is_waiting=model.current.is_waiting(key))
         _check_links(key, node, nodes, model)
     for parent, children in model.tree.parentless.items():
         assert children
@@ -32,7 +32,7 @@ def check_model(model: PrefixModel[K]) -> None:
     _check_hints(nodes, model)
 
 
-def _check_filing(key: K, node: PrefixNode[K], nodes: dict[K, PrefixNode[K]], *, is_waiting: bool) -> None:
+def _check_filed(key: K, node: PrefixNode[K], nodes: dict[K, PrefixNode[K]], *, is_waiting: bool) -> None:
     assert list(node.places) == sorted(set(node.places), key=lambda place: place.tier)
     tiers = [nodes[child].places[0].tier for child in node.children] if node.child is not None else []
     count = sum(place.tier < min(tiers, default=place.tier + 1) for place in node.places)
@@ -53,7 +53,7 @@ def _check_hints(nodes: dict[K, PrefixNode[K]], model: PrefixModel[K]) -> None:
     if hints is None:
         return
     hints.check_integrity(lambda key: key in model.nodes or key in model.ghosts.by_key)
-    filed = {key: node for key, node in nodes.items() if node.home not in (None, model.filing.orphans)}
+    filed = {key: node for key, node in nodes.items() if node.home not in (None, model.filer.orphans)}
     assert all(node.kind >> 1 == hints.level(key) for key, node in filed.items())
     expected = {key: node.home for key, node in filed.items() if isinstance(node.home, ExpectedRead)}
     assert all(not home.is_over and hints.expected(key) is home for key, home in expected.items())

@@ -4,7 +4,7 @@ A block keeps its visits when it is demoted, promoted or copied between tiers, a
 model consists of
 
 - `ReuseEstimate`: what was seen of the reuse of blocks, and their worth by class and age;
-- `Places`, `LeafFiling`: the policies, and where each leaf is filed in their orders;
+- `Places`, `LeafFiler`: the policies, and where each leaf is filed in their orders;
 - `BlockTree`: the links between blocks;
 - `CurrentVisit`: the prompt that is read or stored now;
 - `PrefixGhosts`: evicted blocks.
@@ -17,7 +17,7 @@ from typing import Final, Generic
 from kvstore.tiers.policies.block_tree import BlockTree
 from kvstore.tiers.policies.current_visit import CurrentVisit
 from kvstore.tiers.policies.interface import DictStates, K
-from kvstore.tiers.policies.leaf_filing import LeafFiling, Nodes
+from kvstore.tiers.policies.leaf_filer import LeafFiler, Nodes
 from kvstore.tiers.policies.prefix_ghosts import Ghost, PrefixGhosts
 from kvstore.tiers.policies.prefix_places import Place, Places
 from kvstore.tiers.policies.prefix_tree import ONE_BELOW, PrefixNode, alone
@@ -41,9 +41,9 @@ class PrefixModel(Generic[K]):
         self.nodes: Nodes[K] = nodes if nodes is not None else DictStates()
         self.places: Places[K] = Places()
         self.estimate: ReuseEstimate[K] = ReuseEstimate(self.places, clock)
-        self.filing: LeafFiling[K] = LeafFiling(self.nodes, self.estimate, clock)
-        self.tree: BlockTree[K] = BlockTree(self.nodes, self.places, self.estimate, self.filing)
-        self.current: CurrentVisit[K] = CurrentVisit(self.nodes, self.estimate, self.filing)
+        self.filer: LeafFiler[K] = LeafFiler(self.nodes, self.estimate, clock)
+        self.tree: BlockTree[K] = BlockTree(self.nodes, self.places, self.estimate, self.filer)
+        self.current: CurrentVisit[K] = CurrentVisit(self.nodes, self.estimate, self.filer)
         self.ghosts: PrefixGhosts[K] = PrefixGhosts(self.estimate)
         self._clock = clock
         self._log = self.estimate.log
@@ -96,11 +96,11 @@ class PrefixModel(Generic[K]):
             if ghost is None:
                 above.forks += 1
             if above.home is not None or self.places.are_several:
-                self.filing.adjust(parent, above)  # type: ignore[arg-type]
+                self.filer.adjust(parent, above)  # type: ignore[arg-type]
         elif parent is not None:
             tree.add_parentless(key, parent)
             if parent in self.ghosts.by_key and node.leaf_places():
-                self.filing.file(key, node, self.filing.orphans)
+                self.filer.file(key, node, self.filer.orphans)
         if node.forks >= FIRST_SHARED:
             self.current.end_shared(visit, node, self._clock())
 
@@ -130,7 +130,7 @@ class PrefixModel(Generic[K]):
         assert self.current.visit is not None
         self.current.end(self.current.visit, now_s)
         cohort = self._log.end_alone(len(inner), now_s)
-        self.nodes.set_all(inner, self.filing.file_alone(inner, cohort, places))
+        self.nodes.set_all(inner, self.filer.file_alone(inner, cohort, places))
         places[0].count += len(inner)
         self.current.count_seen(len(inner), len(inner), now_s)
         self.insert(keys[-1], None, places)
@@ -155,7 +155,7 @@ class PrefixModel(Generic[K]):
         visit.turn = node.birth_turn + 1
         node.visit = visit
         if node.home is not None:
-            self.filing.unfile(key, node)
+            self.filer.unfile(key, node)
         visit.tip = key
         visit.blocks += 1
         if node.forks >= FIRST_SHARED:
@@ -200,7 +200,7 @@ class PrefixModel(Generic[K]):
             del self.nodes[key]
             self.ghosts.remember_alone(key, run.home, len(self.nodes))
         run.places[0].count -= len(keys)
-        self.filing.remove_from_run(run, len(keys))
+        self.filer.remove_from_run(run, len(keys))
 
     # --- hints ---
 
@@ -217,7 +217,7 @@ class PrefixModel(Generic[K]):
         if hints.levels_in_use > levels_in_use:
             self.estimate.learn(now_s)
         if is_leaf:
-            self.filing.refile(key, node)
+            self.filer.refile(key, node)
 
     def expect_reuse(self, key: K, after_s: float, place: Place[K]) -> None:
         """See EvictionPolicy. Of a block with several copies, the fastest tier's hint counts."""
@@ -228,7 +228,7 @@ class PrefixModel(Generic[K]):
         node, is_leaf = self._hinted(key)
         self.estimate.use_hints(now_s).expect(key, after_s, now_s)
         if is_leaf:
-            self.filing.refile(key, node)
+            self.filer.refile(key, node)
 
     def _hinted(self, key: K) -> tuple[PrefixNode[K], bool]:
         """Return the node of a present block that gets a hint, and True if the block is a leaf, to be filed again."""

@@ -32,7 +32,7 @@ def observations(store: Store) -> float:
     """Of other nodes, as tenant red's policies use them."""
     family = store.table._families.family("red")
     assert isinstance(family, PrefixFamily)
-    return family._model._of_others.observations
+    return family._model.estimate._of_others.observations
 
 
 def test_report_names_the_tenants_with_most_blocks(make_store: MakeStore) -> None:

@@ -18,7 +18,7 @@ Nodes = States[K, PrefixNode[K] | VisitRun[K, Cohort[K]]]
 """State of each present block. A block that was stored alone has only its run until more is known of it."""
 
 
-class LeafFiling(Generic[K]):
+class LeafFiler(Generic[K]):
     """Files blocks by their node. `PrefixNode.home`, `kind` and `filed` state where a block is filed."""
 
     def __init__(self, nodes: Nodes[K], estimate: ReuseEstimate[K], clock: Callable[[], float]) -> None:
