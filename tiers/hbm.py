@@ -197,11 +197,11 @@ class HbmTier(SlabTier):
         slab_bytes = chosen_slab_bytes(slab_bytes, capacity_bytes)
         try:
             self.arena: Any = torch.empty(capacity_bytes, dtype=torch.uint8, device=device)
+            self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         except (RuntimeError, AssertionError) as refusal:
             # torch raises an AssertionError if it was built without CUDA. The further lines of its messages are for developers.
             reason = str(refusal).splitlines()[0]
             raise ConfigError(f"cannot allocate an HBM tier of {format_size(capacity_bytes)} on {device!r}: {reason}") from refusal
-        self._copier: PlainCopier | CudaCopier = CudaCopier(self.arena) if self.arena.is_cuda else PlainCopier(self.arena)
         self._failure = ""
         self._ranges = ArenaRanges(capacity_bytes)
         super().__init__(capacity_bytes, slab_bytes=slab_bytes, first_bytes=first_bytes, backing=self._ranges)

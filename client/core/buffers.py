@@ -44,7 +44,7 @@ class Destination:
 def as_source(value: Any) -> memoryview:
     """The bytes of `value` as a flat view of its memory, which must not change until the operation ends.
 
-    A CUDA tensor is copied to the CPU. Raises InvalidArgument: not a buffer, not C-contiguous, empty, or over 1 GiB.
+    A CUDA tensor is copied to pinned CPU memory, after the kernels of the calling thread's stream. Raises InvalidArgument: not a buffer, not C-contiguous, empty, or over 1 GiB.
     """
     view = _source(value)
     check_size(len(view))
@@ -95,6 +95,8 @@ class Sources:
 
 def as_sources(values: Any) -> Sources:
     """`as_source` for each of a sequence; of one C-contiguous array or CPU tensor, for each row."""
+    if _is_tensor(values) and _is_rows_on_gpu(values):
+        values = _on_host(values)  # one copy, not one for each row
     rows = _rows(values)
     if rows is None:
         return Sources([as_parts(value) for value in values])
@@ -194,7 +196,7 @@ def _source(value: Any) -> memoryview:
     if type(value) is bytes:
         return memoryview(value)
     if _is_tensor(value):
-        return _tensor_bytes(value.detach().cpu() if value.is_cuda else value)
+        return _tensor_bytes(_on_host(value) if value.is_cuda else value)
     return _flat(value)
 
 
@@ -260,9 +262,30 @@ def _tensor_bytes(tensor: Any) -> memoryview:
     return array.data
 
 
+def _is_rows_on_gpu(tensor: Any) -> bool:
+    is_dense = tensor.is_cuda and tensor.layout == sys.modules["torch"].strided
+    return bool(is_dense and tensor.dim() > 1 and tensor.is_contiguous())
+
+
+def _on_host(tensor: Any) -> Any:  # pragma: no cover  (runs on CUDA only)
+    """Copy of a CUDA tensor in pinned memory, which the device fills several times as fast as pageable memory."""
+    staged = _pinned_like(tensor)
+    return staged.copy_(tensor.detach())
+
+
 def _cuda_destination(tensor: Any) -> Destination:  # pragma: no cover  (runs on CUDA only)
+    staged = _pinned_like(tensor)
+
+    def finish() -> None:
+        with sys.modules["torch"].inference_mode():  # an inference tensor may be written only there
+            tensor.copy_(staged)
+
+    return Destination((_tensor_bytes(staged),), finish)
+
+
+def _pinned_like(tensor: Any) -> Any:  # pragma: no cover  (runs on CUDA only)
+    """Pinned memory of a tensor's form. torch keeps what is freed for the next one: pinning takes longer than a copy."""
     torch: Any = sys.modules["torch"]
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise InvalidArgument("a tensor must be dense and C-contiguous: pass tensor.contiguous()")
-    staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return Destination((_tensor_bytes(staged),), lambda: tensor.detach().copy_(staged))
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -78,6 +78,11 @@ class LayerPools:
         """Bytes of one block."""
         return self._starts[-1]
 
+    @property
+    def device(self) -> torch.device:
+        """Device of all layers."""
+        return self._runs[0].device
+
     def gather(self, blocks: Sequence[int], values: torch.Tensor) -> None:
         """Copy `blocks` into the rows of `values`, uint8 `[len(blocks), value_bytes]` on the CPU."""
         if self._rows:
@@ -107,8 +112,9 @@ class LayerPools:
                 for row, block in zip(part, blocks, strict=True):
                     place = run[:, block]
                     place.copy_(row.view(place.shape))
-        if (device := self._runs[0].device).type != "cpu":
-            torch.accelerator.synchronize(device)  # a new thread's current device is the first one, not the rank's
+        if self.device.type != "cpu":
+            # Of this device: a new thread's current one is the first, not the rank's. Of this stream: the device may have a step to compute.
+            torch.accelerator.current_stream(self.device).synchronize()
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
         """Return each block's memory as one piece a layer, which together are its value: a load may fill them without
@@ -221,6 +227,7 @@ class HeadPools:
         self._values = values
         self.values_per_block = len(values)
         self.value_bytes = values[0].value_bytes
+        self.device = values[0].device
 
     def gather(self, blocks: Sequence[int], values: torch.Tensor) -> None:
         """Copy `blocks` into the rows of `values`, uint8 `[len(blocks), values_per_block * value_bytes]` on the CPU."""
@@ -267,9 +274,10 @@ CHUNK_BYTES: Final = 16 << 20
 class ChunkStaging:
     """Bounded pool of staging chunks. Thread-safe."""
 
-    def __init__(self, value_bytes: int, max_bytes: int) -> None:
+    def __init__(self, value_bytes: int, max_bytes: int, *, is_pinned: bool = False) -> None:
         """Allow as many chunks as fit in `max_bytes`, at least one. A chunk has CHUNK_BYTES, or `value_bytes`, the
-        largest value, if that is more."""
+        largest value, if that is more. `is_pinned`: of page-locked memory, which a GPU copies fastest."""
+        self._is_pinned = is_pinned
         self._chunk_bytes = max(CHUNK_BYTES, value_bytes)
         self._left = max(1, max_bytes // self._chunk_bytes)
         self._free: list[torch.Tensor] = []
@@ -292,7 +300,7 @@ class ChunkStaging:
                 return None
             self._left -= 1
         try:
-            return torch.empty(self._chunk_bytes, dtype=torch.uint8)
+            return torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
         except BaseException:
             with self._lock:
                 self._left += 1

@@ -21,6 +21,7 @@ import torch
 from kvstore.client import Client
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
+from kvstore.client.tensors.arrays import mark, on_side_stream
 from kvstore.engines.vllm.counters import LOG, ConnectorCounters, FailureLog
 from kvstore.engines.vllm.identity import Shard
 from kvstore.engines.vllm.plan import BlockTransfer, StepPlan
@@ -70,9 +71,12 @@ class Worker:
         self._groups = groups
         self._settings = settings
         self._fails_whole = all_or_nothing
-        block_bytes = max(group.block_bytes for group in groups if group is not None)
-        self._load_staging = ChunkStaging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes))
-        self._save_staging = ChunkStaging(block_bytes, int(settings.write_behind_bytes))
+        own = [group for group in groups if group is not None]
+        block_bytes = max(group.block_bytes for group in own)
+        self._device = own[0].pools.device
+        is_pinned = self._device.type == "cuda"
+        self._load_staging = ChunkStaging(block_bytes, LOAD_THREADS * max(CHUNK_BYTES, block_bytes), is_pinned=is_pinned)
+        self._save_staging = ChunkStaging(block_bytes, int(settings.write_behind_bytes), is_pinned=is_pinned)
         self._load_failures = FailureLog("loading blocks", "they are computed")
         self._copy_failures, self._save_failures = (FailureLog(f"{what} blocks", "they are dropped") for what in ("copying", "storing"))
         self.is_store_unreachable = False
@@ -86,11 +90,13 @@ class Worker:
         self._counters = ConnectorCounters()
 
     def load(self, plan: StepPlan) -> None:
-        """Start the plan's loads."""
+        """Start the plan's loads. They write to the pools after the kernels that this thread has launched so far, which
+        may still use the blocks."""
+        marked = mark(self._device)
         for request_id, of_request in groupby(plan.loads, lambda transfer: transfer.request_id):
             with self._changed:
                 self._loading += 1
-            self._loaders.submit(self._load, request_id, list(of_request), time.monotonic() + self._settings.load_deadline_s)
+            self._loaders.submit(self._load, request_id, list(of_request), marked, time.monotonic() + self._settings.load_deadline_s)
 
     def save(self, plan: StepPlan) -> None:
         """Copy the plan's blocks and store the copies in the background. Blocks that cannot be copied are dropped."""
@@ -144,7 +150,7 @@ class Worker:
 
     # --- loads ---
 
-    def _load(self, request_id: str, transfers: Sequence[BlockTransfer], until_s: float) -> None:
+    def _load(self, request_id: str, transfers: Sequence[BlockTransfer], marked: Any, until_s: float) -> None:
         """Run a request's transfers in order, up to the first one that is incomplete."""
         begin_s = time.monotonic()
         counters = ConnectorCounters()
@@ -153,7 +159,7 @@ class Worker:
             loaded = 0
             if not failed:
                 try:
-                    loaded = self._fetch(transfer, until_s)
+                    loaded = self._fetch(transfer, marked, until_s)
                 except Exception:
                     LOG.exception("kvstore: loading blocks of request %s failed", request_id)
             failed += transfer.blocks[loaded:]
@@ -169,8 +175,8 @@ class Worker:
             self._loading -= 1
             self._changed.notify_all()
 
-    def _fetch(self, transfer: BlockTransfer, until_s: float) -> int:
-        """Load the transfer's blocks; return how many leading blocks are in the pool."""
+    def _fetch(self, transfer: BlockTransfer, marked: Any, until_s: float) -> int:
+        """Load the transfer's blocks, after the marked event; return how many leading blocks are in the pool."""
         group = self._groups[transfer.group]
         if group is None:
             return len(transfer.blocks)
@@ -187,7 +193,8 @@ class Worker:
                 value_keys = _of_values(keys, part, each)
                 buffers = rows(chunk, len(value_keys), pools.value_bytes)
                 complete = self._get(transfer, value_keys, buffers, pools.value_bytes, until_s) // each
-                pools.scatter(rows(chunk, complete, group.block_bytes), transfer.blocks[part][:complete])
+                with on_side_stream(self._device, marked):
+                    pools.scatter(rows(chunk, complete, group.block_bytes), transfer.blocks[part][:complete])
                 loaded += complete
                 if complete * each < len(value_keys):
                     break

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,14 +102,14 @@ def test_form_tells_what_blocks_have_in_common() -> None:
         assert len(by_tp) == 1
 
 
-def test_scatter_waits_for_the_device_of_its_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scatter_waits_for_its_copies_on_the_pools_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that loads has not chosen the device of its rank. The device without memory stands for any that is no CPU."""
     waited: list[object] = []
-    monkeypatch.setattr("torch.accelerator.synchronize", lambda *device: waited.append(device))
+    monkeypatch.setattr("torch.accelerator.current_stream", lambda device: SimpleNamespace(synchronize=lambda: waited.append(device)))
     layers = [torch.empty(BLOCKS, 4, 8, device="meta") for _ in range(LAYERS)]
     target = LayerPools(layers, BLOCKS)
     target.scatter(torch.zeros(len(TABLE), target.value_bytes, dtype=torch.uint8), TABLE)
-    assert waited == [(layers[0].device,)]
+    assert waited == [layers[0].device]
 
 
 @pytest.mark.parametrize("count", [1, 4])
