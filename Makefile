@@ -187,6 +187,24 @@ bench-metrics-cost: $(BIN)/.dev  ## what metrics, scrapes and the console's look
 bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against memcpy; writes benchmarks/out/tensors.json
 	$(BIN)/python -m benchmarks.tensors
 
+# The interpreter that is there, with its own torch; where it has none, .venv.
+GPU_PYTHON = $(if $(filter command environment,$(word 1,$(origin PYTHON))),$(PYTHON),$(shell python3 -c "import torch" 2>/dev/null && command -v python3 || echo $(BIN)/python))
+
+.PHONY: gpu
+gpu:  ## what copies to and from a GPU, tested and measured on this machine's torch (PYTHON=python3, WHEELS=folder without an index, PARTS="copies hbm"); writes benchmarks/out/gpu.json
+	@[ "$(GPU_PYTHON)" != $(BIN)/python ] || $(MAKE) --no-print-directory $(BIN)/.dev
+	$(GPU_PYTHON) -m benchmarks.gpu $(if $(WHEELS),--wheels "$(WHEELS)") $(PARTS)
+
+# aetcd has no wheel on the index, and is pure Python.
+WHEELS_PYTHON ?= 3.12
+WHEELS_PLATFORMS := $(foreach glibc,2_34 2_28 2_27 2_17 2_5,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64 --platform manylinux1_x86_64
+.PHONY: gpu-wheels
+gpu-wheels: $(BIN)/python  ## wheels that make gpu needs on a machine without an index, for Python 3.12 or WHEELS_PYTHON, into build/gpu-wheels or WHEELS
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps -w $(or $(WHEELS),build/gpu-wheels) "aetcd>=1.0,<2"
+	$(BIN)/pip download -q --disable-pip-version-check --only-binary=:all: --python-version $(WHEELS_PYTHON) --implementation cp $(WHEELS_PLATFORMS) \
+		--find-links $(or $(WHEELS),build/gpu-wheels) -d $(or $(WHEELS),build/gpu-wheels) $$($(BIN)/python -m benchmarks.gpu.environment)
+	@du -sh $(or $(WHEELS),build/gpu-wheels)
+
 .PHONY: bench-fingerprint
 bench-fingerprint: $(BIN)/.dev  ## how long an engine's start waits for the fingerprint of 100 GB of weights, cold if root; writes benchmarks/out/fingerprint.json
 	$(BIN)/python -m benchmarks.fingerprint

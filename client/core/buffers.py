@@ -44,7 +44,8 @@ class Destination:
 def as_source(value: Any) -> memoryview:
     """The bytes of `value` as a flat view of its memory, which must not change until the operation ends.
 
-    A CUDA tensor is copied to pinned CPU memory, after the kernels of the calling thread's stream. Raises InvalidArgument: not a buffer, not C-contiguous, empty, or over 1 GiB.
+    A CUDA tensor is copied to pinned CPU memory, after the kernels of the calling thread's stream. Raises
+    InvalidArgument: not a buffer, not C-contiguous, empty, or over 1 GiB.
     """
     view = _source(value)
     check_size(len(view))

@@ -113,7 +113,7 @@ class LayerPools:
                     place = run[:, block]
                     place.copy_(row.view(place.shape))
         if self.device.type != "cpu":
-            # Of this device: a new thread's current one is the first, not the rank's. Of this stream: the device may have a step to compute.
+            # Of this device: a new thread's current one is the first, not the rank's. Of this stream: others may compute a step.
             torch.accelerator.current_stream(self.device).synchronize()
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
