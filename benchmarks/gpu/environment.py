@@ -114,4 +114,4 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 if __name__ == "__main__":
-    print(" ".join(f"'{each}'" for each in requirements(read_project())))
+    print(*requirements(read_project()))

@@ -25,6 +25,7 @@ from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument, ProtocolError
 from kvstore.protocol.settings import Size
 from tests.client.processes import cluster
+from tests.devices import needs_cuda
 
 BLOCKS = 5
 SPEC = CacheSpec(layers=4, kv_heads=4, head_dim=16, heads=8, dtype="bfloat16", block_tokens=16)
@@ -475,26 +476,26 @@ def test_layers_are_put_and_read_as_they_are_computed(client: Client) -> None:
 
 # --- GPUs ---
 
-if torch.cuda.is_available():
 
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("scheme", ["none", "int8"])
-    def test_gpu_blocks_are_put_after_their_kernels(client: Client, scheme: str) -> None:
-        spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
-        tokens, cache, namespace = fresh(spec)
-        expected = torch.zeros_like(cache)
-        plain = TensorCache(client, spec, replace(namespace, revision="cpu"))
-        plain.put_tensor(tokens, cache)
-        plain.get_tensor(tokens, expected)
-        layout = CacheLayout(spec=SPEC, pool_blocks=8, order="vllm-flash")
-        layers = [torch.zeros(2, 8, 16, 4, 16, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
-        pool, rank = EnginePool(layout, layers), TensorCache(client, spec, namespace)
-        computed = cache.cuda()
-        torch.cuda._sleep(500_000_000)  # what the engine computes is late
-        for number, layer in enumerate(layers):
-            layer[:, 1:6] = computed[:, number].permute(1, 0, 3, 2, 4)
-        assert rank.put_tensor(tokens, pool, blocks=[1, 2, 3, 4, 5]) == BLOCKS * 4
-        assert rank.get_tensor(tokens, pool, blocks=[7, 0, 1, 6, 2]) == BLOCKS
-        for number, layer in enumerate(layers):
-            got = layer[:, [7, 0, 1, 6, 2]].permute(1, 0, 3, 2, 4).cpu()
-            assert torch.allclose(got, expected[:, number], rtol=0.02, atol=0.02)
+@needs_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_gpu_blocks_are_put_after_their_kernels(client: Client, scheme: str) -> None:
+    spec = replace(SPEC, scheme=CacheScheme.parse(scheme))
+    tokens, cache, namespace = fresh(spec)
+    expected = torch.zeros_like(cache)
+    plain = TensorCache(client, spec, replace(namespace, revision="cpu"))
+    plain.put_tensor(tokens, cache)
+    plain.get_tensor(tokens, expected)
+    layout = CacheLayout(spec=SPEC, pool_blocks=8, order="vllm-flash")
+    layers = [torch.zeros(2, 8, 16, 4, 16, dtype=torch.bfloat16, device="cuda") for _ in range(4)]
+    pool, rank = EnginePool(layout, layers), TensorCache(client, spec, namespace)
+    computed = cache.cuda()
+    torch.cuda._sleep(500_000_000)  # what the engine computes is late
+    for number, layer in enumerate(layers):
+        layer[:, 1:6] = computed[:, number].permute(1, 0, 3, 2, 4)
+    assert rank.put_tensor(tokens, pool, blocks=[1, 2, 3, 4, 5]) == BLOCKS * 4
+    assert rank.get_tensor(tokens, pool, blocks=[7, 0, 1, 6, 2]) == BLOCKS
+    for number, layer in enumerate(layers):
+        got = layer[:, [7, 0, 1, 6, 2]].permute(1, 0, 3, 2, 4).cpu()
+        assert torch.allclose(got, expected[:, number], rtol=0.02, atol=0.02)

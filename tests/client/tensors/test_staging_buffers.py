@@ -13,6 +13,7 @@ from kvstore.kvcache.codecs.schemes import CacheScheme
 from kvstore.kvcache.codecs.tensor_value import TensorHeader, decode_value, encode_value
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.settings import Size
+from tests.devices import needs_cuda
 
 BLOCKS = 3
 HEADER = TensorHeader(scheme=CacheScheme.parse("none"), dtype="float32", kv_factor=2, layers=3, heads=4, tokens=16, head_dim=32)
@@ -114,16 +115,15 @@ def test_memory_is_one_call_s_and_then_the_next_one_s() -> None:
             assert pinned is not second, "of another kind"
 
 
-if torch.cuda.is_available():
-
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_cuda_and_cpu_tensors_give_equal_values(scheme: str) -> None:
-        header = header_of(scheme, dtype="bfloat16")
-        values = random_blocks(header)
-        rows = PoolStaging(1 << 20, is_pinned=True).rows(BLOCKS, [header.value_bytes])[0]
-        write_values(rows, header, in_pieces(values.cuda().transpose(3, 4).contiguous().transpose(3, 4)))
-        out, expected = torch.zeros_like(values, device="cuda")[:, :1, :, 1:2], torch.zeros_like(values)[:, :1, :, 1:2]
-        for read, into in ((rows, out), (written(header, whole(values)), expected)):
-            read_values(read, header, [PoolPiece(slice(2, 3), slice(0, 2), slice(1, 2), into, ALL)])
-        assert torch.allclose(out.cpu(), expected, rtol=0.02, atol=0.02)
+@needs_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_cuda_and_cpu_tensors_give_equal_values(scheme: str) -> None:
+    header = header_of(scheme, dtype="bfloat16")
+    values = random_blocks(header)
+    rows = PoolStaging(1 << 20, is_pinned=True).rows(BLOCKS, [header.value_bytes])[0]
+    write_values(rows, header, in_pieces(values.cuda().transpose(3, 4).contiguous().transpose(3, 4)))
+    out, expected = torch.zeros_like(values, device="cuda")[:, :1, :, 1:2], torch.zeros_like(values)[:, :1, :, 1:2]
+    for read, into in ((rows, out), (written(header, whole(values)), expected)):
+        read_values(read, header, [PoolPiece(slice(2, 3), slice(0, 2), slice(1, 2), into, ALL)])
+    assert torch.allclose(out.cpu(), expected, rtol=0.02, atol=0.02)

@@ -18,6 +18,7 @@ from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 from tests.client.embedded import embedded
+from tests.devices import needs_cuda
 from tests.engines.put_client import PutClient
 from tests.engines.vllm.test_worker import await_loads
 
@@ -140,15 +141,14 @@ def test_pools_of_no_blocks_are_refused(layers: list[torch.Tensor], says: str) -
         LayerPools(layers, BLOCKS)
 
 
-if torch.cuda.is_available():
-
-    @pytest.mark.gpu
-    def test_blocks_move_between_gpu_and_host() -> None:
-        layers = [layer.cuda() for layer in pools("BLHNC")]
-        copies = [torch.zeros_like(layer) for layer in layers]
-        LayerPools(copies, BLOCKS).scatter(gathered(LayerPools(layers, BLOCKS)), TABLE)
-        for layer, copy in zip(layers, copies, strict=True):
-            assert torch.equal(copy[TABLE].cpu(), layer[TABLE].cpu())
+@needs_cuda
+@pytest.mark.gpu
+def test_blocks_move_between_gpu_and_host() -> None:
+    layers = [layer.cuda() for layer in pools("BLHNC")]
+    copies = [torch.zeros_like(layer) for layer in layers]
+    LayerPools(copies, BLOCKS).scatter(gathered(LayerPools(layers, BLOCKS)), TABLE)
+    for layer, copy in zip(layers, copies, strict=True):
+        assert torch.equal(copy[TABLE].cpu(), layer[TABLE].cpu())
 
 
 @pytest.mark.parametrize(("value_bytes", "values"), [(1 << 20, 16), ((1 << 20) + 1, 15), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 1)])

@@ -10,6 +10,7 @@ import torch
 
 from kvstore.kvcache.codecs import codec
 from kvstore.kvcache.codecs.schemes import Scheme
+from tests.devices import DEVICE, needs_cuda
 
 SCHEMES = [Scheme(kind) for kind in ("fp8-tensor", "fp8-head", "int8", "int8a")]
 SCHEMES += [Scheme("int4", 16), Scheme("int4", 64), Scheme("int2", 32)]
@@ -54,8 +55,8 @@ def damaged(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+@needs_cuda
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("is_key", [True, False])
 def test_on_cuda_kernels_are_the_torch_codec_to_the_bit(scheme: Scheme, is_key: bool) -> None:
@@ -69,6 +70,22 @@ def test_on_cuda_kernels_are_the_torch_codec_to_the_bit(scheme: Scheme, is_key: 
             plain = codec.decode(expected, scheme, is_key=is_key, tokens=tokens, head_dim=head_dim, dtype=dtype)
             decoded = codec.decode(records, scheme, is_key=is_key, tokens=tokens, head_dim=head_dim, dtype=dtype)
             assert same(decoded.cpu(), plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", [*SCHEMES[:4], Scheme("int4", 16)], ids=lambda scheme: scheme.name)
+def test_shapes_without_kernels_are_equal_on_any_device(scheme: Scheme) -> None:
+    """By torch: more tokens and channels than a tile has."""
+    for is_key, tokens, head_dim in ((True, 272, 48), (False, 16, 1040)):
+        values = damaged(sample((2, 2, tokens, head_dim)))
+        expected = codec.encode(values, scheme, is_key=is_key)
+        records = codec.encode(values.to(DEVICE), scheme, is_key=is_key)
+        assert torch.equal(records.cpu(), expected)
+        plain, decoded = (
+            codec.decode(encoded, scheme, is_key=is_key, tokens=tokens, head_dim=head_dim, dtype=values.dtype)
+            for encoded in (expected, records)
+        )
+        assert same(decoded.cpu(), plain)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the NaNs and infinities that the interpreter computes with
