@@ -188,7 +188,7 @@ bench-tensors: $(BIN)/.dev  ## an engine's layers to the store and back against 
 	$(BIN)/python -m benchmarks.tensors
 
 # The interpreter that is there, with its own torch; where it has none, .venv.
-GPU_PYTHON = $(if $(filter command environment,$(word 1,$(origin PYTHON))),$(PYTHON),$(shell python3 -c "import torch" 2>/dev/null && command -v python3 || echo $(BIN)/python))
+GPU_PYTHON = $(if $(filter command environment,$(word 1,$(origin PYTHON))),$(PYTHON),$(shell python3 -c "import sys, importlib.util as util; sys.exit(not util.find_spec('torch'))" 2>/dev/null && command -v python3 || echo $(BIN)/python))
 
 .PHONY: gpu
 gpu:  ## what copies to and from a GPU, tested and measured on this machine's torch (PYTHON=python3, WHEELS=folder without an index, PARTS="copies hbm"); writes benchmarks/out/gpu.json

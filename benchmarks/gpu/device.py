@@ -46,9 +46,11 @@ def gb_s(size_bytes: int, call: Callable[[], Any], *, rounds: int = ROUNDS) -> f
     return size_bytes / seconds(call, rounds=rounds) / 1e9
 
 
-def against(name: str, value: float, limit: float, aim: float) -> list[BenchRow]:
-    """Rows of a throughput in GB/s, and of its share of a limit. The CPU device has no aim."""
+def against(name: str, value: float, limit: float, aim: float | None = None) -> list[BenchRow]:
+    """Rows of a throughput in GB/s, and of its share of a limit. On the CPU device no aim is judged."""
     share = value / limit
+    if aim is None:
+        return [BenchRow(name, value, "GB/s"), BenchRow(f"{name} / limit", share, "ratio")]
     return [BenchRow(name, value, "GB/s"), BenchRow(f"{name} / limit", share, "ratio", f">= {aim:g}", share >= aim if HAS_CUDA else None)]
 
 

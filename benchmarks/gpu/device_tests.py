@@ -39,22 +39,11 @@ def files_marked() -> list[str]:
 
 
 def suite(name: str, files: list[str], *, marked: bool, workers: int) -> Iterator[BenchRow]:
-    """Run pytest on the files. Its own deadline per test is that of pyproject.toml; a hung suite ends with its part."""
+    """Run pytest on the files. Versions that this project does not pin may warn, hence -W."""
     with tempfile.TemporaryDirectory(prefix="kvstore-gpu-") as folder:
         told = Path(folder, "told.xml")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-W",
-            "default",
-            "--timeout",
-            "60",
-            f"--junitxml={told}",
-            "-ra",
-        ]
+        options = ("-p", "no:cacheprovider", "-W", "default", "--timeout", "60", "-v", "-ra", f"--junitxml={told}")
+        command = [sys.executable, "-m", "pytest", *options]
         if workers > 1 and importlib.util.find_spec("xdist"):
             command += ["-n", str(min(workers, os.cpu_count() or 1)), "--dist", "worksteal"]
         done = subprocess.run([*command, *(["-m", "gpu"] if marked else []), *files], cwd=ROOT, check=False)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "build" / "gpu"
-TESTS: Final = ("hypothesis>=6.100", "pytest>=8", "pytest-timeout>=2.2", "pytest-xdist>=3.5")
+TESTS: Final = ("hypothesis>=6.100", "msgspec>=0.19", "pytest>=8", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "pyzmq>=26")
 SECONDS: Final = 150
 """Deadline of each command."""
 

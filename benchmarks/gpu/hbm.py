@@ -71,7 +71,7 @@ def tier_rows(tier: HbmTier, pool: Any, in_limit: float, out_limit: float) -> It
         for place, target in zip(places, targets_there, strict=True):
             target.copy_(tier.arena[place : place + BLOCK_BYTES])
 
-    yield from against(f"blocks of the arena into a pool, {what}, a copy each in one process", gb_s(SIZE_BYTES, direct), limit, 0.5)
+    yield from against(f"blocks of the arena into a pool, {what}, a copy each in one process", gb_s(SIZE_BYTES, direct), limit)
 
 
 def mapped_rows(tier: HbmTier) -> Iterator[BenchRow]:

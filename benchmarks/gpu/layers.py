@@ -28,7 +28,7 @@ def rows() -> Iterator[BenchRow]:
     values = host.view(BLOCKS, -1)
     yield from against(f"{what}: gather, vLLM's pools", *connector(tensors, values, out_limit, is_gather=True), 0.7)
     yield from against(f"{what}: scatter, vLLM's pools", *connector(tensors, values, in_limit, is_gather=False), 0.7)
-    yield from against(f"{what}: gather, one copy a piece", gb_s(size_bytes, lambda: by_piece(tensors, values)), out_limit, 0.7)
+    yield from against(f"{what}: gather, one copy a piece", gb_s(size_bytes, lambda: by_piece(tensors, values)), out_limit)
     yield from tensor_cache_rows(what, out_limit, in_limit)
 
 

@@ -32,7 +32,7 @@ PARTS: Final = {
     "layers": Part("gather and scatter of paged layers", "layers:rows", 40),
     "store": Part("puts and gets of a device pool", "store:rows", 60),
     "hbm": Part("the HBM tier", "hbm:rows", 50),
-    "codecs": Part("codecs against the memory's bandwidth", "codecs:rows", 50),
+    "codecs": Part("codecs against the memory's bandwidth", "codecs:rows", 70),
     "engine": Part("matrix products beside puts and gets", "engine:rows", 40),
     "nixl": Part("NIXL with device memory", "nixl_vram:rows", 30),
 }

@@ -1,12 +1,13 @@
 """Runs the parts of `make gpu`, each in a process of its own with a deadline, and reports all rows.
 
 A part that fails, hangs or crashes keeps the rows it had, and adds one that gives the reason. The exit status is 1 if
-any did, or a test failed. Rows go to benchmarks/out/gpu.json.
+any did, or a test failed. Rows go to benchmarks/out/gpu.json, what parts printed to build/gpu/logs.
 """
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,11 @@ from benchmarks.harness import report
 from kvstore.cli.tools.bench import BenchRow
 
 OUT: Final = Path(__file__).parents[1] / "out" / "gpu.json"
+LOGS: Final = Path(__file__).parents[2] / "build" / "gpu" / "logs"
+"""What each part printed."""
 ALL_S: Final = 330.0
 """Deadline of all parts together."""
-LOG_LINES: Final = 30
+LOG_LINES: Final = 60
 
 
 class Runs:
@@ -43,15 +46,18 @@ class Runs:
         with tempfile.TemporaryDirectory(prefix="kvstore-gpu-") as folder:
             rows, log = Path(folder, "rows"), Path(folder, "log")
             rows.touch()
+            has_failed = False
             reason = self._run(name, rows, log)
             for line in rows.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # a killed part may leave half a line
                     row = BenchRow(**json.loads(line))
-                    self.has_failed |= row.unit == "failed"
+                    has_failed |= row.met is False and row.unit in ("failed", "tests")
                     yield row
-            if reason:
+            shutil.copy(log, LOGS / f"{name}.log")
+            if reason or has_failed:
                 self.has_failed = True
                 print("\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:]), file=sys.stderr)
+            if reason:
                 yield BenchRow(f"{name}: {reason}", 0, "failed", "complete", False)
 
     def _run(self, name: str, rows: Path, log: Path) -> str:
@@ -83,6 +89,7 @@ def main() -> int:
     unknown = [name for name in sys.argv[1:] if name not in PARTS]
     if unknown:
         sys.exit(f"no part {unknown[0]!r}: there are {', '.join(PARTS)}")
+    LOGS.mkdir(parents=True, exist_ok=True)
     runs = Runs()
     report(runs.rows(sys.argv[1:]), OUT)
     return int(runs.has_failed)
