@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.device import BLOCKS, against, gb_s, on_device, pinned
 from benchmarks.gpu.paged import SPEC, TABLE, blocks_first, layers
 from kvstore.cli.tools.bench import BenchRow
-from kvstore.client.tensors.arrays import as_index, mark, on_side_stream
+from kvstore.client.tensors.arrays import as_index, mark, on_side_stream, placed
 from kvstore.client.tensors.config import TensorSettings
 from kvstore.client.tensors.staging_buffers import PoolPiece, Stagings, read_values, write_values
 from kvstore.engines.vllm.pools import LayerPools
@@ -59,7 +59,8 @@ def tensor_cache_rows(what: str, out_limit: float, in_limit: float) -> Iterator[
         tokens=SPEC.block_tokens,
         head_dim=SPEC.head_dim,
     )
-    index = as_index(np.array(TABLE, np.int64))
+    at_once = min(BLOCKS, TensorSettings().staging_bytes // header.value_bytes)
+    index = placed(as_index(np.array(TABLE[:at_once], np.int64)), pool.device)
     pieces = [
         PoolPiece(
             slice(plane.layers.start, plane.layers.stop),
@@ -72,13 +73,11 @@ def tensor_cache_rows(what: str, out_limit: float, in_limit: float) -> Iterator[
     ]
     settings = TensorSettings()
     with Stagings(settings).lend(is_pinned=pool.is_on_gpu) as staging:
-        at_once = min(BLOCKS, staging.blocks([header.value_bytes]))
-        first = [piece._replace(blocks=index[:at_once]) for piece in pieces]
         [of_call] = staging.rows(at_once, [header.value_bytes])
 
         def move(how: Any) -> None:
             with on_side_stream(pool.device, mark(pool.device)):
-                how(of_call, header, first)
+                how(of_call, header, pieces)
 
         size_bytes = at_once * SPEC.block_bytes
         yield from against(

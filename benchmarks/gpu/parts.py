@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 PARTS: Final = {
     "machine": Part("card, driver, torch", "machine:rows", 60),
-    "tests": Part("tests marked gpu, and the HBM tier's suites", "device_tests:tier_rows", 110),
+    "tests": Part("tests marked gpu, and the HBM tier's suites", "device_tests:tier_rows", 150),
     "codec-tests": Part("codecs against the CPU, to the bit", "device_tests:codec_rows", 80),
     "copies": Part("copies between host and device", "copies:rows", 40),
     "pinning": Part("page-locking of the store's memory", "pinning:rows", 40),

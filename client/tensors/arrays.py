@@ -33,6 +33,15 @@ def as_index(blocks: NDArray[np.int64]) -> Index:
     return blocks
 
 
+def placed(index: Index, device: Any) -> Any:
+    """The index for values on `device`; a GPU gets its own copy, once and not for each tensor that it indexes."""
+    if isinstance(index, slice) or device is None or device.type == "cpu":
+        return index
+    import torch  # pragma: no cover  (runs on GPUs only)
+
+    return torch.from_numpy(index).to(device)  # pragma: no cover
+
+
 def gather(values: Any, index: Index, out: Any) -> None:
     """Copy `values[index]`, blocks along the first axis, into `out`, of any strides. CUDA tensors: in the current
     stream."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.client.core.arguments import check_deadline
-from kvstore.client.tensors.arrays import as_index, on_side_stream
+from kvstore.client.tensors.arrays import as_index, on_side_stream, placed
 from kvstore.client.tensors.parts import ValuePart
 from kvstore.client.tensors.pools import BlockPool
 from kvstore.client.tensors.prompts import Keys, flat
@@ -52,7 +52,7 @@ def move(
 
 def _pieces(pool: BlockPool, part: ValuePart, places: NDArray[np.int64]) -> list[PoolPiece]:
     """The planes' shares of a part's values."""
-    index = as_index(places)
+    index = placed(as_index(places), pool.device)
     shift = part.value_layers.start - part.own_layers.start  # from the rank's layers to the value's
     pieces = []
     for plane in pool.planes:

@@ -89,6 +89,9 @@ class LayerPools:
             for value, of_block in self._side_by_side(values, blocks):
                 value[:] = of_block
             return
+        if values.device != self.device:
+            _gather_on_device(self, blocks, values)
+            return
         for run, part in self._parts(values):
             if self._copies_on_device:
                 part.copy_(run.index_select(1, self._index(blocks, run)).transpose(0, 1).flatten(1))
@@ -104,9 +107,10 @@ class LayerPools:
             for value, of_block in self._side_by_side(values, blocks):
                 of_block[:] = value
             return
+        values = values.to(self.device)  # at once: columns of it would be copied through pageable memory
         for run, part in self._parts(values):
             if self._copies_on_device:
-                rows = part.to(run.device).view(len(blocks), *run[:, 0].shape)
+                rows = part.reshape(len(blocks), *run[:, 0].shape)
                 run.index_copy_(1, self._index(blocks, run), rows.transpose(0, 1))
             else:
                 for row, block in zip(part, blocks, strict=True):
@@ -231,13 +235,16 @@ class HeadPools:
 
     def gather(self, blocks: Sequence[int], values: torch.Tensor) -> None:
         """Copy `blocks` into the rows of `values`, uint8 `[len(blocks), values_per_block * value_bytes]` on the CPU."""
+        if values.device != self.device:
+            _gather_on_device(self, blocks, values)
+            return
         for pools, columns in self._columns(values):
             pools.gather(blocks, columns)
 
     def scatter(self, values: torch.Tensor, blocks: Sequence[int]) -> None:
         """Copy the rows of `values`, as in `gather`, into `blocks`, which are distinct. The copies are complete on
         return."""
-        for pools, columns in self._columns(values):
+        for pools, columns in self._columns(values.to(self.device)):
             pools.scatter(columns, blocks)
 
     def pieces(self, blocks: Sequence[int]) -> list[list[NDArray[np.uint8]]] | None:
@@ -250,6 +257,13 @@ class HeadPools:
     def _columns(self, values: torch.Tensor) -> list[tuple[LayerPools, torch.Tensor]]:
         size = self.value_bytes
         return [(pools, values[:, place * size : (place + 1) * size]) for place, pools in enumerate(self._values)]
+
+
+def _gather_on_device(pools: LayerPools | HeadPools, blocks: Sequence[int], values: torch.Tensor) -> None:
+    """Assemble values on the pools' device and copy them to the host at once: columns would go through pageable memory."""
+    on_device = torch.empty(values.shape, dtype=torch.uint8, device=pools.device)
+    pools.gather(blocks, on_device)
+    values.copy_(on_device)
 
 
 def head_slices(layer: torch.Tensor, kv_heads: int, count: int) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from kvstore.engines.vllm.worker import RankGroup, Worker
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import ConfigError
 from tests.client.embedded import embedded
-from tests.devices import needs_cuda
+from tests.devices import DEVICE, needs_cuda
 from tests.engines.put_client import PutClient
 from tests.engines.vllm.test_worker import await_loads
 
@@ -29,10 +30,10 @@ ORDERS = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"]
 NUMBERS = itertools.count()
 
 
-def pools(order: str, heads: int = HEADS, seed: int = 0, elements: int = ELEMENTS) -> list[torch.Tensor]:
+def pools(order: str, heads: int = HEADS, seed: int = 0, elements: int = ELEMENTS, device: Any = "cpu") -> list[torch.Tensor]:
     """Layers seen as [B, H, N, C], in one piece of memory of the order of `order`, full of random numbers."""
     sizes = {"L": LAYERS, "B": BLOCKS, "H": heads, "N": TOKENS, "C": elements}
-    memory = torch.randn([sizes[axis] for axis in order], generator=torch.Generator().manual_seed(seed))
+    memory = torch.randn([sizes[axis] for axis in order], generator=torch.Generator().manual_seed(seed)).to(device)
     return list(memory.permute([order.index(axis) for axis in "LBHNC"]))
 
 
@@ -149,6 +150,20 @@ def test_blocks_move_between_gpu_and_host() -> None:
     LayerPools(copies, BLOCKS).scatter(gathered(LayerPools(layers, BLOCKS)), TABLE)
     for layer, copy in zip(layers, copies, strict=True):
         assert torch.equal(copy[TABLE].cpu(), layer[TABLE].cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ORDERS)
+def test_values_by_heads_are_equal_on_any_device(order: str) -> None:
+    layers, there = pools(order), pools(order, device=DEVICE)
+    for count in (1, 4):
+        values = gathered(head_pools(layers, count))
+        assert torch.equal(gathered(head_pools(there, count, copies_on_device=True)), values)
+        copies = [torch.zeros_like(layer) for layer in there]
+        head_pools(copies, count, copies_on_device=True).scatter(values, [1, 2, 6])
+        for layer, copy in zip(layers, copies, strict=True):
+            assert torch.equal(copy[[1, 2, 6]].cpu(), layer[TABLE])
+            assert not copy[[0, 3, 4, 5]].any()
 
 
 @pytest.mark.parametrize(("value_bytes", "values"), [(1 << 20, 16), ((1 << 20) + 1, 15), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES, 1)])
