@@ -47,7 +47,7 @@ def tier_rows(tier: HbmTier, pool: Any, in_limit: float, out_limit: float) -> It
         records = [Record(slot, part) for slot, part in zip(slots, parts, strict=True)]
         yield from against(f"HbmTier.write_batch {what} from a slab", gb_s(SIZE_BYTES, lambda: tier.write_batch(records)), in_limit, 0.8)
         back = np.ones(SIZE_BYTES, np.uint8)
-        targets = [memoryview(back)[at : at + BLOCK_BYTES] for at in range(0, SIZE_BYTES, BLOCK_BYTES)]
+        targets = [back.data[at : at + BLOCK_BYTES] for at in range(0, SIZE_BYTES, BLOCK_BYTES)]
         yield from against(
             f"HbmTier.read_batch_into {what}", gb_s(SIZE_BYTES, lambda: tier.read_batch_into(slots, targets)), out_limit, 0.8
         )
