@@ -58,10 +58,10 @@ def test_each_reason_not_to_be_ready_is_told_with_its_partition(tmp_path: Path, 
         nodes = [NodeSide(places)]
         server.freeze()
         eventually(lambda: [role.role for role in told(places)[0]] == [MasterRole.CUT_OFF] * 2, "both leases are over")
+        eventually(lambda: any(line.startswith("catalog: ") for line in told(places)[1]), "etcd's silence has been noticed")
         _roles, why, is_ready, _epoch = told(places)
         assert why[0] == "this master is cut off from partition 0 of its catalog, which another one may own"
         assert "this master is cut off from partition 1 of its catalog, which another one may own" in why
-        assert any(line.startswith("catalog: ") for line in why)
         assert len(why) == len(set(why))
         assert not is_ready
         for node in nodes:
