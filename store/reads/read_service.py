@@ -109,8 +109,9 @@ class ReadService:
                 table.events.read(caller.tenant, [block], is_far=not session.is_local)
             session.reply(header.request_id, blocks, (value,), on_sent=lambda: table.copies.release(block))
             self.out_bytes += size_bytes
-            table.hit(block)
-            table.evictor.promote_to_hbm(block)
+            if not caller.is_node:
+                table.hit(block)
+                table.evictor.promote_to_hbm(block)
         finally:
             table.copies.release(block)
         return True
@@ -150,7 +151,8 @@ class ReadService:
             if not is_pointed_at and not self._fits(request, block):
                 request.cut(index)
                 continue
-            table.hit(block)
+            if not request.caller.is_node:
+                table.hit(block)
             if slot is None:
                 self._fetch(request, index, block, is_pointed_at=request.is_pointed_at(block))
                 continue

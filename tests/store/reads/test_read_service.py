@@ -1,6 +1,7 @@
 """Tests of read_service.py over real sockets, shared memory and disks: readers get the block's bytes under any
 concurrent change."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from kvstore.protocol.errors import KVStoreError, TierFailed, Unavailable
 from kvstore.protocol.event_messages import EventBatch, FetchEvents
 from kvstore.protocol.message import TIER_BITS
 from kvstore.protocol.node_messages import DEFERRED, INLINE, MAPPED, MISS, ReadBlocks
-from kvstore.protocol.session_messages import Failure
+from kvstore.protocol.session_messages import ROLE_NODE, Failure, Hello
+from kvstore.rpc.address import parse_address
+from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.server.session import Session
@@ -418,3 +421,15 @@ def test_a_stalled_reader_is_closed_after_the_send_timeout(tmp_path: Path) -> No
         assert other.put({"b": bytes(24 << 20)}) == [1], "there is room"
         other.close()
         sock.close()
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_a_copy_to_another_node_is_no_access(node: Served, client: Client, names: list[str]) -> None:
+    """Neither the eviction policy nor the hit count may take a home copy for a reader's return."""
+    client.put({name: name.encode() for name in names})
+    hello = Hello(ROLE_NODE, "red", name="other")
+    with contextlib.closing(Client(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S)))) as peer:
+        assert peer.read(*names, inline_bytes=100)[1] == [name.encode() for name in names]
+    assert [find(node, name).hits for name in names] == [0] * len(names)
+    client.read(*names, inline_bytes=100)
+    assert [find(node, name).hits for name in names] == [1] * len(names)
