@@ -244,6 +244,12 @@ class EvictionOrder:
         members = self._groups.get(group)
         return members is not None and block.key in members.policy and self._blocks_of(members.tenant).get(block.key) is block
 
+    def next_after(self, block: Block, group: int) -> Block | None:
+        """Return the block that would be the group's next victim once this one has left; None if it is unknown."""
+        members = self._groups.get(group)
+        key = members.policy.next_after(block.key) if members is not None else None
+        return self._blocks_of(members.tenant).get(key) if members is not None and key is not None else None
+
     def worth(self, block: Block, group: int) -> float | None:
         """Return the worth of a block that may be evicted next, comparable between the tiers of a tenant; None if it is
         unknown."""

@@ -227,10 +227,10 @@ class Store:
         """The next block that is made has this value."""
         self.values[self._generation + 1] = value
 
-    def block(self, name: str, size_bytes: int = 100, *, tenant: str = "red") -> Block:
+    def block(self, name: str, size_bytes: int = 100, *, tenant: str = "red", parent: str = "") -> Block:
         """A new block that is nowhere yet, of a generation of its own."""
         self._generation += 1
-        return self.table.rows.make(tenant, name.encode(), size_bytes, self._generation, self.namespace)
+        return self.table.rows.make(tenant, name.encode(), size_bytes, self._generation, self.namespace, parent.encode())
 
     def open(
         self,

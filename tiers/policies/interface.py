@@ -138,6 +138,13 @@ class EvictionPolicy(ABC, Generic[K]):
             found.append(key)
         return found
 
+    def next_after(self, key: K) -> K | None:
+        """Return the key that becomes a victim of the same worth once `key` is removed; None if none does.
+
+        A victim that is copied before its removal stays in the order meanwhile; the demotion continues with this one.
+        """
+        return None
+
     def worth(self, key: K) -> float | None:
         """Return the value of a key that may be evicted next, comparable between the policies of a family; None if the
         policy knows no values, or for another key."""

@@ -122,6 +122,9 @@ class PrefixPolicy(EvictionPolicy[K]):
             self.model.remove_alone(found, run)
         return found
 
+    def next_after(self, key: K) -> K | None:
+        return self.model.next_after(key, self._place)
+
     def worth(self, key: K) -> float | None:
         return self.model.worth(key, self._place)
 

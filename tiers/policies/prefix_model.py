@@ -241,14 +241,31 @@ class PrefixModel(Generic[K]):
     # --- order of eviction ---
 
     def worth(self, key: K, place: Place[K]) -> float | None:
-        """Return a leaf's hits per second of its slot; None for another block. Comparable between the model's
-        policies."""
+        """Return a leaf's hits per second of its slot, or what a block will be worth once its only child, which is in the
+        same policy, has left. None for another block. Comparable between the model's policies."""
         node = self.nodes.get(key)
         if isinstance(node, VisitRun):
             return self.estimate.worth(node.home, 1)
-        if node is None or node.home is None or place not in node.places[: node.filed]:
+        if node is None:
+            return None
+        if node.home is None and node.child is not None and not node.siblings and self.estimate.hints is None:
+            child, cohort = self.nodes.get(node.child), node.visit.cohort
+            if cohort is None or child is None or child.places[0] is not place:
+                return None
+            return self.estimate.worth(cohort, 0)
+        if node.home is None or place not in node.places[: node.filed]:
             return None
         return self.estimate.worth(node.home, node.kind)
+
+    def next_after(self, key: K, place: Place[K]) -> K | None:
+        """Return the parent of a leaf if it becomes a leaf of the same worth once this one has left the place."""
+        node = self.nodes.get(key)
+        if node is None or isinstance(node, VisitRun) or node.parent is None:
+            return None
+        parent = self.nodes.get(node.parent)
+        if not isinstance(parent, PrefixNode) or place not in parent.places or parent.visit.cohort is not node.visit.cohort:
+            return None
+        return node.parent if parent.children_down_to(place.tier) == 1 else None
 
     def eviction_order(self, place: Place[K]) -> Iterator[K]:
         """Yield every key of a policy: leaves by ascending worth; then the tip of the visit under way, whose next block

@@ -111,6 +111,10 @@ class PrefixNode(Generic[K]):
             count += 1
         return count
 
+    def children_down_to(self, tier: int) -> int:
+        """Return the number of present children with a copy in that tier or a faster one."""
+        return sum(self._below >> _SHIFTS[faster] & _MASK for faster in range(tier + 1))
+
     def gain_child(self, key: K, tier: int) -> None:
         """Add a child whose fastest copy is in `tier`."""
         self.below += ONE_BELOW[tier]

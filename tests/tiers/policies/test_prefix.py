@@ -245,6 +245,20 @@ def test_a_prompt_is_demoted_and_dropped_from_its_end() -> None:
     assert [nvme.victim(), nvme.victim(lambda key: key != "a3")] == ["a3", "a1"]
 
 
+def test_the_next_victim_of_a_prompt_is_known_in_advance() -> None:
+    family = PrefixFamily[str](clock=ticking())
+    dram, nvme = family.policy(1), family.policy(2)
+    store(dram, words("a", 4))
+    store(dram, words("end", 1))
+    assert [dram.next_after(key) for key in ("a3", "a0", "absent")] == ["a2", None, None]
+    assert (dram.worth("a2") or 0) >= (dram.worth("a3") or 1), "a3 is the last block of the prompt"
+    nvme.insert("a3")
+    assert (dram.next_after("a3"), nvme.next_after("a3")) == ("a2", None)
+    dram.insert("b", "a2")
+    dram.touch("end0")
+    assert dram.next_after("a3") is None, "a2 has another child"
+
+
 def test_ghosts_of_a_family_stay_until_its_last_policy_closes() -> None:
     family = PrefixFamily[str](clock=ticking())
     dram, nvme = family.policy(1), family.policy(2)
