@@ -57,11 +57,20 @@ class CopyBatcher:
 
     Not thread-safe."""
 
-    def __init__(self, parts: DirectoryParts, replication: ReplicaPlanner, pace: CopyLimits, *, full_share: float = FULL_SHARE) -> None:
-        """Receivers keep `full_share` of their capacity free."""
+    def __init__(
+        self,
+        parts: DirectoryParts,
+        replication: ReplicaPlanner,
+        pace: CopyLimits,
+        *,
+        full_share: float = FULL_SHARE,
+        refused_ns: int = REFUSED_NS,
+    ) -> None:
+        """Receivers keep `full_share` of their capacity free. One that did not keep a copy gets none for `refused_ns`."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
         self.pace = pace
         self._full_share = full_share
+        self._refused_ns = refused_ns
         self._room: dict[int, int] | None = None
         self._now_ns = 0
         self._copies: dict[_CopyId, _Copy] = {}
@@ -121,7 +130,7 @@ class CopyBatcher:
         owner = self._tenants.get(tenant)
         holders: Sequence[int] = self._rows.readable_at(owner, key) if owner is not None else ()
         if holders and node_id not in holders:
-            self._full_until_ns[node_id] = now_ns + REFUSED_NS
+            self._full_until_ns[node_id] = now_ns + self._refused_ns
 
 
 class CopyReceivers:

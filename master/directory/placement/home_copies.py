@@ -64,11 +64,13 @@ CHECKED_SECONDARY: Final = 64
 """Secondary copies that a step checks for being there still."""
 SKIPPED: Final = ("queue", "gone", "space", "failed")
 """Why a block has no home copy: MAX_QUEUED blocks waited; it had left the writer's node before its turn, as blocks do
-beyond `bytes_per_s`; its home had no space, or refused a copy lately; the copy did not arrive."""
+beyond `bytes_per_s`; its home had no space; the copy did not arrive, or has left the home already."""
 CHECKED_AFTER_LOSS: Final = 2048
 """The same after a node left or restarted, until all have been checked. About 3 ms."""
 _ANY_FREE_SHARE: Final = -1.0
 """Receivers evict for home copies; a node's capacity bounds what is under way to it."""
+_NO_PAUSE_NS: Final = 0
+"""A home that has evicted a copy before this master looked is not full."""
 _MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -138,7 +140,7 @@ class HomeCopies:
         """`bytes_per_s` bounds the copies of all nodes together; 0 turns home copies off. `secondary` is filled here,
         and read by LastReplicas."""
         self._rows, self._tenants, self._members, self._replication = parts.rows, parts.tenants, parts.members, replication
-        self._batcher = CopyBatcher(parts, replication, pace, full_share=_ANY_FREE_SHARE)
+        self._batcher = CopyBatcher(parts, replication, pace, full_share=_ANY_FREE_SHARE, refused_ns=_NO_PAUSE_NS)
         self._bytes_per_s, self._slow_start_ns = bytes_per_s, slow_start_ns
         self.secondary = secondary
         self._nodes = HomeNodes((), slow_start_ns=slow_start_ns, now_ns=0)
