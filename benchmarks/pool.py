@@ -26,7 +26,7 @@ from rich.console import Console
 from benchmarks.harness import write
 from kvstore.cli.replay import show_warning
 from kvstore.cli.tools.bench import BenchRow, at_least, at_most, table
-from kvstore.cli.tools.cluster import ClusterPlan, LocalCluster
+from kvstore.cli.tools.cluster import LONG_DEMOTION_WAIT_S, ClusterPlan, LocalCluster
 from kvstore.cli.tools.replay import StoreReplay
 from kvstore.client import Client
 from kvstore.client.block_bytes import block_key
@@ -86,7 +86,8 @@ def replay(
 ) -> Result:
     """Replay the trace; `shares` are the weights of the nodes' clients. Raises AssertionError: wrong bytes."""
     nvme = str(nvme_blocks * BLOCK_BYTES) if nvme_blocks else ""
-    plan = ClusterPlan(is_private=True, nodes=nodes, dram=str(dram_blocks * BLOCK_BYTES), nvme=nvme, policy=POLICY)
+    wait = LONG_DEMOTION_WAIT_S if nvme_blocks else ""  # a DRAM tier of 1 MiB cannot absorb a burst
+    plan = ClusterPlan(is_private=True, nodes=nodes, dram=str(dram_blocks * BLOCK_BYTES), nvme=nvme, policy=POLICY, demotion_wait_s=wait)
     as_sent: list[TraceRequest] = []
     rng = random.Random(1)
     with LocalCluster(plan, on_log=show_warning) as cluster:

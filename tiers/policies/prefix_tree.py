@@ -113,7 +113,7 @@ class PrefixNode(Generic[K]):
 
     def children_down_to(self, tier: int) -> int:
         """Return the number of present children with a copy in that tier or a faster one."""
-        return sum(self._below >> _SHIFTS[faster] & _MASK for faster in range(tier + 1))
+        return sum(self.below // one & _MASK for one in ONE_BELOW[: tier + 1])
 
     def gain_child(self, key: K, tier: int) -> None:
         """Add a child whose fastest copy is in `tier`."""
