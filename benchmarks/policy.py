@@ -35,7 +35,7 @@ from kvstore.lab.report import bounds, hint_table, policy_table
 from kvstore.lab.runs import run_jobs, spread
 from kvstore.tiers.policies.by_name import POLICIES, make_policy
 from kvstore.tiers.policies.interface import EvictionPolicy
-from kvstore.tiers.policies.prefix import PrefixPolicy
+from kvstore.tiers.policies.prefix.policy import PrefixPolicy
 
 OUT: Final = Path(__file__).parent / "out" / "policy.json"
 TRACE: Final = Path(__file__).parents[2] / "shared/data/traces/conversation_trace.jsonl"

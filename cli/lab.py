@@ -49,7 +49,7 @@ from kvstore.lab.report import (
 from kvstore.lab.runs import run_jobs
 from kvstore.protocol.errors import InvalidArgument, TraceError
 from kvstore.tiers.policies.by_name import DEFAULT, POLICY_NAMES, make_family, make_policy
-from kvstore.tiers.policies.prefix import PrefixPolicy
+from kvstore.tiers.policies.prefix.policy import PrefixPolicy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,8 +21,8 @@ from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import check_capacity
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.tiers.policies.by_name import make_family
+from kvstore.tiers.policies.prefix.visits import CLASSES
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES
 
 MAX_NODES: Final = 64
 SHORT_SHARE: Final = 0.1

@@ -13,7 +13,7 @@ from kvstore.lab.accesses import Accesses, belady_hits, infinite_hits, reuse_dis
 from kvstore.lab.jobs import HintRow, HomePoolRow, PolicyRow, PoolRow, Row, TierRow
 from kvstore.lab.plots import Series, Weight, cdf, line_chart, stacked_bars
 from kvstore.tiers.policies.by_name import DEFAULT, DEFAULT_POLICY
-from kvstore.tiers.policies.prefix import PrefixPolicy
+from kvstore.tiers.policies.prefix.policy import PrefixPolicy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

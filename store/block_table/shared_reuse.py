@@ -12,8 +12,8 @@ from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_REUSE_TENANTS
 from kvstore.store.block_table.policy_families import PolicyFamilies
 from kvstore.tiers.policies.interface import PolicyFamily
+from kvstore.tiers.policies.prefix.visits import CLASSES
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES
 
 
 class SharedReuse:

@@ -26,7 +26,7 @@ from kvstore.store.shared_index.index import SharedIndexTable
 from kvstore.store.shared_index.index_growth import IndexGrowth
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
 from kvstore.tiers.policies.block_values import BlockValues
-from kvstore.tiers.policies.prefix import PrefixPolicy
+from kvstore.tiers.policies.prefix.policy import PrefixPolicy
 
 
 @singledispatch

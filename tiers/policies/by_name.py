@@ -12,7 +12,7 @@ from kvstore.tiers.policies.leaf_lru import LeafLRU
 from kvstore.tiers.policies.lfu import LFU
 from kvstore.tiers.policies.lhd import LHD
 from kvstore.tiers.policies.lru import LRU
-from kvstore.tiers.policies.prefix import PrefixFamily, PrefixPolicy
+from kvstore.tiers.policies.prefix.policy import PrefixFamily, PrefixPolicy
 from kvstore.tiers.policies.s3fifo import S3FIFO
 from kvstore.tiers.policies.sieve import Sieve
 from kvstore.tiers.policies.tinylfu import WTinyLFU

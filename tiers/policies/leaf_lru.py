@@ -7,7 +7,7 @@ is then useless until it is evicted too.
 from collections.abc import Callable
 
 from kvstore.tiers.policies.interface import EvictionPolicy, K
-from kvstore.tiers.policies.prefix_tree import closes_cycle, has_cycle
+from kvstore.tiers.policies.prefix.nodes import closes_cycle, has_cycle
 from kvstore.tiers.policies.rising_heap import RisingHeap
 
 

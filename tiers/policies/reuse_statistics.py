@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, HALF_LIFE, WIDTHS_S
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS, HALF_LIFE, WIDTHS_S
 
 MAX_OBSERVATIONS: Final = HALF_LIFE
 """Observations that the statistics of one node, or of all others together, count as at most."""

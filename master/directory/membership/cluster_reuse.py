@@ -9,8 +9,8 @@ from typing import Final
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.message import MAX_REUSE_TENANTS
+from kvstore.tiers.policies.prefix.visits import CLASSES
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES
 
 MAX_TENANT_CHARS: Final = 255
 

@@ -12,9 +12,9 @@ from kvstore.protocol.catalog_messages import Heartbeat, HeartbeatResponse
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, ProtocolError, StaleEpoch, Unavailable, from_code
 from kvstore.protocol.session_messages import Failure
 from kvstore.testing.transfer.awaited import eventually
-from kvstore.tiers.policies.reuse_hazard import BUCKETS
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS
+from kvstore.tiers.policies.prefix.visits import CLASSES
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES
 from tests.master.blocks import TENANT, Event
 from tests.master.running import TIMEOUT_S, NodeSide, Places, master_in_thread
 

@@ -6,9 +6,9 @@ import pytest
 
 from kvstore.protocol.message import MAX_REUSE_TENANTS
 from kvstore.store.block_table.shared_reuse import SharedReuse
-from kvstore.tiers.policies.prefix import PrefixFamily
+from kvstore.tiers.policies.prefix.policy import PrefixFamily
+from kvstore.tiers.policies.prefix.visits import CLASSES
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES
 from tests.store.tables import Store
 
 MakeStore = Callable[..., Store]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from kvstore.protocol.errors import InvalidArgument
-from kvstore.tiers.policies.prefix import PrefixPolicy
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, WIDTHS_S, bucket_of
+from kvstore.tiers.policies.prefix.policy import PrefixPolicy
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS, WIDTHS_S, bucket_of
+from kvstore.tiers.policies.prefix.visits import ALONE, CLASSES
 from kvstore.tiers.policies.reuse_statistics import MAX_OBSERVATIONS, ReuseStatistics
-from kvstore.tiers.policies.visits import ALONE, CLASSES
 
 
 class Clock:

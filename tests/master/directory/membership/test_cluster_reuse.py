@@ -8,9 +8,9 @@ import pytest
 from kvstore.master.directory.membership.cluster_reuse import MAX_TENANT_CHARS, ClusterReuse
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.message import MAX_REUSE_TENANTS
-from kvstore.tiers.policies.reuse_hazard import BUCKETS
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS
+from kvstore.tiers.policies.prefix.visits import CLASSES
 from kvstore.tiers.policies.reuse_statistics import MAX_OBSERVATIONS, ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES
 
 
 def counted(reads: float) -> bytes:

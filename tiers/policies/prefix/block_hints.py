@@ -9,11 +9,11 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.tiers.policies.expected_reads import ExpectedRead, ExpectedReads
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, LEVELS, LevelReuse
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, ReuseHazard
-from kvstore.tiers.policies.visits import CLASSES, Cohort, Visit
+from kvstore.tiers.policies.prefix.expected_reads import ExpectedRead, ExpectedReads
+from kvstore.tiers.policies.prefix.priority_levels import DEFAULT_LEVEL, LEVELS, LevelReuse
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS, EDGES_S, ReuseHazard
+from kvstore.tiers.policies.prefix.visits import CLASSES, Cohort, Visit
 
 
 class BlockHints(Generic[K]):

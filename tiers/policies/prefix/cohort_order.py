@@ -14,10 +14,10 @@ from typing import Any, Final, Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.tiers.policies.expected_reads import FIRST_EXPECTED, MAGNITUDES
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.reuse_hazard import BUCKETS
-from kvstore.tiers.policies.visits import CLASSES, Cohort, VisitRun, keys_in
+from kvstore.tiers.policies.prefix.expected_reads import FIRST_EXPECTED, MAGNITUDES
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS
+from kvstore.tiers.policies.prefix.visits import CLASSES, Cohort, VisitRun, keys_in
 
 RINGS: Final = CLASSES * BUCKETS * 2
 """Rings in use without hints, but for that of orphans, which follows them."""

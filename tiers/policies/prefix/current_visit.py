@@ -6,10 +6,10 @@ Its last block, the tip, is about to have a child, so it is filed only when the 
 from typing import Generic
 
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.leaf_filer import LeafFiler, Nodes
-from kvstore.tiers.policies.prefix_tree import PrefixNode
-from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
-from kvstore.tiers.policies.visits import Visit
+from kvstore.tiers.policies.prefix.leaf_filer import LeafFiler, Nodes
+from kvstore.tiers.policies.prefix.nodes import PrefixNode
+from kvstore.tiers.policies.prefix.reuse_estimate import ReuseEstimate
+from kvstore.tiers.policies.prefix.visits import Visit
 
 
 class CurrentVisit(Generic[K]):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic
 
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.visits import Cohort, Visit
+from kvstore.tiers.policies.prefix.visits import Cohort, Visit
 
 FEW_CHILDREN: Final = 4
 """Up to this many children are a tuple, more are a set."""
@@ -72,7 +72,7 @@ class PrefixNode(Generic[K]):
 
     def __init__(self, parent: K | None, visit: Visit[K], birth_turn: int, forks: int, places: tuple[Any, ...]) -> None:
         self.places = places
-        """The policies that it is in (prefix_model.Place), fastest tier first."""
+        """The policies that it is in (places.Place), fastest tier first."""
         self.filed = 0
         """It is filed in so many of `places`, the first ones: where it is a leaf."""
         self.below = 0

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from kvstore.tiers.policies.interface import K, States
-from kvstore.tiers.policies.prefix_places import Place
-from kvstore.tiers.policies.prefix_tree import PrefixNode, is_alone
-from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
-from kvstore.tiers.policies.visits import CLASSES, Cohort, VisitRun
+from kvstore.tiers.policies.prefix.nodes import PrefixNode, is_alone
+from kvstore.tiers.policies.prefix.places import Place
+from kvstore.tiers.policies.prefix.reuse_estimate import ReuseEstimate
+from kvstore.tiers.policies.prefix.visits import CLASSES, Cohort, VisitRun
 
 Nodes = States[K, PrefixNode[K] | VisitRun[K, Cohort[K]]]
 """State of each present block. A block that was stored alone has only its run until more is known of it."""

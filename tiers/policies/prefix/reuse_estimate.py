@@ -7,12 +7,12 @@ from typing import Final, Generic
 
 import numpy as np
 
-from kvstore.tiers.policies.block_hints import BlockHints
-from kvstore.tiers.policies.cohort_order import ORPHANS_WORTH, ranking_of, ring_of
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.prefix_places import Places
+from kvstore.tiers.policies.prefix.block_hints import BlockHints
+from kvstore.tiers.policies.prefix.cohort_order import ORPHANS_WORTH, ranking_of, ring_of
+from kvstore.tiers.policies.prefix.places import Places
+from kvstore.tiers.policies.prefix.visits import CLASSES, Cohort, VisitLog
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import CLASSES, Cohort, VisitLog
 
 LEARN_BLOCKS: Final = 2048
 """Blocks seen between two computations of worths: 0.4 ms, 0.2 us per block. A batch counts at once."""

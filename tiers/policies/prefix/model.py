@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic
 
-from kvstore.tiers.policies.block_tree import BlockTree
-from kvstore.tiers.policies.current_visit import CurrentVisit
 from kvstore.tiers.policies.interface import DictStates, K
-from kvstore.tiers.policies.leaf_filer import LeafFiler, Nodes
-from kvstore.tiers.policies.prefix_ghosts import Ghost, PrefixGhosts
-from kvstore.tiers.policies.prefix_places import Place, Places
-from kvstore.tiers.policies.prefix_tree import ONE_BELOW, PrefixNode, alone
-from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, level_of
-from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
-from kvstore.tiers.policies.visits import SHARED_FORKS, Cohort, Visit, VisitRun
+from kvstore.tiers.policies.prefix.block_tree import BlockTree
+from kvstore.tiers.policies.prefix.current_visit import CurrentVisit
+from kvstore.tiers.policies.prefix.ghosts import Ghost, PrefixGhosts
+from kvstore.tiers.policies.prefix.leaf_filer import LeafFiler, Nodes
+from kvstore.tiers.policies.prefix.nodes import ONE_BELOW, PrefixNode, alone
+from kvstore.tiers.policies.prefix.places import Place, Places
+from kvstore.tiers.policies.prefix.priority_levels import DEFAULT_LEVEL, level_of
+from kvstore.tiers.policies.prefix.reuse_estimate import ReuseEstimate
+from kvstore.tiers.policies.prefix.visits import SHARED_FORKS, Cohort, Visit, VisitRun
 
 MAX_PASSED: Final = 1 << 16
 """Keys examined, in some 5 ms, for blocks that are no leaves; only when every leaf is in use."""

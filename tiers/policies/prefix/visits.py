@@ -13,7 +13,7 @@ from operator import is_
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from kvstore.tiers.policies.interface import K, States
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS, EDGES_S, FIRST_EDGE_S, ReuseHazard
 
 H = TypeVar("H")
 

@@ -12,7 +12,7 @@ It knows the tree of prefixes by the parents passed to `insert`.
   key of its own, it is never read again.
 - Hints of a caller scale the worth of its blocks, or replace it by the expected time of the next read, as far as
   earlier hints came true (block_hints.py).
-- The policies of a tenant share one model of all this (prefix_model.py).
+- The policies of a tenant share one model of all this (model.py).
 """
 
 import time
@@ -21,10 +21,10 @@ from itertools import islice
 from typing import Any, Final
 
 from kvstore.tiers.policies.interface import EvictionPolicy, K, PolicyFamily, States
-from kvstore.tiers.policies.prefix_integrity import check_model
-from kvstore.tiers.policies.prefix_model import PrefixModel
+from kvstore.tiers.policies.prefix.integrity import check_model
+from kvstore.tiers.policies.prefix.model import PrefixModel
+from kvstore.tiers.policies.prefix.visits import VisitRun
 from kvstore.tiers.policies.reuse_statistics import ReuseStatistics
-from kvstore.tiers.policies.visits import VisitRun
 
 ONLY_TIER: Final = 1
 """Tier of a policy without others beside it."""

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.kvcache.traces.named import generate
 from kvstore.testing.policy_conformance import PolicyConformance
 from kvstore.testing.tier_machine import MACHINE_SETTINGS
-from kvstore.tiers.policies import prefix_ghosts
 from kvstore.tiers.policies.interface import DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
-from kvstore.tiers.policies.prefix import PrefixFamily, PrefixPolicy
-from kvstore.tiers.policies.prefix_model import PrefixModel
+from kvstore.tiers.policies.prefix import ghosts
+from kvstore.tiers.policies.prefix.model import PrefixModel
+from kvstore.tiers.policies.prefix.policy import PrefixFamily, PrefixPolicy
 
 
 class Clock:
@@ -489,7 +489,7 @@ def evictions_of(policy: PrefixPolicy[str], count: int) -> list[str]:
 
 
 def test_ghosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_ghosts, "MIN_GHOSTS", 10)
+    monkeypatch.setattr(ghosts, "MIN_GHOSTS", 10)
     policy: PrefixPolicy[int] = PrefixPolicy(clock=ticking())
     for key in range(1000):
         policy.insert(key)

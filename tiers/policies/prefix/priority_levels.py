@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstore.tiers.policies.reuse_hazard import ReuseHazard
+from kvstore.tiers.policies.prefix.reuse_hazard import ReuseHazard
 
 DEFAULT_LEVEL: Final = 0
 FIRST_TO_LEAVE: Final = 1

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from typing import Final, Generic
 
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.prefix_tree import PrefixNode
-from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
-from kvstore.tiers.policies.visits import Cohort, Visit
+from kvstore.tiers.policies.prefix.nodes import PrefixNode
+from kvstore.tiers.policies.prefix.reuse_estimate import ReuseEstimate
+from kvstore.tiers.policies.prefix.visits import Cohort, Visit
 
 GHOSTS_PER_BLOCK: Final = 4
 MIN_GHOSTS: Final = 32_768

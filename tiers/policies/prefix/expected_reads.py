@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, HALF_LIFE
-from kvstore.tiers.policies.visits import CLASSES, Cohort
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS, HALF_LIFE
+from kvstore.tiers.policies.prefix.visits import CLASSES, Cohort
 
 PART_EDGES: Final = (0.0, 0.25, 0.5, 0.75, 0.875, 0.95, 1.05, 1.25, 1.5, 2.0)
 """Edges of the parts, as fractions of the expected time."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.tiers.policies import visits
-from kvstore.tiers.policies.visits import Visit, VisitLog
+from kvstore.tiers.policies.prefix import visits
+from kvstore.tiers.policies.prefix.visits import Visit, VisitLog
 
 
 def visit(*, turn: int = 1, blocks: int = 8, new_blocks: int = 0, forks: int = 0, tip: str = "z") -> Visit[str]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.tiers.policies.priority_levels import DEFAULT_LEVEL, FIRST_TO_LEAVE, LEVELS, NOMINAL_WEIGHTS, LevelReuse, level_of
-from kvstore.tiers.policies.reuse_hazard import EDGES_S, ReuseHazard, bucket_of
+from kvstore.tiers.policies.prefix.priority_levels import DEFAULT_LEVEL, FIRST_TO_LEAVE, LEVELS, NOMINAL_WEIGHTS, LevelReuse, level_of
+from kvstore.tiers.policies.prefix.reuse_hazard import EDGES_S, ReuseHazard, bucket_of
 
 HIGHEST = level_of(100)
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kvstore.tiers.policies import expected_reads
-from kvstore.tiers.policies.expected_reads import FIRST_EXPECTED, MAGNITUDES, PART_EDGES, PARTS, ExpectedRead, ExpectedReads
-from kvstore.tiers.policies.visits import Cohort
+from kvstore.tiers.policies.prefix import expected_reads
+from kvstore.tiers.policies.prefix.expected_reads import FIRST_EXPECTED, MAGNITUDES, PART_EDGES, PARTS, ExpectedRead, ExpectedReads
+from kvstore.tiers.policies.prefix.visits import Cohort
 
 
 class Watched:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-from kvstore.tiers.policies.expected_reads import ExpectedRead
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.prefix_model import PrefixModel
-from kvstore.tiers.policies.prefix_tree import PrefixNode, has_cycle
-from kvstore.tiers.policies.visits import VisitRun
+from kvstore.tiers.policies.prefix.expected_reads import ExpectedRead
+from kvstore.tiers.policies.prefix.model import PrefixModel
+from kvstore.tiers.policies.prefix.nodes import PrefixNode, has_cycle
+from kvstore.tiers.policies.prefix.visits import VisitRun
 
 
 def check_model(model: PrefixModel[K]) -> None:

@@ -3,11 +3,11 @@
 from typing import Generic
 
 from kvstore.tiers.policies.interface import MAX_SCAN, K
-from kvstore.tiers.policies.leaf_filer import LeafFiler, Nodes
-from kvstore.tiers.policies.prefix_places import Place, Places
-from kvstore.tiers.policies.prefix_tree import Children, PrefixNode, alone, closes_cycle, with_child, without_child
-from kvstore.tiers.policies.reuse_estimate import ReuseEstimate
-from kvstore.tiers.policies.visits import VisitRun
+from kvstore.tiers.policies.prefix.leaf_filer import LeafFiler, Nodes
+from kvstore.tiers.policies.prefix.nodes import Children, PrefixNode, alone, closes_cycle, with_child, without_child
+from kvstore.tiers.policies.prefix.places import Place, Places
+from kvstore.tiers.policies.prefix.reuse_estimate import ReuseEstimate
+from kvstore.tiers.policies.prefix.visits import VisitRun
 
 
 class BlockTree(Generic[K]):

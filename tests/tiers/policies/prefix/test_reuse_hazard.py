@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from kvstore.tiers.policies.reuse_hazard import BUCKETS, EDGES_S, WIDTHS_S, YOUNG_BUCKETS, YOUNGER, ReuseHazard, bucket_of
+from kvstore.tiers.policies.prefix.reuse_hazard import BUCKETS, EDGES_S, WIDTHS_S, YOUNG_BUCKETS, YOUNGER, ReuseHazard, bucket_of
 
 
 def watched(hazard: ReuseHazard, klass: int, *, count: int, read_at_s: float | None, until_s: float = 4000.0) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Generic
 
-from kvstore.tiers.policies.cohort_order import CohortOrder, Ranking
 from kvstore.tiers.policies.interface import K
-from kvstore.tiers.policies.visits import Cohort
+from kvstore.tiers.policies.prefix.cohort_order import CohortOrder, Ranking
+from kvstore.tiers.policies.prefix.visits import Cohort
 
 
 class Place(Generic[K]):

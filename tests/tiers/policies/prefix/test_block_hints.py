@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 
 from kvstore.kvcache.traces.named import generate
-from kvstore.tiers.policies import prefix_ghosts
-from kvstore.tiers.policies.prefix import PrefixPolicy
-from tests.tiers.policies.test_prefix import Clock, evictions, store, words
+from kvstore.tiers.policies.prefix import ghosts
+from kvstore.tiers.policies.prefix.policy import PrefixPolicy
+from tests.tiers.policies.prefix.test_policy import Clock, evictions, store, words
 
 
 def filled(clock: Clock, *names: str, blocks: int = 3) -> PrefixPolicy[str]:
@@ -181,7 +181,7 @@ def test_one_priority_for_all_blocks_changes_nothing(priority: int) -> None:
 
 
 def test_hints_are_forgotten_with_their_ghosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_ghosts, "MIN_GHOSTS", 10)
+    monkeypatch.setattr(ghosts, "MIN_GHOSTS", 10)
     policy: PrefixPolicy[int] = PrefixPolicy(clock=Clock())
     for key in range(1000):
         policy.insert(key)
