@@ -194,6 +194,25 @@ class PolicyConformance:
             policy.touch(key)
         assert policy.victim() is not None
 
+    def test_next_victims_begin_with_the_victim(self) -> None:
+        """Also while the first ones are refused, without a repetition, and at most max_scan of them."""
+        policy = self.filled(100, max_scan=40)
+        for key in range(0, 100, 3):
+            policy.touch(key)
+        for refused in (frozenset[int](), frozenset(range(0, 100, 2))):
+            victim = policy.victim(lambda key, refused=refused: key not in refused)  # type: ignore[misc]
+            found = policy.next_victims(20, lambda key, refused=refused: key not in refused)  # type: ignore[misc]
+            assert found[0] == victim
+            assert len(set(found)) == len(found) <= 20
+            assert not refused.intersection(found)
+        assert policy.next_victims(20, lambda key: False) == []
+        assert self.make_policy().next_victims(20) == []
+
+    def test_next_victims_change_no_later_decision(self) -> None:
+        plain, looked_at = (evictions_of_a_trace(self.make_policy(), seed=2, accesses=3000, capacity=64, look=look) for look in (0, 16))
+        assert len(plain) > 300
+        assert plain == looked_at
+
     def test_a_trace_evicts_the_same_keys_as_the_naive_policy(self) -> None:
         naive = type(self).naive
         if naive is not None:
@@ -264,13 +283,16 @@ def against_naive(policy: Callable[[], EvictionPolicy[int]], naive: Callable[[],
     return Machine.TestCase
 
 
-def evictions_of_a_trace(policy: EvictionPolicy[int] | NaivePolicy, *, seed: int, accesses: int, capacity: int) -> list[int]:
-    """The keys that a cache of `capacity` keys evicts, in order, while skewed random keys are read through it."""
+def evictions_of_a_trace(policy: EvictionPolicy[int] | NaivePolicy, *, seed: int, accesses: int, capacity: int, look: int = 0) -> list[int]:
+    """The keys that a cache of `capacity` keys evicts, in order, while skewed random keys are read through it. Before each
+    access the next `look` victims are asked for, some of them refused."""
     chance = random.Random(seed)
     present: set[int] = set()
     evicted = []
     for _ in range(accesses):
         key = int(chance.paretovariate(0.5)) % (capacity * 10)
+        if look and isinstance(policy, EvictionPolicy):
+            policy.next_victims(look, lambda other: other % 3 > 0)
         if key in present:
             policy.touch(key)
             continue

@@ -270,7 +270,7 @@ class EvictionOrder:
     def next_victim(self, evictable: Callable[[Block], bool]) -> NextVictim | None:
         """Return the next victim for display: of the groups' next victims the one read longest ago. Changes no order.
 
-        Searches MAX_GROUPS_SHOWN groups. None if the tier is empty, or the policies choose a victim only as they evict.
+        Searches MAX_GROUPS_SHOWN groups. None if the tier is empty.
         """
         self._families.flush_touches()
         groups = islice(self._groups.values(), MAX_GROUPS_SHOWN)
@@ -284,8 +284,6 @@ class EvictionOrder:
         for reason, early in ((RETIRED, retired), (SECONDARY, secondary)):
             if (block := next(filter(evictable, islice(early, MAX_PASSED)), None)) is not None:
                 return NextVictim(block, reason, None)
-        if not policy.has_pure_victim:
-            return None
         passed = 0
 
         def may_be_shown(key: bytes) -> bool:
@@ -293,17 +291,20 @@ class EvictionOrder:
             passed += 1
             return passed > MAX_PASSED or evictable(blocks[key])
 
-        key = policy.victim(may_be_shown)
+        key = next(iter(policy.next_victims(1, may_be_shown)), None)
         return NextVictim(blocks[key], "", policy.worth(key)) if key is not None else None
 
     def _is_still_retired(self, block: Block) -> bool:
         return self.is_retired is not None and self.is_retired(block)
 
-    def _victim(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
+    def _victim(self, members: _OrderGroup, evictable: Callable[[Block], bool], *, may_stay: bool = False) -> Block | None:
         if (early := self._early_in(members, evictable)) is not None:
             return early
-        blocks = self._blocks_of(members.tenant)
-        key = members.policy.victim(lambda key: evictable(blocks[key]))
+        blocks, policy = self._blocks_of(members.tenant), members.policy
+        if may_stay and not policy.has_pure_victim:
+            found = policy.next_victims(1, lambda key: evictable(blocks[key]))
+            return blocks[found[0]] if found else None
+        key = policy.victim(lambda key: evictable(blocks[key]))
         return blocks[key] if key is not None else None
 
     def _early_in(self, members: _OrderGroup, evictable: Callable[[Block], bool]) -> Block | None:
@@ -335,11 +336,13 @@ class EvictionOrder:
                 del retired[key]
         return None
 
-    def next_victims(self, group: int, evictable: Callable[[Block], bool], count: int, *, has_early: bool = True) -> list[Block]:
+    def next_victims(
+        self, group: int, evictable: Callable[[Block], bool], count: int, *, has_early: bool = True, may_stay: bool = False
+    ) -> list[Block]:
         """Return up to `count` different blocks of the group, in approximate eviction order. Without `has_early` the
         retired and secondary ones are left out, as far as the policy offers others.
 
-        A policy may offer a refused block twice, as SIEVE does in its second round.
+        With `may_stay` the order does not change. Without, the caller evicts the first: the policy may move to it.
         """
         self._families.flush_touches()
         found: dict[Block, None] = {}
@@ -351,13 +354,20 @@ class EvictionOrder:
             return len(found) == count
 
         if members is not None and (not has_early or self._early_in(members, look) is None):
-            blocks = self._blocks_of(members.tenant)
-            members.policy.victim(lambda key: look(blocks[key]))
+            blocks, policy = self._blocks_of(members.tenant), members.policy
+            if policy.has_pure_victim:
+                policy.victim(lambda key: look(blocks[key]))
+                return list(found)
+            if not may_stay:
+                policy.victim(lambda key: evictable(blocks[key]))
+            more = policy.next_victims(count - len(found), lambda key: blocks[key] not in found and evictable(blocks[key]))
+            found.update(dict.fromkeys(map(blocks.__getitem__, more)))
         return list(found)
 
-    def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool]) -> Block | None:
-        """Return the next victim of the other groups that was read longest ago, among at most MAX_GROUPS_SEARCHED groups."""
-        return self._coldest(self._groups, evictable, _last_access, besides=group)
+    def coldest_elsewhere(self, group: int, evictable: Callable[[Block], bool], *, may_stay: bool = False) -> Block | None:
+        """Return the next victim of the other groups that was read longest ago, among at most MAX_GROUPS_SEARCHED groups.
+        With `may_stay` no order changes."""
+        return self._coldest(self._groups, evictable, _last_access, besides=group, may_stay=may_stay)
 
     def coldest_of(self, tenant: str, evictable: Callable[[Block], bool]) -> Block | None:
         """Return a retired next victim of the tenant's groups, else the one read longest ago, among at most
@@ -375,11 +385,12 @@ class EvictionOrder:
         rank: Callable[[Block], Any],
         *,
         besides: int = -1,
+        may_stay: bool = False,
     ) -> Block | None:
         self._families.flush_touches()
         found: list[Block] = []
         for group in _round_robin(groups, found):
-            if group != besides and (block := self._victim(self._groups[group], evictable)) is not None:
+            if group != besides and (block := self._victim(self._groups[group], evictable, may_stay=may_stay)) is not None:
                 found.append(block)  # noqa: PERF401 - `found` ends the iteration
         return min(found, key=rank, default=None)
 

@@ -143,7 +143,7 @@ class TierView:
         """
         if self.limits.over_quota or self.slab_limits.over_quota or self.replicated_victims.has_any(group) or not self.order.searches_all:
             return []
-        colder = self.order.coldest_elsewhere(group, self.evictable_now())
+        colder = self.order.coldest_elsewhere(group, self.evictable_now(), may_stay=True)
         colder_access = colder.last_access if colder is not None else None
         elsewhere, is_retired = ~HELD[self.index], self.order.is_retired
 
@@ -247,7 +247,7 @@ class TierView:
         if own is None and self._has_lower_tier is not None:
             own = self.order.victim(group, self.evictable_now())  # wait for it instead of taking another group's memory
         if own is not None:
-            colder = self.order.coldest_elsewhere(group, may_leave)
+            colder = self.order.coldest_elsewhere(group, may_leave, may_stay=True)
             if colder is None or colder.last_access >= own.last_access:
                 return [own]
             if not self.order.add_rebalance_credit(group, own.size_bytes, lambda: self._rebalance_price(colder, own)):
@@ -268,22 +268,23 @@ class TierView:
 
     def coldest(self, group: int) -> list[Block]:
         """Return the group's next committed victims that are neither retired nor secondary, at most LOOK_AHEAD."""
-        return [block for block in self._next_committed(group, LOOK_AHEAD, has_early=False) if not block.is_secondary]
+        found = self._next_committed(group, LOOK_AHEAD, has_early=False, may_stay=True)
+        return [block for block in found if not block.is_secondary]
 
-    def _next_committed(self, group: int, count: int, *, has_early: bool) -> list[Block]:
+    def _next_committed(self, group: int, count: int, *, has_early: bool, may_stay: bool = False) -> list[Block]:
         may_leave = self.evictable_now()
 
         def is_committed(block: Block) -> bool:
             return block.generation != UNCOMMITTED and may_leave(block)
 
-        return self.order.next_victims(group, is_committed, count, has_early=has_early)
+        return self.order.next_victims(group, is_committed, count, has_early=has_early, may_stay=may_stay)
 
     def coldest_of_all(self, group: int, count: int) -> list[Block]:
         """Return the group's next committed victims that no other group's block is colder than; none if a tenant is
         over quota. One search finds them all; a search for each would skip all that are being demoted."""
         if self.limits.over_quota or self.slab_limits.over_quota:
             return []
-        colder = self.order.coldest_elsewhere(group, self.evictable_now())
+        colder = self.order.coldest_elsewhere(group, self.evictable_now(), may_stay=True)
         blocks = self._next_committed(group, count, has_early=True)
         return (
             blocks

@@ -1,7 +1,7 @@
 """ARC: two LRU lists, of keys used once and used again, whose sizes adapt to the hits on their ghosts."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
 from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
@@ -68,10 +68,17 @@ class ARC(EvictionPolicy[K]):
 
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         count = len(self)
-        missing = self._capacity.observe(count) - count
+        return next(filter(evictable, self._in_order(self._capacity.observe(count) - count)), None)
+
+    def next_victims(self, count: int, evictable: Callable[[K], bool] = lambda key: True) -> list[K]:
+        missing = max(0, self._capacity.keys - len(self))
+        return list(islice(filter(evictable, self._in_order(missing)), count))
+
+    def _in_order(self, missing: int) -> Iterator[K]:
+        """Iterate over the first keys to evict while so many are missing to the capacity."""
         is_once_first = len(self._once) + missing > self._once_target
         lists = (self._once, self._again) if is_once_first else (self._again, self._once)
-        return next(filter(evictable, islice(chain.from_iterable(lists), self.max_scan)), None)
+        return islice(chain.from_iterable(lists), self.max_scan)
 
     def __len__(self) -> int:
         return len(self._once) + len(self._again)

@@ -5,8 +5,9 @@ A part of a block is useless. Engines that share blocks under any tensor paralle
 several values (docs/engines.md). The wrapped policy orders blocks as if each were one value, for all ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Final
 
 from kvstore.tiers.policies.interface import EvictionPolicy
@@ -94,6 +95,13 @@ class BlockValues(EvictionPolicy[bytes]):
 
         block = self._blocks.victim(has_evictable)
         return chosen[block] if block is not None else None
+
+    def next_victims(self, count: int, evictable: Callable[[bytes], bool] = lambda key: True) -> list[bytes]:
+        def present(block: bytes) -> Iterator[bytes]:
+            return filter(evictable, reversed(self._values.get(block, (block,))))
+
+        blocks = self._blocks.next_victims(count, lambda block: any(True for _ in present(block)))
+        return list(islice(chain.from_iterable(map(present, blocks)), count))
 
     def worth(self, key: bytes) -> float | None:
         return self._blocks.worth(self._block_of.get(key, key))

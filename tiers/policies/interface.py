@@ -7,6 +7,13 @@ only the node's event loop calls it.
 
 Order of calls: `victim` and `remove`, then `insert` of the new key; for a batch, all victims first. With free space,
 `insert` comes alone. A policy does not know the capacity: see ObservedCapacity.
+
+Two questions about the next victims:
+
+- `victim` is called to evict. A refused key is in use: the policy may pass over it for a round. The returned key is
+  evicted next, or refused from then on because it moves to another tier. Until then the policy returns it again.
+- `next_victims` is called to look at several keys, or at one that may stay. The policy then decides as if it had not
+  been called: the caller may evict all of these keys, some or none.
 """
 
 from abc import ABC, abstractmethod
@@ -22,6 +29,11 @@ V = TypeVar("V")
 MAX_SCAN = 4096
 """Keys that a policy examines per victim. Leased and pinned keys are few; the limit keeps a put fast in a tier whose
 blocks are all pinned.
+"""
+
+MAX_POPULAR = 64
+"""Keys with another round due that `next_victims` passes per key that it returns: a few us. `victim` passes all of them,
+once per use; `next_victims` would pass them at each call.
 """
 
 
@@ -82,7 +94,7 @@ class EvictionPolicy(ABC, Generic[K]):
     max_scan: int = MAX_SCAN
     """Largest number of keys that `victim` examines."""
     has_pure_victim: bool = False
-    """`victim` changes no state, so that it may be called for display."""
+    """`victim` changes no state, so that it may be called to look."""
     _keys: Collection[K]
     """The keys present."""
 
@@ -124,8 +136,26 @@ class EvictionPolicy(ABC, Generic[K]):
     def victim(self, evictable: Callable[[K], bool] = lambda key: True) -> K | None:
         """Return the key to evict next, skipping those that `evictable` refuses (leased, pinned, moving), or None.
 
-        The key stays until `remove`. Examines at most MAX_SCAN keys.
+        The key stays until `remove`, and is returned again unless it is refused or used. `evictable` must refuse only keys
+        that cannot be evicted now; see `next_victims` otherwise. Examines at most MAX_SCAN keys.
         """
+
+    def next_victims(self, count: int, evictable: Callable[[K], bool] = lambda key: True) -> list[K]:
+        """Return up to `count` keys that `evictable` accepts, in the approximate order of their eviction. The first is
+        the one that `victim` would return, unless more than MAX_POPULAR keys before it have another round due. Changes
+        no state. Examines at most MAX_SCAN refused keys.
+
+        Policies whose `victim` is not pure override it.
+        """
+        found: dict[K, None] = {}
+
+        def is_last(key: K) -> bool:
+            if evictable(key):
+                found[key] = None
+            return len(found) == count
+
+        self.victim(is_last)
+        return list(found)
 
     def take_victims(self, count: int, evictable: Callable[[K], bool], may_evict: Callable[[K], bool]) -> list[K]:
         """Remove and return up to `count` victims, stopping before the first that `may_evict` refuses."""
@@ -171,6 +201,29 @@ class EvictionPolicy(ABC, Generic[K]):
     @abstractmethod
     def check_integrity(self) -> None:
         """Assert the policy's invariants. For tests; O(keys)."""
+
+
+def in_two_rounds(keys: Iterable[tuple[K, bool]], count: int, evictable: Callable[[K], bool], max_scan: int) -> list[K]:
+    """Return the first `count` keys that `evictable` accepts, for `next_victims`. Keys marked True have another round due:
+    they follow the others.
+
+    Examines MAX_POPULAR such keys per returned key. If that ends the search, they are returned only if no other was found.
+    """
+    found: list[K] = []
+    popular: list[K] = []
+    refusals, max_popular = 0, min(MAX_POPULAR * count, max_scan)
+    for key, is_popular in keys:
+        if is_popular:
+            popular.append(key)
+        elif evictable(key):
+            found.append(key)
+        else:
+            refusals += 1
+        if len(found) == count or (found and len(popular) == max_popular):
+            return found
+        if refusals == max_scan or len(popular) == max_popular:
+            break
+    return [*found, *islice(filter(evictable, popular), count - len(found))]
 
 
 class PolicyFamily(ABC, Generic[K]):

@@ -10,7 +10,7 @@ keys are remembered as ghosts, and a life ends as a hit or a loss when the ghost
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Final
 
@@ -194,8 +194,13 @@ class LHD(EvictionPolicy[K]):
             return None
         while not self._ranked[self._first]:
             self._first += 1
-        keys = chain.from_iterable(islice(self._ranked, self._first, None))
-        return next(filter(evictable, islice(keys, self.max_scan)), None)
+        return next(filter(evictable, self._in_order()), None)
+
+    def next_victims(self, count: int, evictable: Callable[[K], bool] = lambda key: True) -> list[K]:
+        return list(islice(filter(evictable, self._in_order()), count))
+
+    def _in_order(self) -> Iterator[K]:
+        return islice(chain.from_iterable(islice(self._ranked, self._first, None)), self.max_scan)
 
     def check_integrity(self) -> None:
         assert sum(map(len, self._ranked)) == len(self._cohorts)

@@ -1,10 +1,10 @@
 """S3-FIFO: three FIFO queues. Keys used once pass through a small queue and do not disturb the main one."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
+from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity, in_two_rounds
 
 SMALL_SHARE: Final = 0.1
 """Fraction of the capacity for new keys. This and the next three as in the authors' implementation."""
@@ -69,14 +69,29 @@ class S3FIFO(EvictionPolicy[K]):
         last_victim = self._last_victim
         if last_victim is not None and last_victim in self._uses and not self._is_popular(last_victim) and evictable(last_victim):
             return last_victim
-        is_main_full = len(self._main) > capacity - int(SMALL_SHARE * capacity)
         asked = 0
-        for queue in (self._main, self._small) if is_main_full else (self._small, self._main):
+        for queue in self._queues(capacity):
             self._last_victim, refusals = self._first(queue, evictable, self.max_scan - asked)
             asked += refusals
             if self._last_victim is not None:
                 break
         return self._last_victim
+
+    def next_victims(self, count: int, evictable: Callable[[K], bool] = lambda key: True) -> list[K]:
+        return in_two_rounds(self._in_order(), count, evictable, self.max_scan)
+
+    def _in_order(self) -> Iterator[tuple[K, bool]]:
+        """Iterate over all keys, with True for those that are due to be reinserted."""
+        last_victim = self._last_victim
+        if last_victim is not None and last_victim in self._uses:
+            yield last_victim, self._is_popular(last_victim)
+        for queue in self._queues(max(self._capacity.keys, len(self._uses))):
+            yield from ((key, self._is_popular(key)) for key in queue if key != last_victim)
+
+    def _queues(self, capacity: int) -> tuple[OrderedDict[K, None], OrderedDict[K, None]]:
+        """Return the queue to evict from, and the other."""
+        is_main_full = len(self._main) > capacity - int(SMALL_SHARE * capacity)
+        return (self._main, self._small) if is_main_full else (self._small, self._main)
 
     def _first(self, queue: OrderedDict[K, None], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
         """Return the queue's first evictable key that is not popular, and the number of refused keys, which keep their

@@ -3,10 +3,10 @@
 A read only sets a bit, so it is cheaper than LRU under many reads, and keys read once are evicted early.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, cast
 
-from kvstore.tiers.policies.interface import EvictionPolicy, K
+from kvstore.tiers.policies.interface import EvictionPolicy, K, in_two_rounds
 
 
 class _Node(Generic[K]):
@@ -74,6 +74,18 @@ class Sieve(EvictionPolicy[K]):
                 refusals += 1
             self._hand = node.newer
         return None
+
+    def next_victims(self, count: int, evictable: Callable[[K], bool] = lambda key: True) -> list[K]:
+        return in_two_rounds(self._round(), count, evictable, self.max_scan)
+
+    def _round(self) -> Iterator[tuple[K, bool]]:
+        """Iterate over all keys from the hand on, with their bits."""
+        node = self._hand
+        for _ in range(len(self._nodes)):
+            if node is self._end:
+                node = node.newer
+            yield node.key, node.visited
+            node = node.newer
 
     def check_integrity(self) -> None:
         seen = set()

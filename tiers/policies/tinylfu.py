@@ -4,7 +4,7 @@ victim.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from kvstore.tiers.policies.interface import EvictionPolicy, K, ObservedCapacity
@@ -168,6 +168,24 @@ class WTinyLFU(EvictionPolicy[K]):
         self._probation[candidate] = None
         return rival
 
+    def next_victims(self, count: int, evictable: Callable[[K], bool] = lambda key: True) -> list[K]:
+        present = len(self)
+        capacity = max(self._capacity.keys, present)
+        window_capacity, main_capacity = _shares(capacity)
+        surplus = len(self._window) + capacity - present - window_capacity + 1
+        room = main_capacity - present + len(self._window)
+        moving = max(0, min(surplus, room, len(self._window)))
+        main = chain(self._probation, islice(self._window, moving), self._protected)
+        first, refusals = self._first(main, evictable, self.max_scan)
+        if first is None or (surplus > 0 and room >= 0):
+            candidate, _ = self._first(islice(self._window, moving, None), evictable, self.max_scan - refusals)
+            if candidate is not None and (first is None or self._uses.estimate(candidate) <= self._uses.estimate(first)):
+                first = candidate
+        if first is None:
+            return []
+        others = islice(chain(self._probation, self._window, self._protected), self.max_scan)
+        return [first, *islice((key for key in others if key != first and evictable(key)), count - 1)]
+
     def _first(self, keys: Iterable[K], evictable: Callable[[K], bool], max_scan: int) -> tuple[K | None, int]:
         """Return the first evictable key and the number of keys refused before it, at most `max_scan`."""
         refusals = 0
@@ -182,8 +200,7 @@ class WTinyLFU(EvictionPolicy[K]):
     def _observe(self, count: int) -> int:
         capacity = self._capacity.observe(count)
         if self._window_capacity + self._main_capacity != capacity:
-            self._window_capacity = max(1, int(WINDOW_SHARE * capacity))
-            self._main_capacity = capacity - self._window_capacity
+            self._window_capacity, self._main_capacity = _shares(capacity)
         return capacity
 
     def __len__(self) -> int:
@@ -196,3 +213,9 @@ class WTinyLFU(EvictionPolicy[K]):
         everywhere = [*self._window, *self._probation, *self._protected]
         assert len(set(everywhere)) == len(everywhere)
         self._uses.check_integrity()
+
+
+def _shares(capacity: int) -> tuple[int, int]:
+    """Return the capacities of the window and of the main part."""
+    window = max(1, int(WINDOW_SHARE * capacity))
+    return window, capacity - window

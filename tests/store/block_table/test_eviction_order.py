@@ -90,14 +90,18 @@ def test_next_victim_has_a_worth_if_the_policy_knows() -> None:
     assert found.worth > 0
 
 
-def test_next_victim_is_unknown_if_a_search_changes_it() -> None:
+def test_next_victim_is_shown_without_moving_sieves_hand() -> None:
     order = Visible(lambda: make_policy("sieve"))
     assert order.next_victim(anyone) is None
-    one = block("a", 1)
-    order.insert(one, 0)
-    assert order.next_victim(anyone) is None
-    order.mark_secondary(one, 0)
-    assert order.next_victim(anyone) == (one, "secondary", None)
+    first, second = block("a", 1), block("b", 2)
+    order.insert(first, 0)
+    order.insert(second, 0)
+    order.touch(first, 0)
+    assert order.next_victim(anyone) == (second, "", None)
+    order.touch(second, 0)
+    assert order.victim(0, anyone) is first, "both bits were set"
+    order.mark_secondary(second, 0)
+    assert order.next_victim(anyone) == (second, "secondary", None)
 
 
 def test_pending_touches_reach_the_policy_first_and_in_order(order: EvictionOrder) -> None:

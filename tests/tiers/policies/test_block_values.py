@@ -52,6 +52,16 @@ def test_values_of_a_block_leave_one_after_the_other(policy: BlockValues) -> Non
     assert policy.victim() is None
 
 
+def test_next_victims_are_the_values_of_the_next_blocks(policy: BlockValues) -> None:
+    for block in range(20):
+        insert(policy, block)
+    found = policy.next_victims(2 * VALUES + 1)
+    assert found == policy.next_victims(2 * VALUES + 1)
+    assert found[0] == policy.victim()
+    assert len({one[16:] for one in found}) == 3
+    assert policy.next_victims(5, lambda one: one == found[1]) == [found[1]]
+
+
 def test_a_block_of_which_values_are_left_goes_on_leaving() -> None:
     policy = BlockValues(LRU())
     insert(policy, 1)

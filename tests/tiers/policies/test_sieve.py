@@ -1,6 +1,9 @@
 """SIEVE evicts as the pseudo-code of its paper does over a plain list."""
 
+from random import Random
+
 from kvstore.testing.policy_conformance import NaivePolicy, PolicyConformance, against_naive
+from kvstore.tiers.policies.interface import MAX_POPULAR
 from kvstore.tiers.policies.sieve import Sieve
 
 
@@ -45,3 +48,37 @@ class TestSieve(PolicyConformance):
 
 
 TestSieveAgainstNaive = against_naive(Sieve, NaiveSieve)
+
+
+def used(count: int, share: float) -> Sieve[int]:
+    """A policy whose hand is in the middle, with a share of its keys used."""
+    chance, policy = Random(3), Sieve[int]()
+    for key in range(count):
+        policy.insert(key)
+    for key in range(count):
+        if key < count // 2 or chance.random() < share:
+            policy.touch(key)
+    policy.remove(policy.victim() or 0)
+    return policy
+
+
+def test_next_victims_are_those_evicted_in_turn() -> None:
+    """Through both rounds."""
+    policy = used(60, 0.6)
+    found = policy.next_victims(59)
+    assert found == policy.take_victims(59, lambda key: True, lambda key: True)
+    assert len(found) == 59
+
+
+def test_next_victims_end_in_a_long_run_of_used_keys() -> None:
+    """Used keys come after all others, so they are no guess for what follows the run; better than nothing alone."""
+    policy, last = Sieve[int](), 10 * MAX_POPULAR
+    for key in range(last + 1):
+        policy.insert(key)
+        if key not in (0, last):
+            policy.touch(key)
+    assert policy.next_victims(2) == [0]
+    assert policy.next_victims(10) == [0, last, *range(1, 9)]
+    policy.remove(0)
+    assert policy.next_victims(1) == [1]
+    assert policy.victim() == last
