@@ -18,7 +18,7 @@ from kvstore.protocol.errors import StaleHandle
 from kvstore.testing.tier_conformance import OpensTier, get, read, record, value
 from kvstore.tiers.tier import Slot, TierFull
 
-MACHINE_SETTINGS = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=40)
+MACHINE_SETTINGS = settings(derandomize=True, deadline=None, max_examples=40, stateful_step_count=40)
 """For `TestX.settings` of a state machine: the same schedules in every run, without a time limit per step."""
 
 

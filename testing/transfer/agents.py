@@ -51,6 +51,8 @@ from kvstore.transfer.memory.region import Piece, Region
 MIB: Final = 1 << 20
 both_directions = pytest.mark.parametrize("direction", Direction)
 MAX_METADATA_BYTES: Final = 64 << 10
+LARGE_BYTES: Final = 16 * MIB
+"""Size of a transfer that is still in flight when the caller acts; more than the buffers of two sockets hold."""
 GARBAGE: Final = [b"", b"\0", b"\xff" * 100, b"garbage", bytes(range(256)) * 256]
 
 
@@ -86,8 +88,8 @@ class AgentSuite:
 
     @pytest.fixture
     def peer(self) -> Iterator[PeerProcess]:
-        """An agent in another process, with one region of 32 MiB."""
-        with PeerProcess(type(self), region_bytes=32 * MIB) as peer:
+        """An agent in another process, with one region of LARGE_BYTES."""
+        with PeerProcess(type(self), region_bytes=LARGE_BYTES) as peer:
             yield peer
 
 
@@ -155,10 +157,10 @@ class AgentMoves(AgentSuite):
             assert regions[at % 2][0].part(piece.remote_offset, piece.size_bytes) == moved
 
     @both_directions
-    def test_one_piece_of_64_mib(self, pair: AgentPair, direction: Direction) -> None:
-        theirs, ours, remote = pair.regions(64 * MIB)
-        pair.move(direction, Piece(ours, 0, remote, 0, 64 * MIB))
-        assert ours.memory == theirs.memory == pattern(1 if direction is Direction.READ else 2, 64 * MIB)
+    def test_one_large_piece(self, pair: AgentPair, direction: Direction) -> None:
+        theirs, ours, remote = pair.regions(LARGE_BYTES)
+        pair.move(direction, Piece(ours, 0, remote, 0, LARGE_BYTES))
+        assert ours.memory == theirs.memory == pattern(1 if direction is Direction.READ else 2, LARGE_BYTES)
 
     @both_directions
     def test_no_pieces_are_a_success(self, pair: AgentPair, direction: Direction) -> None:
@@ -336,8 +338,8 @@ class AgentConformance(AgentMoves, AgentFences):
 
     @both_directions
     def test_a_cancelled_request_ends_and_leaves_memory_alone(self, pair: AgentPair, direction: Direction) -> None:
-        theirs, ours, remote = pair.regions(64 * MIB)
-        requests = [ask(pair.user, direction, pair.remote, [Piece(ours, 0, remote, 0, 64 * MIB)]) for _ in range(3)]
+        theirs, ours, remote = pair.regions(LARGE_BYTES)
+        requests = [ask(pair.user, direction, pair.remote, [Piece(ours, 0, remote, 0, LARGE_BYTES)]) for _ in range(3)]
         for request in requests:
             pair.user.cancel(request)
             pair.user.cancel(request)

@@ -18,7 +18,7 @@ SOON_S: Final = 20.0
 QUIET_S: Final = 0.1
 """A call that has not returned for this long counts as waiting."""
 POLL_S: Final = 0.005
-MAX_POLL_S: Final = 0.05
+MAX_POLL_S: Final = 0.25
 """Poll interval of long waits, to save processor time."""
 
 T = TypeVar("T")

@@ -18,21 +18,22 @@ from tests.client.processes import Cluster, cluster
 from tests.line_child import LineChild
 from tests.signals import Struck
 
-SIGNALS = 1500
+SIGNALS = 900
 LONG = ("--max-lease-s", "3600", "--put-ttl-s", "3600")
 
 
 def until_nothing_is_reserved(control: Control) -> None:
-    while control.status().reserved:
-        pass
+    eventually(lambda: not control.status().reserved, "nothing is reserved")
 
 
 def until_all_is_free(control: Control) -> None:
     """The node says so with its next report."""
-    while True:
+
+    def is_free() -> bool:
         [node] = control.status().nodes
-        if not any(tier.used_bytes or tier.quarantined_bytes for tier in node.tiers):
-            return
+        return not any(tier.used_bytes or tier.quarantined_bytes for tier in node.tiers)
+
+    eventually(is_free, "no tier has bytes in use")
 
 
 @pytest.mark.promise("interrupts-safe")

@@ -56,7 +56,7 @@ def sixty() -> Iterator[Served]:
 @pytest.mark.promise("observable")
 @pytest.mark.parametrize("view", VIEWS)
 def test_page_thousand_nodes_fit_any_width_accessibly(browser: BrowserContext, many: Served, sixty: Served, view: str) -> None:
-    """Dark, in which nothing but the colours is another, is judged by sixty nodes that look in all the ways in which a thousand do."""
+    """Accessibility is judged by sixty nodes that look in all the ways in which a thousand do: axe takes a time for each element."""
     with Watched(browser, many.address) as watched:
         page = watched.show(view)
         if view == "overview":
@@ -68,15 +68,15 @@ def test_page_thousand_nodes_fit_any_width_accessibly(browser: BrowserContext, m
         looks = set(page.evaluate(LOOKS))
         for width in WIDTHS:
             assert (width, watched.overflow(width), watched.overlapping()) == (width, 0, [])
-        watched.overflow(1280)
-        assert watched.violations() == ""
         assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    with Watched(browser, sixty.address, theme="dark") as watched:
+    with Watched(browser, sixty.address) as watched:
         page = watched.show(view)
         page.wait_for_selector(".icicle rect" if view == "contents" else "main .panel")
-        eventually(lambda: set(page.evaluate(LOOKS)) >= looks, "what is drawn with the answers that the view asks for is there")
+        eventually(lambda: set(page.evaluate(LOOKS)) >= looks, "all that the view asks for is drawn")
         assert watched.violations() == ""
-        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        page.emulate_media(color_scheme="dark", reduced_motion="reduce")  # axe does not judge colours halfway
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        assert watched.violations() == ""
 
 
 def test_a_real_clusters_only_node_is_shown(browser: BrowserContext) -> None:

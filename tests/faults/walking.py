@@ -31,7 +31,7 @@ CLIENTS: Final = 3
 ROLES: Final = {"master": ["master-0"], "node": [*NODES], "client": [f"client-{writer}" for writer in range(CLIENTS)]}
 CALL_S: Final = 10.0
 """Deadline of a call. An expired deadline alone is no failure, since the machine may be busy."""
-PAUSE_S: Final = 0.015
+PAUSE_S: Final = 0.025
 NODE_FLAGS: Final = ("--dram", "8MiB", "--high-watermark", "0.4", "--low-watermark", "0.2")
 LARGE: Final = 200 << 10
 UNLINKED: Final = "node.publish.register.after"

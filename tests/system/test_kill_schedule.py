@@ -20,8 +20,8 @@ from tests.system.running import System, until
 
 CYCLES = 8
 WRITERS, KEYS_PER_WRITER = 4, 16
-PAUSE_S = 0.002
-"""Of a writer after each operation, about as long as one takes: some are under way at each kill, and daemons that start get a processor."""
+PAUSE_S = 0.004
+"""Of a writer after each operation, twice the time of one: some are in flight at each kill, and daemons that start get a processor."""
 SIZES = (2 << 10, 40 << 10, 100 << 10)
 """A value sent inline, one written inline and read by mapping, one written through shared memory."""
 

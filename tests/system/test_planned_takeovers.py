@@ -16,6 +16,8 @@ VALUES = [b"value %d" % number for number in range(400)]
 FLAGS = ("--lease-ttl-s", "5", "--takeover-wait-s", "60")
 """No lease ends, and no node is given up, for want of a processor."""
 PARTITIONS = 4
+PAUSE_S = 0.005
+"""Of a reader after each look. Without it, readers take the processor that the takeover needs."""
 
 
 class Reader(threading.Thread):
@@ -31,7 +33,7 @@ class Reader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        while not self._over.is_set():
+        while not self._over.wait(PAUSE_S):
             missed = self._client.get_batch(KEYS).count(None) if self.looks % 2 else self._client.exists_batch(KEYS).count(False)
             if missed:
                 self.missed.append(missed)

@@ -24,7 +24,7 @@ LEASE = ("--lease-ttl-s", "5")
 SIZE = 2000
 PUTS = 20
 """Puts that must succeed in each case."""
-PAUSE_S = 0.005
+PAUSE_S = 0.02
 """After each put: all the while that a lease ends, three masters and etcd would be kept busy."""
 
 

@@ -312,7 +312,7 @@ class EngineMachine(RuleBasedStateMachine):
                 other.close()
 
 
-EngineMachine.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=40)
+EngineMachine.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
 TestEngineMachine = EngineMachine.TestCase
 
 

@@ -513,7 +513,7 @@ class AgainstNodes(RuleBasedStateMachine):
 
 
 TestAgainstNodes = AgainstNodes.TestCase
-TestAgainstNodes.settings = settings(max_examples=250, stateful_step_count=30)
+TestAgainstNodes.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 @pytest.mark.promise("records-durable")

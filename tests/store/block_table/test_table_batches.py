@@ -100,7 +100,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_batch_operations_equal_single_operations(steps: list[list[tuple[int, int]] | int | set[int]]) -> None:
     at_once, each = Table(), Table()
     try:
@@ -229,7 +229,7 @@ class Crowded(Store):
 
 
 @given(st.sampled_from(["lru", "leaf_lru", "lfu"]), st.sampled_from([0, 3 * SIZE]), ROOM_STEPS)
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_batch_evictions_equal_single_evictions(policy: str, hbm_bytes: int, steps: list[tuple[object, ...]]) -> None:
     """Under policies without state changes on refusal. SIEVE's hand passes each refused key; one search for many
     victims refuses each once, single searches many times."""

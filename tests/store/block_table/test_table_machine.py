@@ -573,5 +573,5 @@ class TableMachine(RuleBasedStateMachine):
             assert one.used_bytes == one.quarantined_bytes == 0
 
 
-TableMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+TableMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestTable = TableMachine.TestCase

@@ -132,8 +132,9 @@ def test_replay_is_the_same_with_known_and_free_rows(freed: int, known: int) -> 
 
 
 def test_replayed_parent_cycles_are_not_adopted() -> None:
+    """In each order of the cycle and of what depends on it; the order of the other two keys makes no difference to these."""
     links = {b"1": b"2", b"2": b"3", b"3": b"1", b"a": b"3", b"b": b"c", b"self": b"self"}
-    for order in itertools.permutations(links):
+    for order in [(b"b", *linked, b"self") for linked in itertools.permutations((b"1", b"2", b"3", b"a"))]:
         for parts in ([order], [order[:2], order[2:]], [[key] for key in order]):
             rows, red = table()
             for part in parts:

@@ -367,4 +367,4 @@ class AgainstTwoStores(RuleBasedStateMachine):
 
 
 TestAgainstTwoStores = AgainstTwoStores.TestCase
-TestAgainstTwoStores.settings = settings(max_examples=150, stateful_step_count=30)
+TestAgainstTwoStores.settings = settings(max_examples=90, stateful_step_count=30)
