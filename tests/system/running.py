@@ -33,6 +33,8 @@ PATIENT_S: Final = 60.0
 POLL_S: Final = 0.01
 STATUS_POLL_S: Final = 0.03
 """Poll interval when each poll is a connection to the master and a control-plane call."""
+SHARES_POLL_S: Final = 0.2
+"""Poll interval when each poll asks several masters about each partition."""
 PROCESS_POLL_S: Final = 0.1
 """Poll interval when each poll starts a process."""
 MAX_POLL_S: Final = 0.25
@@ -176,8 +178,13 @@ class System:
 
     def owned(self, index: int, partitions: int = 1) -> set[int]:
         """Return the partitions that the master reports to own; the empty set while it does not respond."""
-        told = {each: self.status_of(index, each, partitions=partitions) for each in range(partitions)}
-        return {each for each, one in told.items() if one is not None and one.role == "owner"}
+        place, found = f"127.0.0.1:{self._master_ports[index][1]}", set[int]()
+        with contextlib.suppress(KVStoreError), Control(place, self.settings, *[place] * (partitions - 1)) as control:
+            for each in range(partitions):
+                with contextlib.suppress(KVStoreError):
+                    if control.status_of(each).role == "owner":
+                        found.add(each)
+        return found
 
     def is_shared_out(self, partitions: int) -> bool:
         """Return whether each partition is owned by its assigned master, so that none moves any more.

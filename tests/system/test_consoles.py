@@ -14,7 +14,7 @@ import pytest
 
 from tests.credentials import OPERATOR, tokens_file
 from tests.security.tls.certified import flags, given_to, shared
-from tests.system.running import STATUS_POLL_S, System, until
+from tests.system.running import System, until
 from tests.system.test_standby import LEASE
 from tests.telemetry.http.asking import Answer, ask
 
@@ -92,7 +92,7 @@ def three(tmp_path: Path, etcd_url: str) -> Iterator[Consoles]:
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
         system.settings = replace(system.settings, token=OPERATOR)
         found = Consoles(system, "--partitions", "4", "--tokens", tokens_file(tmp_path), *LEASE, count=3)
-        until(lambda: system.is_shared_out(4), "shares that stay", every_s=STATUS_POLL_S)
+        until(lambda: system.is_shared_out(4), "shares that stay", every_s=LOOK_S)
         put_all(system)
         yield found
 
@@ -147,7 +147,7 @@ def test_console_marks_silent_master_and_shows_the_rest(three: Consoles) -> None
     os.kill(victim.pid, signal.SIGCONT)
     victim.kill()
     others = [index for index in range(3) if index != hanging]
-    until(lambda: sum(three.owned(index, 4) for index in others) == 4, "the others own all", every_s=STATUS_POLL_S)
+    until(lambda: sum(three.owned(index, 4) for index in others) == 4, "the others own all", every_s=LOOK_S)
     for index in others:
         until(lambda index=index: three.shows(index), f"the whole cluster at master {index} again", every_s=LOOK_S)  # type: ignore[misc]
         until(lambda index=index: three.roles(index) == [("owner", "")] * 2, "of the one that is gone nothing is told", every_s=LOOK_S)  # type: ignore[misc]

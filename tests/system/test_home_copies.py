@@ -13,7 +13,7 @@ from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 from tests.system.test_acks import tied
 
 BLOCK_BYTES = 64 << 10
-DRAM_BLOCKS = 64
+DRAM_BLOCKS = 32
 AT_ONCE = 4
 """Blocks that are put before their copies are awaited."""
 SETTLE_S = 0.3

@@ -23,7 +23,7 @@ from kvstore.rpc.address import parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from tests.master.running import refusal
-from tests.system.running import DEADLINE_S, PATIENT_S, STATUS_POLL_S, System, running_system, until
+from tests.system.running import DEADLINE_S, PATIENT_S, SHARES_POLL_S, STATUS_POLL_S, System, running_system, until
 from tests.system.test_standby import LEASE, Load
 
 PARTITIONS = 4
@@ -45,7 +45,7 @@ def shared(tmp_path: Path, etcd_url: str) -> Iterator[System]:
     with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}", masters=3) as system:
         system.start_masters(*FLAGS, *LEASE)
         system.start_nodes("--dram", "32MiB")
-        until(lambda: system.is_shared_out(PARTITIONS), "shares that stay", every_s=STATUS_POLL_S)
+        until(lambda: system.is_shared_out(PARTITIONS), "shares that stay", every_s=SHARES_POLL_S)
         yield system
 
 
@@ -113,11 +113,13 @@ def test_a_partition_that_there_is_not_is_refused(alone: System) -> None:
 
 
 @pytest.mark.promise("partitions-hidden")
-def test_the_number_of_partitions_stays_what_it_was(shared: System) -> None:
-    flags = ("--listen", "127.0.0.1:0", "--catalog", shared.catalog, "--run-dir", str(shared.folder))
-    for count in ("1", "2"):
-        code, errors = refusal(*flags, "--partitions", count)
-        assert (code, "made for a key space of 4 partitions" in errors) == (2, True)
+def test_the_number_of_partitions_stays_what_it_was(tmp_path: Path, etcd_url: str) -> None:
+    with System(tmp_path, f"{etcd_url}/{uuid.uuid4()}") as system:
+        system.start_master(0, *FLAGS)
+        flags = ("--listen", "127.0.0.1:0", "--catalog", system.catalog, "--run-dir", str(tmp_path))
+        for count in ("1", "2"):
+            code, errors = refusal(*flags, "--partitions", count)
+            assert (code, "made for a key space of 4 partitions" in errors) == (2, True)
 
 
 @pytest.mark.promise("failover")
@@ -139,7 +141,7 @@ def test_killed_master_stalls_only_its_own_partitions(shared: System) -> None:
         load.goes_on()
         load.end()
         until(lambda: all(other.exists_batch(load.acknowledged)), "all that was acknowledged is found", every_s=STATUS_POLL_S)
-        until(lambda: sorted(Counter(owners(shared, *left).values()).values()) == [2, 2], "even shares of two", every_s=STATUS_POLL_S)
+        until(lambda: sorted(Counter(owners(shared, *left).values()).values()) == [2, 2], "even shares of two", every_s=SHARES_POLL_S)
         until(lambda: all(other.exists_batch(load.acknowledged)), "all is found by their new owners", every_s=STATUS_POLL_S)
         finds_all(other, load.acknowledged)
 
@@ -153,7 +155,7 @@ def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System)
         load = Load(client)
         load.goes_on()
         os.kill(shared.masters[victim].pid, signal.SIGSTOP)
-        until(lambda: len(owners(shared, *left)) == PARTITIONS, "others own what it had", every_s=STATUS_POLL_S)
+        until(lambda: len(owners(shared, *left)) == PARTITIONS, "others own what it had", every_s=SHARES_POLL_S)
         epochs = {
             partition: told.owner.epoch
             for partition, index in owners(shared, *left).items()
@@ -168,7 +170,7 @@ def test_an_owner_that_was_stopped_owns_nothing_when_it_is_woken(shared: System)
                 told is not None and (told.role != "owner" or told.owner.epoch > epochs[partition]) for partition, told in enumerate(found)
             )
 
-        until(is_deposed, "it owns nothing, or has been elected anew", every_s=STATUS_POLL_S)
+        until(is_deposed, "it owns nothing, or has been elected anew", every_s=SHARES_POLL_S)
         load.end()
         until(lambda: all(other.exists_batch(load.acknowledged)), "all that was acknowledged is found", DEADLINE_S, every_s=STATUS_POLL_S)
 

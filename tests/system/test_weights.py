@@ -12,6 +12,7 @@ from kvstore.client.sync import Client
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol import control_pb2 as pb
 from tests.system.running import System, running_system, until
+from tests.system.test_standby import LEASE
 
 BASE = Namespace(model="m", revision="base", dtype="bf16", block_tokens=16)
 V1 = replace(BASE, revision="base@v1")
@@ -84,7 +85,7 @@ def test_older_weights_evict_first_after_master_restart(tmp_path: Path) -> None:
 
 def test_a_takeover_keeps_the_table_and_who_uses_what(tmp_path: Path, etcd_url: str) -> None:
     with System(tmp_path, catalog=f"{etcd_url}/{uuid.uuid4()}", masters=2) as system:
-        system.start_masters()
+        system.start_masters(*LEASE)
         with system.client() as client, engine(client) as reporter, engine(client, "engine-2") as other:
             reporter.use("base", "", [BASE.canonical()])
             until(lambda: "" in versions(system), "the base is known")
