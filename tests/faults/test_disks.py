@@ -75,7 +75,7 @@ class Disk:
             self.system.await_settled()
             return self.demoted > before
 
-        until(more, "the disk accepts blocks again")
+        until(more, "the disk accepts blocks again", max_every_s=0)
 
 
 @contextmanager

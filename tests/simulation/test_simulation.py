@@ -16,7 +16,7 @@ from tests.simulation.schedule import Schedule, Step, make_schedule
 from tests.simulation.seeded_bugs import BUGS
 from tests.simulation.shrinking import shrink
 
-SEEDS, ALWAYS = 500, 200
+SEEDS, ALWAYS = 500, 100
 """In all, and of them in every run."""
 SEEDS_A_TEST = 25
 OPERATIONS = 12

@@ -44,14 +44,16 @@ _MAKING: Final = threading.RLock()
 """Held while a client is made: where it is it learns of a module, in which two threads would put back what the other has exchanged."""
 
 
-def until(is_so: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, *, every_s: float = POLL_S) -> None:
+def until(
+    is_so: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S, *, every_s: float = POLL_S, max_every_s: float = MAX_POLL_S
+) -> None:
     """Wait until the condition holds; fails, naming `what` was awaited, when it does not in time. Polls ever more rarely, late by at
-    most a tenth."""
+    most a tenth. `max_every_s` is 0 where the polls themselves bring the condition about."""
     began_s = time.monotonic()
     while not is_so():
         waited_s = time.monotonic() - began_s
         assert waited_s < deadline_s, f"not within {deadline_s:g} s: {what}"
-        time.sleep(max(every_s, min(MAX_POLL_S, waited_s / 10)))
+        time.sleep(max(every_s, min(max_every_s, waited_s / 10)))
 
 
 class System:

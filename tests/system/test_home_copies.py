@@ -108,7 +108,7 @@ def test_masters_of_partitions_choose_one_home_for_a_prompt(tmp_path: Path) -> N
         system.start_master(0, "--partitions", "4")
         start_small(system, "n0")
         for name in ("n1", "n2", "n3"):
-            system.start_node(name, "--dram", "1GiB")  # so large that their free shares, and weights, stay equal
+            system.start_node(name, "--dram", "256MiB")  # so large that their free shares, and weights, stay equal
         with tied(system, "n0") as client:
             put(client, KEYS[:DRAM_BLOCKS])
             system.await_settled()

@@ -61,7 +61,7 @@ def read_until(readers: list[Client], is_so: Callable[[], bool], what: str) -> N
         assert [reader.get(HOT) for reader in readers] == [value(HOT)] * len(readers)
         return is_so()
 
-    until(read, what, every_s=STATUS_POLL_S)
+    until(read, what, every_s=STATUS_POLL_S, max_every_s=0)
 
 
 @pytest.mark.promise("last-replica-last")

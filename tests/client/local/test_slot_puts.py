@@ -36,7 +36,7 @@ while True:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster(tmp_path_factory.mktemp("cluster")) as started:
-        started.start_node("--dram", "512MiB")
+        started.start_node("--dram", "128MiB")
         yield started
 
 
