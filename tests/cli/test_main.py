@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from tests.ports import free_ports
 
 PLAN = ["plan", "--model", "llama3-8b", "--gpu", "H100"]
 PROGRAM = [sys.executable, "-m", "kvstore.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster that the tests only look at."""
+    with embedded() as cluster:
+        yield cluster.address
 
 
 def commands() -> list[str]:
@@ -98,24 +106,22 @@ def test_closed_output_is_no_traceback(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_ends_command_with_130_and_no_traceback(number: signal.Signals) -> None:
-    with embedded() as cluster:
-        command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", cluster.address, "--deadline-s", "60"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.send_signal(number)
-            assert process.communicate(timeout=120)[1] == ""
-            assert process.returncode == 130
+def test_signal_ends_command_with_130_and_no_traceback(address: str, number: signal.Signals) -> None:
+    command = [*PROGRAM, "top", "--json", "--interval-s", "1", "--master", address, "--deadline-s", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        assert process.communicate(timeout=120)[1] == ""
+        assert process.returncode == 130
 
 
-def test_what_is_to_outlive_its_terminal_does() -> None:
-    with embedded() as cluster:
-        command = ["nohup", *PROGRAM, "top", "--json", "--interval-s", "0.1", "--master", cluster.address, "--deadline-s", "60"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.send_signal(signal.SIGHUP)
-            for _ in range(3):
-                assert process.stdout.readline()
-            process.terminate()
+def test_what_is_to_outlive_its_terminal_does(address: str) -> None:
+    command = ["nohup", *PROGRAM, "top", "--json", "--interval-s", "0.1", "--master", address, "--deadline-s", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        for _ in range(3):
+            assert process.stdout.readline()
+        process.terminate()
