@@ -144,9 +144,10 @@ def home_pool_rows(trace: Sequence[TraceRequest]) -> Iterator[BenchRow]:
     cases = [("one writer", (1.0, 0.0, 0.0, 0.0), False), ("80/10/5/5", (80.0, 10.0, 5.0, 5.0), False)]
     cases += [("25 each", (1.0,) * 4, False), ("routed", (1.0,) * 4, True)]
     jobs: list[Job] = [
-        HomePoolJob(OURS, HOME_POOL_BLOCKS, HomePoolOptions(shares, is_routed=is_routed, is_shared=True)) for _, shares, is_routed in cases
+        HomePoolJob(OURS, HOME_POOL_BLOCKS, 0, HomePoolOptions(shares, is_routed=is_routed, is_shared=True))
+        for _, shares, is_routed in cases
     ]
-    jobs.append(HomePoolJob(OURS, HOME_POOL_BLOCKS, HomePoolOptions(cases[0][1], is_routed=False, is_shared=False)))
+    jobs.append(HomePoolJob(OURS, HOME_POOL_BLOCKS, 0, HomePoolOptions(cases[0][1], is_routed=False, is_shared=False)))
     *found, separate = [row for row in run_jobs(jobs, trace) if isinstance(row, HomePoolRow)]
     separate_name = f"4 x {HOME_POOL_BLOCKS:,} blocks, {cases[0][0]}: separate statistics"
     yield BenchRow(separate_name, separate.prefix_hit_ratio, "prefix hit ratio")

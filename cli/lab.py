@@ -67,7 +67,9 @@ HINTED: Final = (DEFAULT, PrefixPolicy.name)
 @click.option("--capacities", default=CAPACITIES, show_default=True, metavar="BLOCKS", help="Capacities in blocks, separated by commas.")
 @click.option("--limit", type=click.IntRange(min=1), help="Replay only this many requests, from the first.")
 @click.option("--tiers", metavar="DRAM:NVME", help="Also replay through a node with this many blocks of DRAM and of NVMe.")
-@click.option("--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of BLOCKS blocks each.")
+@click.option(
+    "--pools", metavar="N:BLOCKS", help="Also compare one pool with N local caches of BLOCKS blocks each; with --writers DRAM+NVME blocks."
+)
 @click.option(
     "--writers", metavar="SHARES", help="With --pools, also N nodes with home copies: shares of the prompts at each, as 80,10,5,5."
 )
@@ -88,7 +90,7 @@ def lab(trace: str, policies: str, capacities: str, plots: str | None, plot_form
 
     With --writers the N nodes of --pools are one pool, as in a live cluster: nearly full nodes' blocks are copied to their home node
     (home copies). It is compared with one node of N x BLOCKS blocks, with prompts by share and routed to the node that holds their
-    beginning, and with policies that exchange what they learn or do not.
+    beginning, and with policies that exchange what they learn or do not. N:DRAM+NVME gives each node two tiers.
     """
     names, sizes = _policies(policies), _capacities(capacities)
     jobs = _jobs(names, sizes, options)
@@ -149,10 +151,15 @@ def _jobs(names: Sequence[str], sizes: Sequence[int], options: Mapping[str, Any]
         dram, nvme = _pair(tiers, "DRAM:NVME")
         jobs += [TierJob(name, dram, nvme) for name in names]
     if pools is not None:
-        instances, blocks = _pair(pools, "N:BLOCKS")
-        jobs += [PoolJob(name, routing, instances, blocks) for name in names for routing in Routing]
+        one_tier, plus, below = pools.partition("+")
+        instances, blocks = _pair(one_tier, "N:BLOCKS")
+        nvme_blocks = _blocks(below, "--pools") if plus else 0
+        if plus and writers is None:
+            raise InvalidArgument("--pools N:DRAM+NVME needs --writers")
+        if not plus:
+            jobs += [PoolJob(name, routing, instances, blocks) for name in names for routing in Routing]
         if writers is not None:
-            jobs += _home_pools(names, instances, blocks, _shares(writers, instances))
+            jobs += _home_pools(names, (blocks, nvme_blocks), _shares(writers, instances))
     elif writers is not None:
         raise InvalidArgument("--writers needs --pools N:BLOCKS")
     if hints is not None:
@@ -172,12 +179,12 @@ def _shares(text: str, nodes: int) -> tuple[float, ...]:
     return (*shares, *[0.0] * (nodes - len(shares)))
 
 
-def _home_pools(names: Sequence[str], nodes: int, blocks: int, shares: Sequence[float]) -> list[Job]:
+def _home_pools(names: Sequence[str], node_blocks: tuple[int, int], shares: Sequence[float]) -> list[Job]:
     jobs: list[Job] = []
     for name in names:
         has_statistics = make_family(name).reuse_statistics() is not None
-        for is_routed, is_shared in product((False, True), (False, True) if has_statistics and nodes > 1 else (False,)):
-            jobs.append(HomePoolJob(name, blocks, HomePoolOptions(shares, is_routed=is_routed, is_shared=is_shared)))
+        for is_routed, is_shared in product((False, True), (False, True) if has_statistics and len(shares) > 1 else (False,)):
+            jobs.append(HomePoolJob(name, *node_blocks, HomePoolOptions(shares, is_routed=is_routed, is_shared=is_shared)))
     return jobs
 
 

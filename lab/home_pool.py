@@ -9,7 +9,7 @@ and leaves first. So the home's policy decides when the block leaves the cluster
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import log
 from random import Random
@@ -19,6 +19,7 @@ import xxhash
 
 from kvstore.kvcache.traces.mooncake import TraceRequest
 from kvstore.lab.replay import check_capacity
+from kvstore.lab.tiers import TwoTiers
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.tiers.policies.by_name import make_family
 from kvstore.tiers.policies.prefix.visits import CLASSES
@@ -74,42 +75,86 @@ class HomePoolOptions:
     seed: int = 1
 
 
-class _Node:
-    """A node: its policy, and the blocks of which it has a secondary copy, the one read longest ago first."""
+class _OneTier:
+    """A tier: its policy, and the blocks of which it has a secondary copy, the one read longest ago first."""
 
-    def __init__(self, pool: "HomePool", policy: str, index: int) -> None:
+    def __init__(self, policy: str, capacity: int, clock: Callable[[], float], on_left: Callable[[int], None]) -> None:
+        self.family = make_family(policy, clock=clock)
+        self._policy = self.family.policy(1)
+        self._capacity = capacity
+        self._on_left = on_left
+        self._resident: set[int] = set()
+        self._secondary: OrderedDict[int, None] = OrderedDict()
+
+    def holds(self, block: int) -> bool:
+        return block in self._resident
+
+    @property
+    def used_blocks(self) -> int:
+        return len(self._resident)
+
+    def read(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._policy.touch(block)
+            if block in self._secondary:
+                self._secondary.move_to_end(block)
+
+    def make_room(self, count: int) -> None:
+        for _ in range(len(self._resident) + count - self._capacity):
+            if self._secondary:
+                victim, _ = self._secondary.popitem(last=False)
+                self._policy.release(victim)
+            else:
+                found = self._policy.victim()
+                assert found is not None, "the policy has keys but returned no victim"
+                victim = int(found)
+                self._policy.remove(victim)
+            self._resident.remove(victim)
+            self._on_left(victim)
+
+    def add(self, block: int, parent: int | None) -> None:
+        self._policy.insert(block, parent)
+        self._resident.add(block)
+
+    def settle(self) -> None:
+        """Nothing waits for the end of a put."""
+
+    def mark_secondary(self, block: int) -> None:
+        self._secondary[block] = None
+
+
+class _Node:
+    """A node: its tiers, and what it last reported of its policy."""
+
+    def __init__(self, pool: "HomePool", policy: str, index: int, sizes: tuple[int, int]) -> None:
+        def clock() -> float:
+            return pool.now_s
+
+        def on_left(block: int) -> None:
+            pool.left(self, block)
+
+        dram_blocks, nvme_blocks = sizes
         self.index = index
-        self.family = make_family(policy, clock=lambda: pool.now_s)
-        self.policy = self.family.policy(1)
-        self.resident: set[int] = set()
-        self.secondary: OrderedDict[int, None] = OrderedDict()
+        self.tiers: _OneTier | TwoTiers
+        if nvme_blocks:
+            self.tiers = TwoTiers(policy, dram_blocks=dram_blocks, nvme_blocks=nvme_blocks, clock=clock, on_left=on_left)
+        else:
+            self.tiers = _OneTier(policy, dram_blocks, clock, on_left)
+        self.family = self.tiers.family
         self.reported = ReuseStatistics.none(CLASSES)
         self.reported_s = -EXCHANGE_S
 
-    def touch(self, block: int) -> None:
-        self.policy.touch(block)
-        if block in self.secondary:
-            self.secondary.move_to_end(block)
-
-    def take_victim(self) -> int:
-        """Remove and return a secondary copy, else the policy's victim."""
-        if self.secondary:
-            victim, _ = self.secondary.popitem(last=False)
-            self.policy.release(victim)
-        else:
-            found = self.policy.victim()
-            assert found is not None, "the policy has keys but returned no victim"
-            victim = int(found)
-            self.policy.remove(victim)
-        self.resident.remove(victim)
-        return victim
+    @property
+    def used_blocks(self) -> int:
+        return self.tiers.used_blocks
 
 
 class HomePool:
-    """Replay through initially empty nodes of `node_blocks` blocks each, one for each share. `counts` may be read at any time."""
+    """Replay through initially empty nodes, one for each share. `counts` may be read at any time."""
 
-    def __init__(self, policy: str, node_blocks: int, options: HomePoolOptions) -> None:
-        """Raises ConfigError for an unknown policy, InvalidArgument for other values out of range."""
+    def __init__(self, policy: str, node_blocks: int, options: HomePoolOptions, *, nvme_blocks: int = 0) -> None:
+        """Each node has DRAM for `node_blocks`, and NVMe for `nvme_blocks` below it unless that is 0. Raises ConfigError for
+        an unknown policy, InvalidArgument for other values out of range."""
         if not 1 <= len(options.shares) <= MAX_NODES or min(options.shares) < 0 or not sum(options.shares):
             raise InvalidArgument(f"shares of the prompts are {list(options.shares)}: 1 to {MAX_NODES} numbers, not negative, some above 0")
         if options.lag_s < 0:
@@ -117,8 +162,8 @@ class HomePool:
         check_capacity(node_blocks)
         self.counts = HomePoolCounts()
         self.now_s = 0.0
-        self._options, self._capacity = options, node_blocks
-        self._nodes = [_Node(self, policy, index) for index in range(len(options.shares))]
+        self._options, self._at_once, self._capacity = options, node_blocks, node_blocks + nvme_blocks
+        self._nodes = [_Node(self, policy, index, (node_blocks, nvme_blocks)) for index in range(len(options.shares))]
         self._holders: dict[int, list[_Node]] = {}
         """Nodes that hold a block, in order of arrival. No empty lists."""
         self._parents: dict[int, int | None] = {}
@@ -146,10 +191,13 @@ class HomePool:
         lead = found.index(False) if False in found else len(found)
         self.counts.blocks += len(found)
         self.counts.prefix_hits += lead
-        self.counts.local_hits += sum(block in node.resident for block in blocks[:lead])
+        self.counts.local_hits += sum(node.tiers.holds(block) for block in blocks[:lead])
+        reads: dict[_Node, list[int]] = {}
         for block, is_there in zip(blocks, found, strict=True):
             if is_there:
-                self._touch(node, block)
+                reads.setdefault(self._reader(node, block), []).append(block)
+        for reader, read in reads.items():
+            reader.tiers.read(read)
         if lead < len(found):
             self._store(node, blocks, found)
 
@@ -166,13 +214,20 @@ class HomePool:
                 return best
         return self._random.choices(self._nodes, self._options.shares)[0]
 
-    def _touch(self, node: _Node, block: int) -> None:
-        """Read a present block at the prompt's node, else at its home, else at another."""
+    def left(self, node: _Node, block: int) -> None:
+        """The block has left the node."""
         holders = self._holders[block]
-        if node not in holders:
-            home = self._homes[block]
-            node = home if home in holders else holders[0]
-        node.touch(block)
+        holders.remove(node)
+        if not holders:
+            del self._holders[block]
+
+    def _reader(self, node: _Node, block: int) -> _Node:
+        """Return the node at which a prompt of `node` reads a present block: its own, else the home, else another."""
+        holders = self._holders[block]
+        if node in holders:
+            return node
+        home = self._homes[block]
+        return home if home in holders else holders[0]
 
     def _store(self, node: _Node, blocks: Sequence[int], found: Sequence[bool]) -> None:
         missing: dict[int, int | None] = {}
@@ -180,11 +235,10 @@ class HomePool:
             if not is_there:
                 missing.setdefault(block, parent)
         pending = list(missing.items())
-        for start in range(0, len(pending), self._capacity):
-            part = pending[start : start + self._capacity]
+        for start in range(0, len(pending), self._at_once):
+            part = pending[start : start + self._at_once]
             is_short = self._is_short(node, len(part))
-            for _ in range(len(node.resident) + len(part) - self._capacity):
-                self._evict(node)
+            node.tiers.make_room(len(part))
             for block, parent in part:
                 if block not in self._parents and parent is not None:
                     self._children[parent] = self._children.get(parent, 0) + 1
@@ -193,10 +247,11 @@ class HomePool:
                 self._add(node, block)
                 if home is not node:
                     self._copies.append((self.now_s + self._options.lag_s, node, block))
+            node.tiers.settle()
 
     def _is_short(self, node: _Node, count: int = 0) -> bool:
         """Return True if the node is nearly full with `count` more blocks."""
-        return len(node.resident) + count > (1 - SHORT_SHARE) * self._capacity
+        return node.used_blocks + count > (1 - SHORT_SHARE) * self._capacity
 
     def _home(self, source: _Node, block: int, parent: int | None) -> _Node:
         """Return the home of a block that a nearly full node stores: its parent's, unless a prompt begins with it. While
@@ -213,7 +268,7 @@ class HomePool:
 
         def score(node: _Node) -> float:
             uniform = (xxhash.xxh3_64_intdigest(b"%d %d" % (node.index, block)) + 1) / 2**64
-            return log(uniform) / (1 + FREE_WEIGHT * (1 - len(node.resident) / self._capacity))
+            return log(uniform) / (1 + FREE_WEIGHT * (1 - node.used_blocks / self._capacity))
 
         return max(nodes, key=score)
 
@@ -221,25 +276,17 @@ class HomePool:
         while self._copies and self._copies[0][0] <= self.now_s:
             _, source, block = self._copies.popleft()
             home = self._homes[block]
-            if block not in source.resident or block in home.resident:
+            if not source.tiers.holds(block) or home.tiers.holds(block):
                 continue
-            if len(home.resident) == self._capacity:
-                self._evict(home)
+            home.tiers.make_room(1)
             self._add(home, block)
-            source.secondary[block] = None
+            home.tiers.settle()
+            source.tiers.mark_secondary(block)
             self.counts.copies += 1
 
     def _add(self, node: _Node, block: int) -> None:
-        node.policy.insert(block, self._parents[block])
-        node.resident.add(block)
+        node.tiers.add(block, self._parents[block])
         self._holders.setdefault(block, []).append(node)
-
-    def _evict(self, node: _Node) -> None:
-        victim = node.take_victim()
-        holders = self._holders[victim]
-        holders.remove(node)
-        if not holders:
-            del self._holders[victim]
 
     def _exchange(self) -> None:
         """Exchange statistics at the nodes whose time it is."""

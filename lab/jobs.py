@@ -62,6 +62,7 @@ class HomePoolRow:
     shares: tuple[float, ...]
     """Of the prompts at each node."""
     blocks_per_node: int
+    nvme_blocks_per_node: int
     is_routed: bool
     """Prompts go to the node that holds most of their beginning."""
     is_shared: bool
@@ -159,18 +160,26 @@ class PoolJob:
 class HomePoolJob:
     policy: str
     blocks_per_node: int
+    nvme_blocks_per_node: int
+    """0 for nodes of one tier."""
     options: HomePoolOptions
 
     def run(self, requests: Sequence[TraceRequest]) -> HomePoolRow:
-        options, blocks = self.options, self.blocks_per_node
-        found = HomePool(self.policy, blocks, options).run(requests)
+        options, blocks, nvme_blocks = self.options, self.blocks_per_node, self.nvme_blocks_per_node
+        found = HomePool(self.policy, blocks, options, nvme_blocks=nvme_blocks).run(requests)
+        one: TwoTiers | CacheReplay
+        if nvme_blocks:
+            one = TwoTiers(self.policy, dram_blocks=len(options.shares) * blocks, nvme_blocks=len(options.shares) * nvme_blocks)
+        else:
+            one = CacheReplay(self.policy, len(options.shares) * blocks)
         return HomePoolRow(
             self.policy,
             tuple(options.shares),
             blocks,
+            nvme_blocks,
             options.is_routed,
             options.is_shared,
-            CacheReplay(self.policy, len(options.shares) * blocks).run(requests).prefix_hit_ratio,
+            one.run(requests).prefix_hit_ratio,
             found.prefix_hit_ratio,
             found.local_share,
             found.copies_per_hit,

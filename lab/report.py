@@ -100,7 +100,8 @@ def pool_table(rows: Sequence[PoolRow]) -> Group:
 def home_pool_table(rows: Sequence[HomePoolRow]) -> Group:
     first = rows[0]
     shares = "/".join(f"{share:g}" for share in first.shares)
-    title = f"{len(first.shares)} nodes of {first.blocks_per_node:,} blocks as one pool, prompts at {shares}"
+    sizes = f"{first.blocks_per_node:,} blocks" + (f" and {first.nvme_blocks_per_node:,} of NVMe" if first.nvme_blocks_per_node else "")
+    title = f"{len(first.shares)} nodes of {sizes} as one pool, prompts at {shares}"
     table = _table("prompts", "statistics", "one node", "pool", "local hits", "copies a hit")
     for row in rows:
         kind = "routed" if row.is_routed else "by share", "shared" if row.is_shared else "separate"

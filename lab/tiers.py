@@ -53,7 +53,8 @@ class _Level:
         self.policy = family.policy(tier)
         self.resident: set[int] = set()
         self.duplicates: dict[int, None] = {}
-        """Copies of promoted blocks, which are evicted first, the one read longest ago first."""
+        """Copies of blocks that are elsewhere, too, which are evicted first, the one read longest ago first: in NVMe those
+        of promoted blocks, and secondary copies."""
         self.reserved = 0
         """Slots of blocks that are not readable yet."""
 
@@ -69,6 +70,11 @@ class _Level:
         self.policy.remove(block)
         self.resident.remove(block)
         self.duplicates.pop(block, None)
+
+    def touch(self, block: int) -> None:
+        self.policy.touch(block)
+        if block in self.duplicates:
+            self.duplicates[block] = self.duplicates.pop(block)
 
     def victim(self) -> int:
         if self.duplicates:
@@ -87,13 +93,25 @@ class _Level:
 class TwoTiers:
     """Replay through an initially empty node with two tiers, under one policy. `counts` may be read at any time."""
 
-    def __init__(self, policy: str, *, dram_blocks: int, nvme_blocks: int) -> None:
-        """Raises ConfigError for an unknown policy, InvalidArgument for a capacity out of range."""
+    def __init__(
+        self,
+        policy: str,
+        *,
+        dram_blocks: int,
+        nvme_blocks: int,
+        clock: Callable[[], float] | None = None,
+        on_left: Callable[[int], None] = lambda block: None,
+    ) -> None:
+        """`clock` is the policy's, by default the time of the prompt; `on_left` is called for each block that has left both
+        tiers. Raises ConfigError for an unknown policy, InvalidArgument for a capacity out of range."""
         self.counts = TieredCounts()
         self.now_s = 0.0
-        family = make_family(policy, clock=lambda: self.now_s)
-        self._dram = _Level(family, 1, dram_blocks)
-        self._nvme = _Level(family, 2, nvme_blocks)
+        self.family = make_family(policy, clock=clock or (lambda: self.now_s))
+        self._on_left = on_left
+        self._dram = _Level(self.family, 1, dram_blocks)
+        self._nvme = _Level(self.family, 2, nvme_blocks)
+        self._secondary: set[int] = set()
+        """Blocks that are only dropped, since another node keeps them."""
         self._parents: dict[int, int | None] = {}
         """Block -> parent, for every resident block."""
         self._hits: dict[int, int] = {}
@@ -114,23 +132,35 @@ class TwoTiers:
             is_in_dram = block in self._dram.resident
             self.counts.dram_hits += is_in_dram
             self.counts.nvme_hits += not is_in_dram
-        self._read([block for block, is_there in zip(request.hash_ids, found, strict=True) if is_there])
+        self.read([block for block, is_there in zip(request.hash_ids, found, strict=True) if is_there])
         missing: dict[int, int | None] = {}
         for block, parent, is_there in zip(request.hash_ids, (None, *request.hash_ids), found, strict=False):
             if not is_there:
                 missing.setdefault(block, parent)
-        self._store(list(missing.items()))
+        pending = list(missing.items())
+        for start in range(0, len(pending), self._dram.capacity):
+            part = pending[start : start + self._dram.capacity]
+            self.make_room(len(part))
+            for block, parent in part:
+                self.add(block, parent)
+            self.settle()
 
-    def _read(self, blocks: Sequence[int]) -> None:
+    def holds(self, block: int) -> bool:
+        return block in self._parents
+
+    @property
+    def used_blocks(self) -> int:
+        """Used slots of both tiers."""
+        return self._dram.used + self._nvme.used
+
+    def read(self, blocks: Sequence[int]) -> None:
         """Touch every copy, then promote blocks that reached PROMOTE_AT_HITS. Blocks that are being read are not dropped."""
         promoted: dict[int, None] = {}
         held: set[int] = set()
         for block in blocks:
             self._hits[block] += 1
-            self._dram.policy.touch(block)
-            self._nvme.policy.touch(block)
-            if block in self._nvme.duplicates:
-                self._nvme.duplicates[block] = self._nvme.duplicates.pop(block)
+            self._dram.touch(block)
+            self._nvme.touch(block)
             held.add(block)
             is_below = block not in self._dram.resident and block not in promoted
             if is_below and self._hits[block] >= PROMOTE_AT_HITS and self._free_dram_slot(held):
@@ -139,6 +169,8 @@ class TwoTiers:
         for block in promoted:
             self._dram.add(block, self._parents[block])
             self._nvme.duplicates[block] = None
+            if block in self._secondary:
+                self._dram.duplicates[block] = None
             self._hits[block] = 0
         self._dram.reserved = 0
         self.counts.promotions += len(promoted)
@@ -155,19 +187,29 @@ class TwoTiers:
         self._nvme.duplicates.pop(victim, None)
         return True
 
-    def _store(self, pending: Sequence[tuple[int, int | None]]) -> None:
-        """Reserve slots for as many blocks as fit, then make them readable; repeat for the rest."""
-        for start in range(0, len(pending), self._dram.capacity):
-            part = pending[start : start + self._dram.capacity]
-            for _ in range(self._dram.used + len(part) - self._dram.capacity):
-                self._demote(self._dram.victim())
-            self._dram.reserved = len(part)
-            self._apply_watermarks()
-            for block, parent in part:
-                self._dram.add(block, parent)
-                self._parents[block], self._hits[block] = parent, 0
-            self._dram.reserved = 0
-            self._apply_watermarks()
+    def make_room(self, count: int) -> None:
+        """Reserve slots of DRAM, at most all, for `add`."""
+        for _ in range(self._dram.used + count - self._dram.capacity):
+            self._demote(self._dram.victim())
+        self._dram.reserved = count
+        self._apply_watermarks()
+
+    def add(self, block: int, parent: int | None) -> None:
+        """Put a block, which the node does not hold, into a slot reserved by `make_room`."""
+        self._dram.add(block, parent)
+        self._parents[block], self._hits[block] = parent, 0
+
+    def settle(self) -> None:
+        """End the puts into the slots of `make_room`."""
+        self._dram.reserved = 0
+        self._apply_watermarks()
+
+    def mark_secondary(self, block: int) -> None:
+        """Another node keeps the block: its copies here are dropped first, and not demoted."""
+        self._secondary.add(block)
+        for level in (self._dram, self._nvme):
+            if block in level.resident:
+                level.duplicates[block] = None
 
     def _apply_watermarks(self) -> None:
         self._dram.reduce_to_low_watermark(self._demote)
@@ -176,24 +218,28 @@ class TwoTiers:
     def _demote(self, block: int) -> bool:
         """Remove a block from DRAM, after a copy to NVMe if it has none there and is worth it."""
         if block in self._nvme.resident:
-            self._nvme.duplicates.pop(block, None)
-        elif self._nvme.used == self._nvme.capacity and self._is_worth_less(block, victim := self._nvme.victim()):
-            self._dram.drop(block)
-            del self._parents[block], self._hits[block]
-            self.counts.evictions += 1
-            return True
+            if block not in self._secondary:
+                self._nvme.duplicates.pop(block, None)
+        elif block in self._secondary or self._is_worth_less(block):
+            self._leave(block)
         else:
             if self._nvme.used == self._nvme.capacity:
-                self._evict(victim)
+                self._evict(self._nvme.victim())
             self._nvme.add(block, self._parents[block])
             self._hits[block] = 0
             self.counts.demotions += 1
         self._dram.drop(block)
         return True
 
-    def _is_worth_less(self, block: int, victim: int) -> bool:
-        """Return True if a block of DRAM is not worth a write that evicts `victim` from NVMe."""
-        if victim in self._nvme.duplicates:
+    def _leave(self, block: int) -> None:
+        del self._parents[block], self._hits[block]
+        self._secondary.discard(block)
+        self.counts.evictions += 1
+        self._on_left(block)
+
+    def _is_worth_less(self, block: int) -> bool:
+        """Return True if NVMe is full and a block of DRAM is not worth a write that evicts its next victim."""
+        if self._nvme.used < self._nvme.capacity or (victim := self._nvme.victim()) in self._nvme.duplicates:
             return False
         # Of blocks of one class and age the newer stays.
         gained, lost = self._dram.policy.worth(block), self._nvme.policy.worth(victim)
@@ -202,12 +248,12 @@ class TwoTiers:
     def _evict(self, block: int) -> None:
         self._nvme.drop(block)
         if block not in self._dram.resident:
-            del self._parents[block], self._hits[block]
-            self.counts.evictions += 1
+            self._leave(block)
 
     def _drop_copy_below(self, block: int) -> bool:
-        """Drop a block from NVMe if DRAM has it as well; otherwise return False: watermarks evict no last copy."""
-        if block not in self._dram.resident:
+        """Drop a block from NVMe if DRAM or another node has it as well; otherwise return False: watermarks evict no last
+        copy."""
+        if block not in self._dram.resident and block not in self._secondary:
             return False
-        self._nvme.drop(block)
+        self._evict(block)
         return True

@@ -92,6 +92,15 @@ def test_writers_make_one_pool_of_the_nodes(trace: Path) -> None:
     assert "3 nodes of 3 blocks as one pool, prompts at 2/1/0" in lab(trace, *options).stdout
 
 
+def test_pools_may_have_two_tiers(trace: Path) -> None:
+    options = ("--policies", "lru", "--capacities", "3", "--pools", "3:2+9", "--writers", "1,1,1")
+    found = rows(trace, *options)
+    assert list(found) == ["policies", "home_pools"]
+    assert {(row["blocks_per_node"], row["nvme_blocks_per_node"]) for row in found["home_pools"]} == {(2, 9)}
+    assert found["home_pools"][0]["one_node_prefix_hit_ratio"] > found["policies"][0]["prefix_hit_ratio"]
+    assert "3 nodes of 2 blocks and 9 of NVMe as one pool, prompts at 1/1/1" in lab(trace, *options).stdout
+
+
 def test_hints_have_a_row_for_each_capacity(trace: Path) -> None:
     found = rows(trace, "--policies", "default,prefix,lru", "--capacities", "3,4", "--hints", "1")
     assert list(found) == ["policies", "hints"]
@@ -129,6 +138,8 @@ def test_plots_are_written_to_a_folder_that_is_made(trace: Path, tmp_path: Path,
         (("--tiers", "100"), "'100' is not of the form DRAM:NVME, two whole numbers"),
         (("--pools", "4:"), "'4:' is not of the form N:BLOCKS"),
         (("--writers", "1"), "--writers needs --pools N:BLOCKS"),
+        (("--pools", "2:5+9"), "--pools N:DRAM+NVME needs --writers"),
+        (("--pools", "2:5+", "--writers", "1"), "--pools: '' is not a number of blocks"),
         (("--pools", "2:5", "--writers", "most"), "--writers: 'most' is not a list of numbers"),
         (("--pools", "2:5", "--writers", "1,1,1"), "--writers names 3 shares for 2 nodes"),
         (("--pools", "2:5", "--writers", "0"), "shares of the prompts are [0.0, 0.0]"),

@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.lab.home_pool import HomePool, HomePoolCounts, HomePoolOptions
 from kvstore.lab.replay import CacheReplay
+from kvstore.lab.tiers import TwoTiers
 from kvstore.protocol.errors import ConfigError, InvalidArgument
 from tests.lab.prompts import conversations, requests
 
@@ -62,7 +63,23 @@ def test_a_copy_needs_its_lag() -> None:
     assert pool.counts.copies == 0
     pool.run(requests([[number] for number in range(5, 40)], every_s=3.0))
     assert pool.counts.copies > 0
-    assert {len(node.resident) for node in pool._nodes} == {4}
+    assert {node.used_blocks for node in pool._nodes} == {4}
+
+
+def test_one_node_of_two_tiers_is_that_node_alone() -> None:
+    found = HomePool("default", 50, HomePoolOptions((1.0,)), nvme_blocks=450).run(conversations())
+    alone = TwoTiers("default", dram_blocks=50, nvme_blocks=450).run(conversations())
+    assert (found.blocks, found.prefix_hits, found.copies) == (alone.blocks, alone.hits, 0)
+
+
+def test_nodes_of_two_tiers_are_one_pool() -> None:
+    trace = conversations(1200)
+    alone, together = (TwoTiers("lru", dram_blocks=nodes * 100, nvme_blocks=nodes * 900).run(trace).prefix_hit_ratio for nodes in (1, 4))
+    pool = HomePool("lru", 100, ONE_WRITER, nvme_blocks=900)
+    assert pool.run(trace).prefix_hit_ratio > alone + 0.7 * (together - alone)
+    assert pool.counts.copies > 0
+    held = Counter(node.index for holders in pool._holders.values() for node in holders)
+    assert held == {node.index: sum(node.tiers.holds(block) for block in pool._holders) for node in pool._nodes}
 
 
 def test_the_same_seed_gives_the_same_counts() -> None:

@@ -26,7 +26,7 @@ def test_a_pool_against_local_caches(routing: Routing, local: float, gain: float
 
 def test_a_pool_with_home_copies_against_one_node() -> None:
     options = HomePoolOptions((1.0, 0.0))
-    assert HomePoolJob("lru", 9, options).run(TALK) == HomePoolRow("lru", (1.0, 0.0), 9, False, True, 0.5, 0.5, 1.0, 0.0, 10)
+    assert HomePoolJob("lru", 9, 0, options).run(TALK) == HomePoolRow("lru", (1.0, 0.0), 9, 0, False, True, 0.5, 0.5, 1.0, 0.0, 10)
 
 
 def test_hints_against_none_and_belady() -> None:

@@ -75,7 +75,7 @@ def test_pools_show_the_gain_where_there_is_one() -> None:
 
 
 def test_home_pools_show_where_prompts_went() -> None:
-    table = home_pool_table([HomePoolRow("lru", (80, 20), 2500, False, True, 0.25, 0.2, 0.5, 1.25, 100)])
+    table = home_pool_table([HomePoolRow("lru", (80, 20), 2500, 0, False, True, 0.25, 0.2, 0.5, 1.25, 100)])
     assert shown(table)[0] == "2 nodes of 2,500 blocks as one pool, prompts at 80/20"
     assert cells(table)[-1] == ["lru", "by", "share", "shared", "0.2500", "0.2000", "50.0%", "1.25"]
 

@@ -88,7 +88,7 @@ def test_without_room_at_once_nothing_is_promoted() -> None:
     tiers._dram.add(9, None)
     tiers._parents[9], tiers._hits[9], tiers._hits[1] = None, 0, 1
     assert where(tiers)[0] == {3, 9}
-    tiers._read([1])
+    tiers.read([1])
     assert (counts.promotions, tiers._hits[1]) == (0, 2)
 
 
@@ -195,3 +195,14 @@ def test_it_counts_as_a_nodes_block_table_does(tmp_path: Path, dram: int, nvme: 
 def test_either_tier_has_room(dram: int, nvme: int) -> None:
     with pytest.raises(InvalidArgument, match="0 blocks"):
         TwoTiers("lru", dram_blocks=dram, nvme_blocks=nvme)
+
+
+def test_secondary_copies_leave_first_and_are_not_demoted() -> None:
+    left = list[int]()
+    tiers = TwoTiers("lru", dram_blocks=2, nvme_blocks=9, on_left=left.append)
+    tiers.run(requests([[1], [2]]))
+    tiers.mark_secondary(2)
+    tiers.run(requests([[3]]))
+    assert left == [2]
+    assert where(tiers)[0] == {3}
+    assert where(tiers)[1] == {1}
