@@ -52,7 +52,7 @@ class Cluster(System):
 
     def counters(self, name: str = "b") -> dict[str, int]:
         """Return the counters of the node's newest heartbeat; wait for its first."""
-        until(lambda: bool(self.node_status(name).counters), f"a heartbeat of {name}")
+        until(lambda: "copied_blocks" in self.node_status(name).counters, f"a heartbeat of {name}")
         return dict(self.node_status(name).counters)
 
     def await_copies(self, count: int) -> None:
