@@ -314,6 +314,8 @@ class Evictor:
                 return
             count *= 2
             for first in blocks:
+                if not is_unused(first):
+                    continue  # it is being demoted already, behind an earlier block of its prompt
                 block: Block | None = first
                 while block is not None:
                     yield block
