@@ -441,7 +441,7 @@ class NodeService:
             block = self._table.find(message.tenant, key)
             if block is None or block.generation > generation:
                 flags.append(1)  # already deleted: the master must not keep it
-                was_moving |= block is None  # its move may still be in progress
+                was_moving = True  # its move may still be in progress
             elif message.force or not (block.readers or block.pinned or block.hold_bits or copies.is_protected(block)):
                 was_moving |= block.moving
                 dropped[block] = None
@@ -457,8 +457,7 @@ class NodeService:
             else:
                 session.fail(header.request_id, failure)
 
-        # A move in progress completes before the first flush ends; its copy is deleted after that.
-        self._mover.flush((lambda _failure: self._mover.flush(answer)) if was_moving else answer)
+        (self._mover.flush_after_moves if was_moving else self._mover.flush)(answer)
         self._waiting.retry()
 
     def _pin(self, session: Session, header: FrameHeader, message: SetPinned) -> None:

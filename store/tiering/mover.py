@@ -4,6 +4,7 @@ The node's loop plans and records; the threads only copy bytes. Slots of moves a
 nor reused until the loop is notified, so the threads need no locks.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,14 @@ class SlowRead:
         return self.destination
 
 
+@dataclass(slots=True, eq=False)
+class _AfterMoves:
+    """A flush that waits for the end of `batches`."""
+
+    batches: set[int]
+    done: Callable[[KVStoreError | None], None]
+
+
 class TierMover:
     """Owns the mover and reader threads. Called from the node's loop; `on_space_freed` is called there whenever slots
     may have become free."""
@@ -116,6 +125,10 @@ class TierMover:
         self._tier_retry_s = settings.tier_retry_s
         self._on_space_freed = on_space_freed
         self._codec = codec
+        self._numbers = itertools.count()
+        self._in_progress: set[int] = set()
+        """Numbers of the batches that were submitted and have not ended."""
+        self._after_moves: list[_AfterMoves] = []
         self._writers = started(settings.write_threads, "mover")
         self._readers = started(settings.read_threads, "tier-reader")
 
@@ -136,12 +149,12 @@ class TierMover:
         size_bytes = 0
         for move in moves:
             if jobs and size_bytes + move.block.size_bytes > self._batch_bytes:
-                self._writers.submit(self._copy, jobs)
+                self._submit(jobs)
                 jobs, size_bytes = [], 0
             self._reactor.guarded(self._begin, move, jobs)
             size_bytes += move.block.size_bytes
         if jobs:
-            self._writers.submit(self._copy, jobs)
+            self._submit(jobs)
 
     def _begin(self, move: TierMove, jobs: list[MoveJob]) -> None:
         """Make a job unless the block was dropped. The source slot is looked up here, because it is unknown afterwards."""
@@ -151,7 +164,12 @@ class TierMover:
         else:
             jobs.append(MoveJob(move, slot, self._tiers[move.source]))
 
-    def _copy(self, jobs: list[MoveJob]) -> None:
+    def _submit(self, jobs: list[MoveJob]) -> None:
+        number = next(self._numbers)
+        self._in_progress.add(number)
+        self._writers.submit(self._copy, number, jobs)
+
+    def _copy(self, number: int, jobs: list[MoveJob]) -> None:
         """Execute a batch, in a mover thread."""
         first = jobs[0].move
         failure: str | None = None
@@ -167,9 +185,19 @@ class TierMover:
         except Exception as error:
             log.exception("moving blocks between tiers failed")
             failure = str(error)
-        self._reactor.call_soon(lambda: self._finish(jobs, failure))
+        self._reactor.call_soon(lambda: self._finish(number, jobs, failure))
 
-    def _finish(self, jobs: list[MoveJob], failure: str | None) -> None:
+    def _finish(self, number: int, jobs: list[MoveJob], failure: str | None) -> None:
+        try:
+            self._end_all(jobs, failure)
+        finally:
+            self._in_progress.discard(number)
+            waiting, self._after_moves = self._after_moves, []
+            for one in waiting:
+                one.batches.discard(number)
+                self._flush_after(one)
+
+    def _end_all(self, jobs: list[MoveJob], failure: str | None) -> None:
         target = jobs[0].move.target
         if failure is not None:
             log.warning("moving %d blocks to %s failed: %s", len(jobs), self._tiers[target].name, failure)
@@ -240,6 +268,17 @@ class TierMover:
             self._reactor.call_soon(lambda: done(failure))
 
         self._writers.submit(work)
+
+    def flush_after_moves(self, done: Callable[[KVStoreError | None], None]) -> None:
+        """As `flush`, once all moves in progress have ended. Until then a dropped block that is being written to a
+        durable tier has a copy there which cannot be deleted yet."""
+        self._flush_after(_AfterMoves(set(self._in_progress), done))
+
+    def _flush_after(self, waiting: "_AfterMoves") -> None:
+        if waiting.batches:
+            self._after_moves.append(waiting)
+        else:
+            self.flush(waiting.done)
 
     def close(self) -> None:
         """Wait for moves in progress; queued ones are dropped."""

@@ -166,13 +166,13 @@ class SimFuture:
 
 
 class Executor:
-    """kvstore.rpc.thread_pools.started, a pool of one thread for any requested size. Each task starts after a delay."""
+    """kvstore.rpc.thread_pools.started. Each task starts after a delay, so those of several threads overtake one another."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, threads: int) -> None:
         self._world = world
+        self._idle = threads
         self._process = world.here
         self._queue: list[Callable[[], object]] = []
-        self._is_busy = False
         self._is_closed = False
 
     def submit(self, work: Callable[..., Any], *args: Any) -> "Future[Any]":
@@ -181,18 +181,16 @@ class Executor:
         return Future()
 
     def _begin(self) -> None:
-        if not self._is_busy and self._queue and not self._is_closed:
-            self._is_busy = True
-            self._process.at(self._world.now_ns + self._world.below(2 * MS), self._start)
+        if self._idle and self._queue and not self._is_closed:
+            self._idle -= 1
+            work = self._queue.pop(0)
+            self._process.at(self._world.now_ns + self._world.below(2 * MS), lambda: self._process.spawn(lambda: self._run(work), "worker"))
 
-    def _start(self) -> None:
-        self._process.spawn(self._run, "worker")
-
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], object]) -> None:
         try:
-            self._queue.pop(0)()
+            work()
         finally:
-            self._is_busy = False
+            self._idle += 1
             self._begin()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -300,7 +298,9 @@ class Machine:
         table += [(module, "os", Names(os, getpid=lambda: world.here.pid)) for module in (operations, resources)]
         table += [(module, "time", clock) for module in (storage, master, kvstore.master.status, operations, sync, driver)]
         table += [(module, "threading", threads) for module in (link, relay)]
-        table += [(module, "started", lambda *_args: Executor(world)) for module in (mover, queue, kvstore.store.writes.checksums)]
+        table += [(mover, "started", lambda threads, _name: Executor(world, threads))]
+        # The number of checksum threads is that of processors: a schedule has the same result on every machine.
+        table += [(module, "started", lambda *_args: Executor(world, 1)) for module in (queue, kvstore.store.writes.checksums)]
         table += [(module, "Reactor", lambda **options: SimReactor(self.network, **options)) for module in (node, master)]
         table += [(module, "Server", lambda *args, **options: SimServer(self, *args, **options)) for module in (node, master)]
         table += [(module, "socket_id", self.socket_id) for module in (node, master)]

@@ -19,6 +19,7 @@ from kvstore.store.block_table.block import Block
 from kvstore.store.block_table.copies import BlockCopies
 from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators, Published
 from kvstore.store.shared_index.index_writer import SharedIndexWriter
+from kvstore.store.tiering.mover import TierMover
 from kvstore.store.writes.commit_batcher import CommitBatcher
 from tests.simulation.etcd import Etcd
 
@@ -133,6 +134,13 @@ def decision_ignored() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def removal_overtakes_a_move() -> Iterator[None]:
+    """A node answers a removal while another thread still writes the block to its disk."""
+    with patch.object(TierMover, "flush_after_moves", TierMover.flush):
+        yield
+
+
 BUGS: Final[dict[str, Bug]] = {
     bug.__name__: bug
     for bug in (
@@ -145,5 +153,6 @@ BUGS: Final[dict[str, Bug]] = {
         eviction_not_told,
         slot_reused_while_shown,
         decision_ignored,
+        removal_overtakes_a_move,
     )
 }

@@ -86,7 +86,6 @@ class Served(Storage):
             demotion_wait_s=demotion_wait_s,
             move_batch=1 << 20,
             read_threads=1,
-            write_threads=1,
             tier_retry_s=3600,
             read_bytes=read_bytes,
             peer_bytes=limits.queued_bytes,

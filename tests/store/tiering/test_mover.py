@@ -215,6 +215,36 @@ def test_flush_reports_deletions_that_are_not_durable(node: Node, failure: Excep
     node.nvme.flush_failure = None
 
 
+@pytest.mark.promise("remove-stays-removed")
+def test_a_removal_waits_for_moves_in_other_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it was answered while another thread wrote the block. If the node died then, the block returned."""
+    node, let_go, write = Node(tmp_path, write_threads=2), threading.Event(), FailingNvme.write_batch
+
+    def held(records: Sequence[Record]) -> None:
+        let_go.wait(PATIENCE_S)
+        write(node.nvme, records)
+
+    monkeypatch.setattr(node.nvme, "write_batch", held)
+    (block,) = node.fill(1)
+    node.store.table.evictor.evict(block, node.store.table._levels[DRAM])
+    node.mover.start_moves()
+    node.store.table.copies.drop(block)
+    removed, flushed, on_disk = list[KVStoreError | None](), list[KVStoreError | None](), list[int]()
+
+    def answered(error: KVStoreError | None) -> None:
+        removed.append(error)
+        on_disk.append(len(list(node.nvme.recover())))
+
+    node.mover.flush_after_moves(answered)
+    node.mover.flush(flushed.append)
+    pump(node.reactor, lambda: bool(flushed))
+    assert not removed
+    let_go.set()
+    pump(node.reactor, lambda: bool(removed))
+    assert (removed, on_disk) == ([None], [0])
+    node.close()
+
+
 @pytest.mark.promise("failures-typed")
 @pytest.mark.parametrize("moment", ["before its copy", "after its copy"])
 def test_a_raising_move_stops_no_other(node: Node, caplog: pytest.LogCaptureFixture, moment: str) -> None:
