@@ -313,13 +313,29 @@ class Evictor:
                 self._failed_searches.add(what)
                 return
             count *= 2
-            for block in blocks:
-                yield block
-                if not block.is_in(level.index):
+            for first in blocks:
+                if not is_unused(first):
+                    continue  # it is being demoted already, behind an earlier block of its prompt
+                block: Block | None = first
+                while block is not None:
+                    yield block
+                    if not block.is_in(level.index):
+                        break
+                    if not is_wanted():
+                        return
+                    block = self._next_of_prompt(level, block, may_leave)
+                if block is not None:
                     count = 1
                     break
-                if not is_wanted():
-                    return
+
+    @staticmethod
+    def _next_of_prompt(level: TierView, block: Block, may_leave: Callable[[Block], bool]) -> Block | None:
+        """Return the block that leaves after one that is being demoted, so that a prompt is demoted from its end although
+        its last blocks are still here. Other prompts would lose their last blocks instead."""
+        if not block.moving or level.demoting_blocks >= MAX_DEMOTIONS:
+            return None
+        behind = level.order.next_after(block, block.group_in(level.index))
+        return behind if behind is not None and behind.is_in(level.index) and may_leave(behind) else None
 
     def _evict_over_quota(self, level: TierView) -> None:
         """Evict the coldest blocks of tenants over quota, at most MAX_QUOTA_EVICTIONS per call."""

@@ -125,6 +125,20 @@ def test_tenants_with_the_same_keys_are_separate_on_nvme(make_store: MakeStore, 
     assert store.names() == "b"
 
 
+def test_a_prompt_is_demoted_from_its_end_at_once(make_store: MakeStore) -> None:
+    """Its last blocks are still in DRAM when the next ones are planned; no other prompt loses its end for that."""
+    store = make_store(1000, nvme_bytes=5000, policy="prefix", high=0.8, low=0.5)
+    for name, parent in zip(
+        ("a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0"), ("", "a0", "a1", "a2", "", "b0", "b1", "b2", ""), strict=True
+    ):
+        put = store.table.open(store.block(name, parent=parent), "writer", now_ns=0)
+        assert put is not None
+        store.commit(put)
+    store.table.evictor.demote_to_low_watermark()
+    store.table.evictor.demote_to_low_watermark()
+    assert [move.block.key for move in store.table.evictor.take_moves()] == [b"a3", b"a2", b"a1", b"a0"]
+
+
 def test_demotion_runs_from_the_high_to_the_low_watermark(make_store: MakeStore) -> None:
     store = make_store(1000, nvme_bytes=5000, high=0.8, low=0.5)
     for number in range(8):
