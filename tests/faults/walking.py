@@ -31,7 +31,7 @@ CLIENTS: Final = 3
 ROLES: Final = {"master": ["master-0"], "node": [*NODES], "client": [f"client-{writer}" for writer in range(CLIENTS)]}
 CALL_S: Final = 10.0
 """Deadline of a call. An expired deadline alone is no failure, since the machine may be busy."""
-PAUSE_S: Final = 0.015
+PAUSE_S: Final = 0.025
 NODE_FLAGS: Final = ("--dram", "8MiB", "--high-watermark", "0.4", "--low-watermark", "0.2")
 LARGE: Final = 200 << 10
 UNLINKED: Final = "node.publish.register.after"
@@ -156,8 +156,8 @@ class Walk:
 
 
 def _come(system: System) -> None:
-    """Start a client, which locates every daemon."""
-    with system.client() as client:
+    """Start a client, which locates every daemon. Its calls end soon after the daemon that they wait for has been killed."""
+    with system.client(deadline_s=CALL_S) as client:
         client.put(b"large", bytes(LARGE))
         client.get(b"large")
         client.remove([b"large"])
@@ -165,7 +165,7 @@ def _come(system: System) -> None:
 
 def _ask(system: System) -> None:
     """One that maps memory, but asks for what it reads."""
-    with system.client(settings=ASKING) as client:
+    with system.client(settings=ASKING, deadline_s=CALL_S) as client:
         client.put(b"asked", bytes(LARGE))
         client.get(b"asked")
         with client.view(b"asked"):
