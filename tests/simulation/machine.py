@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import kvstore.client.connections.resources
 import kvstore.client.connections.slabs
@@ -165,6 +165,13 @@ class SimFuture:
         return self._result
 
 
+MOST_NS: Final = 2 * MS
+"""Delay of a task of a pool, at most."""
+SLOW_NS: Final = 100 * MS
+"""The same of one in SLOW_ONE_IN, as if the disk were slow."""
+SLOW_ONE_IN: Final = 10
+
+
 class Executor:
     """kvstore.rpc.thread_pools.started. Each task starts after a delay, so those of several threads overtake one another."""
 
@@ -184,7 +191,8 @@ class Executor:
         if self._idle and self._queue and not self._is_closed:
             self._idle -= 1
             work = self._queue.pop(0)
-            self._process.at(self._world.now_ns + self._world.below(2 * MS), lambda: self._process.spawn(lambda: self._run(work), "worker"))
+            delay_ns = self._world.below(MOST_NS if self._world.below(SLOW_ONE_IN) else SLOW_NS)
+            self._process.at(self._world.now_ns + delay_ns, lambda: self._process.spawn(lambda: self._run(work), "worker"))
 
     def _run(self, work: Callable[[], object]) -> None:
         try:

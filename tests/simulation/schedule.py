@@ -52,6 +52,10 @@ AFTER_MS: Final = (0.05, 0.2, 0.5, 1, 2, 3, 5, 20, 150)
 SPANS_MS: Final = (50, 300, 1000, 1800, 2200, 3500, 6000)
 """Durations of faults: parts and multiples of the leases (2 s of the catalog's owner, 3 s of a node)."""
 
+ROUNDS: Final = 6
+ROUND_KEYS: Final = 12
+"""Of `make_demotions`: rounds, and blocks put in each. Its DRAM has space for four of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -99,7 +103,7 @@ def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0, densi
         masters=rng.choice((1, 2, 2, 3)),
         nodes=rng.choice((1, 2, 2, 3)),
         clients=rng.choice((1, 2, 3)),
-        dram_bytes=rng.choice((24 << 10, 256 << 10, 256 << 10)),
+        dram_bytes=rng.choice((12 << 10, 256 << 10, 256 << 10)),
         nvme_bytes=rng.choice((0, 0, 40 << 10, 1 << 20)),
         uses_index=rng.random() < 0.5,
         max_kept_removals=rng.choice((1, 100, 100)),
@@ -121,6 +125,27 @@ def make_schedule(seed: int, *, operations: int = 24, partitions: int = 0, densi
     fault_times = (rng.choice(times) + rng.choice(AFTER_MS) for _ in range(rng.randrange(operations // (4 * density) + 1)))
     steps += [_fault(rng, shape, kinds, at_ms) for at_ms in fault_times]
     steps = _with_ends(random.Random(f"ends {seed}"), shape, keys, steps)  # own generator, as for hot copies
+    return Schedule(seed, shape, tuple(sorted(steps, key=lambda step: step.at_ms)))
+
+
+def make_demotions(seed: int) -> Schedule:
+    """Rounds at a single node: blocks are put until others go to its disk, some of those are removed at that moment, the node dies a little
+    later, and all are read when it is back. In schedules of all operations that rarely meets."""
+    rng = random.Random(f"demotions {seed}")
+    shape = Shape(masters=1, nodes=1, clients=3, dram_bytes=12 << 10, nvme_bytes=1 << 20)
+    steps, at_ms = list[Step](), 50.0
+    for first in range(0, ROUNDS * ROUND_KEYS, ROUND_KEYS):
+        keys = [str(number) for number in range(first, first + ROUND_KEYS)]
+        for index, key in enumerate(keys):
+            steps.append(Step(round(at_ms, 2), "put", (0, TENANTS[0], key, "cluster", SIZES_BYTES[-1])))
+            at_ms += rng.random() * 4
+            if index > 3 and rng.random() < 0.7:
+                recent = rng.choice(keys[max(0, index - 5) : index])
+                steps.append(Step(round(at_ms + rng.random() * 3, 2), "remove", (1, TENANTS[0], recent)))
+        steps.append(Step(round(at_ms + rng.choice((0, *AFTER_MS)) * rng.random(), 2), "kill_node", (0, 300)))
+        at_ms += 1500
+        steps += [Step(round(at_ms + index, 2), "get", (2, TENANTS[0], key)) for index, key in enumerate(keys)]
+        at_ms += ROUND_KEYS + 20
     return Schedule(seed, shape, tuple(sorted(steps, key=lambda step: step.at_ms)))
 
 

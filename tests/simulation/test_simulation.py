@@ -12,7 +12,7 @@ from kvstore.master.directory.placement.home_copies import HomeCopies
 from tests.simulation.__main__ import first_kind, main
 from tests.simulation.cluster import Shape
 from tests.simulation.run import run_schedule
-from tests.simulation.schedule import Schedule, Step, make_schedule
+from tests.simulation.schedule import Schedule, Step, make_demotions, make_schedule
 from tests.simulation.seeded_bugs import BUGS
 from tests.simulation.shrinking import shrink
 
@@ -83,6 +83,12 @@ def test_no_copy_stays_secondary_once_its_home_dies() -> None:
     assert run_schedule(schedule).findings == ()
     with patch.object(HomeCopies, "take_primary", lambda _self: []):  # else the test shows nothing
         assert [finding.kind for finding in run_schedule(schedule).findings] == ["a secondary copy without a home"]
+
+
+@pytest.mark.promise("remove-stays-removed")
+@pytest.mark.parametrize("seed", range(3))
+def test_removed_blocks_do_not_return_from_disk(seed: int) -> None:
+    assert run_schedule(make_demotions(seed)).findings == ()
 
 
 def finding_schedule() -> Schedule:
