@@ -311,7 +311,8 @@ async def _next_chunk(response: aiohttp.ClientResponse) -> bytes:
             async with asyncio.timeout(CONNECTION_CHECK_S):
                 return await response.content.readany()
         except TimeoutError:
-            if response.connection is not None and not response.connection.closed:
+            # A response that ended at this moment has its rest in the buffer, and no connection any more.
+            if response.content.is_eof() or (response.connection is not None and not response.connection.closed):
                 continue
         except RuntimeError:  # the connection was closed before the call
             pass

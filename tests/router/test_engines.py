@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -298,6 +299,26 @@ async def test_an_answer_is_whole_once_its_end_is_said(then: tuple[bytes, ...]) 
         asked(address, SETTINGS) as (engines, where),
     ):
         await drained(await engines.decode(STREAMED, where, FIRST))
+
+
+async def test_the_end_of_an_answer_may_meet_a_connection_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a router whose loop was late found the end and the check's time in one iteration, and called it malformed."""
+    monkeypatch.setattr("kvstore.router.engines.CONNECTION_CHECK_S", 0.1)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(chunked(event(choice([97]))))
+        await asyncio.sleep(0.05)
+        writer.write(chunked(done()) + b"0\r\n\r\n")
+        time.sleep(0.1)  # noqa: ASYNC251 - the loop is late
+        writer.close()
+
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0) as engine,
+        asked(f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}", SETTINGS) as (engines, where),
+    ):
+        assert (await drained(await engines.decode(STREAMED, where, FIRST))).endswith(done())
 
 
 async def test_engines_connection_is_reused_after_a_whole_stream() -> None:
