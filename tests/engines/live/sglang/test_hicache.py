@@ -39,7 +39,8 @@ def engines(request: pytest.FixtureRequest, cluster: LocalCluster, processes: Tw
 
 def opened(engine: EngineChild, cluster: LocalCluster, **how: Any) -> None:
     """With one back end, of the only rank."""
-    opened(engine, cluster, **how)
+    use(engine, cluster.address, **how)
+    assert engine.ask("open") == 0
 
 
 def hashes(*names: int) -> list[str]:
