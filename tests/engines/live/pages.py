@@ -13,7 +13,11 @@ MASTER: Final = "127.0.0.1:7440"
 
 def command(*first: str, changes: dict[str, str]) -> list[str]:
     """The words of the one command of the page that begins with `first`, with texts replaced in them, each of which must be there."""
-    (words,) = [words for block in code(PAGE, SHELL) if (words := shlex.split(block.replace("\\\n", " ")))[: len(first)] == list(first)]
+    (words,) = [
+        words
+        for block in code(PAGE, SHELL)
+        if (words := shlex.split(block.replace("\\\n", " "), comments=True))[: len(first)] == list(first)
+    ]
     for old, new in changes.items():
         assert any(old in word for word in words), f"{old} is not in {shlex.join(words)}"
         words = [word.replace(old, new) for word in words]
