@@ -4,8 +4,8 @@ benchmarks/out/pool.json.
 
 Each prompt is read and stored by one of four clients, each at a node of its own. Shares of the prompts: all at one node, 80/10/5/5 %,
 25 % each, and routed to the node that holds most of the prompt (as Algorithm 1 does without load). The trace runs PACE times faster than
-it was recorded: policies look at the clock, and copies to home nodes take real time. So each replay is compared with the lab (no lab has
-two tiers on several nodes), which gets the prompts at the times at which the nodes got them. The trace at its own pace is another case.
+it was recorded: policies look at the clock, and copies to home nodes take real time. So each replay is compared with the lab, which
+gets the prompts at the times at which the nodes got them. The trace at its own pace is another case.
 
 POOL_PARTS selects parts by name, separated by commas; POOL_REQUESTS and POOL_PACE shorten a run.
 """
