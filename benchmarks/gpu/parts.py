@@ -28,7 +28,7 @@ PARTS: Final = {
     "tests": Part("tests marked gpu, and the HBM tier's suites", "device_tests:tier_rows", 150),
     "codec-tests": Part("codecs against the CPU, to the bit", "device_tests:codec_rows", 80),
     "copies": Part("copies between host and device", "copies:rows", 40),
-    "pinning": Part("page-locking of the store's memory", "pinning:rows", 40),
+    "page-locks": Part("page-locking of the store's memory", "page_locks:rows", 40),
     "layers": Part("gather and scatter of paged layers", "layers:rows", 40),
     "store": Part("puts and gets of a device pool", "store:rows", 60),
     "hbm": Part("the HBM tier", "hbm:rows", 50),
