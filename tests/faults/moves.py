@@ -242,8 +242,8 @@ class Moves:
         end_s = time.monotonic() + FOUND_S
         while not settled(self._site.status()) and time.monotonic() < end_s:
             time.sleep(LOOK_S)
-        time.sleep(self._site.lease_s / 2)  # evictions are as of the last heartbeats
-        self._tally.look(self._site.status())
+        for _ in range(2):  # the first may have been on its way
+            self._await_heartbeats(end_s)
         assert not self._wrong, self._wrong[0]
         suspect = self._killed | {name for name, count in self._tally.evicted.items() if count}
         required = {key for key, holders in self._holders.items() if holders - suspect}
@@ -261,6 +261,16 @@ class Moves:
             time.sleep(PAUSE_S)
         example = min(missing, default=b"")
         raise AssertionError(f"{len(missing)} acknowledged blocks are lost, such as {example!r}; {suspect or 'no node'} died or evicted")
+
+    def _await_heartbeats(self, end_s: float) -> None:
+        """Wait until each node has sent another heartbeat: evictions are as of the last ones."""
+        began_s = time.monotonic()
+        while (passed_s := time.monotonic() - began_s) < end_s - began_s:
+            status = self._site.status()
+            self._tally.look(status)
+            if status is not None and settled(status) and all(node.heartbeat_age_s < passed_s for node in status.nodes):
+                return
+            time.sleep(LOOK_S)
 
     def _clean_up(self, client: Client, filler: Client) -> None:
         prompts = [b"prompt/%d/%d/%d" % (self._number, one, number) for one in range(self._prompts) for number in range(PROMPT)]
