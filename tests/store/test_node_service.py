@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.protocol.catalog_messages import DRAIN_CLOSED, DRAIN_OFF, CopyBlocks, DeleteBlocks, RevokeCredentials, SetDraining, SetPinned
+from kvstore.protocol.catalog_messages import (
+    DRAIN_CLOSED,
+    DRAIN_OFF,
+    CopyBlocks,
+    DeleteBlocks,
+    MarkSecondary,
+    RevokeCredentials,
+    SetDraining,
+    SetPinned,
+)
 from kvstore.protocol.errors import (
     Denied,
     Draining,
@@ -41,6 +50,7 @@ from kvstore.rpc.address import connect, parse_address
 from kvstore.rpc.client.channel import Channel
 from kvstore.rpc.deadline import Deadline
 from kvstore.security.identity import Role
+from kvstore.store.block_table import table
 from kvstore.store.block_table.block import Block
 from kvstore.store.node_service import MAX_TENANT_BYTES
 from kvstore.store.session_authenticator import MAX_SLABS
@@ -68,6 +78,15 @@ def master(node: Served) -> Iterator[Master]:
 def copy_of(key: bytes, *, epoch: int) -> CopyBlocks:
     """From a node that is not there."""
     return CopyBlocks(epoch, "red", "ns", 8, "another host", "", "127.0.0.1:1", [key], [10], [7], [1], [b""], [])
+
+
+def link_again(node: Served) -> None:
+    def up() -> None:
+        link = node.service.links[0]
+        assert link is not None
+        node.service.link_up(link, 1)
+
+    node.call(up)
 
 
 def find(node: Served, name: str) -> Block | None:
@@ -356,15 +375,27 @@ def test_pins_not_confirmed_by_a_new_link_end(node: Served, client: Client, mast
     node.call(lambda: node.service.synced())
     assert master.ask(DeleteBlocks(1, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((0, 0)))
 
-    def link_again() -> None:
-        link = node.service.links[0]
-        assert link is not None
-        node.service.link_up(link, 1)
-
-    node.call(link_again)
+    link_again(node)
     master.ask(SetPinned(2, "red", [b"b"]))
     node.call(lambda: node.service.synced())
     assert master.ask(DeleteBlocks(2, "red", [b"a", b"b"], [9, 9])) == Flags(bytes((1, 0)))
+
+
+@pytest.mark.promise("last-replica-last")
+def test_a_new_link_makes_all_secondary_copies_primary(
+    node: Served, client: Client, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages about their homes may be lost with the former link. Some at a time, also those of other tenants."""
+    monkeypatch.setattr(table, "FORGOTTEN_AT_ONCE", 2)
+    client.put(dict.fromkeys("abc", b"x"))
+    with contextlib.closing(node.connect(tenant="blue")) as other:
+        other.put({"d": b"x"})
+    assert master.ask(MarkSecondary(1, "red", [b"a", b"b", b"c"])) == Ok()
+    assert master.ask(MarkSecondary(1, "blue", [b"d"])) == Ok()
+    assert node.call(lambda: (node.store.table.secondary_blocks, node.store.table.primary_again)) == (4, 0)
+    link_again(node)
+    steps = [node.call(lambda: (node.store.table.expire(now_ns=0), node.store.table.primary_again)[1]) for _ in range(2)]
+    assert steps == [2, 4]
 
 
 def test_commands_of_an_older_master_are_refused(node: Served, client: Client, master: Master) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.client.sync import Client
-from kvstore.master.directory.placement.home_copies import REFRESH_NS
+from kvstore.master.directory.placement.home_copies import REFRESH_NS, SKIPPED
+from kvstore.protocol.catalog_messages import COPY_REASONS
 from tests.system.history import value_of
 from tests.system.running import DEADLINE_S, STATUS_POLL_S, System, until
 from tests.system.test_acks import tied
@@ -66,6 +67,22 @@ def test_blocks_stay_in_the_cluster_while_another_node_has_space(pool: System) -
         counters = pool.status().counters
         assert counters["home_copies"] >= len(KEYS) - DRAM_BLOCKS
         assert counters["home_copied_bytes"] >= (counters["home_copies"] - 1) * BLOCK_BYTES, "a client's first block is a byte"
+
+
+@pytest.mark.promise("observable")
+def test_status_says_why_blocks_moved_and_what_leaves_next(pool: System) -> None:
+    pool.start_node("n1", "--dram", "32MiB")
+    with tied(pool, "n0") as client:
+        put_slowly(pool, client, KEYS)
+        pool.await_settled()
+    status, source, home = pool.status(), pool.node_status("n0"), pool.node_status("n1")
+    assert {f"home_copies_skipped_{reason}" for reason in SKIPPED} <= status.counters.keys()
+    assert sum(home.counters[f"copied_blocks_{reason}"] for reason in COPY_REASONS) == home.counters["copied_blocks_home"] > 0
+    assert source.counters["secondary_blocks"] == home.counters["copied_blocks_home"]
+    [tier] = source.tiers
+    assert (tier.next_victim.reason, tier.next_victim.HasField("hits_per_byte_s")) == ("secondary", False)
+    assert 0 < tier.evictions_by_reason["secondary"] <= tier.evictions == sum(tier.evictions_by_reason.values())
+    assert home.tiers[0].next_victim.reason == ""
 
 
 def test_full_nodes_share_the_blocks_of_one_writer(pool: System) -> None:

@@ -86,6 +86,7 @@ def test_hot_block_is_copied_and_the_copy_evicted_first(tmp_path: Path, monkeypa
             assert given(system, third) == 0
             status = system.status().counters
             assert (status["hot_copies"], status["hot_copied_bytes"], status["hot_blocks"]) == (1, BLOCK_BYTES, 1)
+            until(lambda: system.node_status(copy).counters["copied_blocks_hot"] == 1, "its node reports why", every_s=STATUS_POLL_S)
             until(lambda: system.status().counters["hot_blocks"] == 0, "it has cooled", every_s=STATUS_POLL_S)
             assert places(client) == ["n0", copy], "nobody deletes it"
             with tied(system, copy) as other:

@@ -103,6 +103,7 @@ def test_drain_copies_last_replicas_to_peers(system: System) -> None:
         name, other = put_all(client)
         assert f"{name} is drained: no block is in its memory only, and it can be stopped\n" in drain(system, name)
         assert all({place.node for place in places} == {name, other} for places in client.locate([*KEYS, b"small"]))
+        until(lambda: system.node_status(other).counters["copied_blocks_drain"] == len(KEYS) + 1, "its peer reports why")
         assert client.put(b"later", b"value") is True
         client.flush()
         assert [place.node for place in client.locate([b"later"])[0]] == [other], "its own host's clients put elsewhere too"

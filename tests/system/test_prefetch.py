@@ -107,7 +107,8 @@ def test_blocks_of_another_node_are_copied_here(tmp_path: Path) -> None:
             assert tiers_of(client, "n0") == tiers_of(client, "n1") == {("dram",)}
             assert client.get_batch(KEYS) == VALUES
             await_counter(system, "prefetches_useful", len(KEYS))
-            assert system.node_status("n0").counters["copied_blocks"] == len(KEYS)
+            counters = system.node_status("n0").counters
+            assert (counters["copied_blocks"], counters["copied_blocks_prefetch"]) == (len(KEYS), len(KEYS))
 
 
 def test_a_drained_node_prefetches_nothing(cold: System) -> None:

@@ -294,6 +294,7 @@ def test_a_block_of_less_worth_is_not_written_to_full_nvme(two_tiers: Store) -> 
     assert two_tiers.names() == "mxy", "x is worth more than n"
     counts = {index: counts for index, _, counts, _ in two_tiers.table.levels()}
     assert (counts[DRAM].not_written, counts[DRAM].demotions, counts[NVME].evictions) == (1, 3, 1)
+    assert [{name for name, count in counts[index].by_reason().items() if count} for index in (DRAM, NVME)] == [{"worth"}, {"room"}]
 
 
 def test_the_copy_of_a_promoted_block_leaves_nvme_first(make_store: MakeStore) -> None:

@@ -187,6 +187,7 @@ def test_masters_with_other_weights_mostly_agree() -> None:
     assert sum(one.choose(key) == other.choose(key) for key in keys) > 0.95 * len(keys)
 
 
+@pytest.mark.usefixtures("empty_two")
 def test_a_prompt_that_begins_at_the_source_stays(cluster: Cluster) -> None:
     cluster.node("two", "y", tier=FULL)
     cluster.commit(b"b", b"c")
@@ -231,6 +232,14 @@ def test_blocks_gone_or_elsewhere_by_now_are_not_copied(cluster: Cluster) -> Non
     cluster.master.directory.replication.plan(TENANT, [b"c"], node_id=2, source_node_id=1, now_ns=0)
     assert cluster.step() == [], "a is gone, b at another node, c on its way"
     assert cluster.homes.skipped_blocks == {"gone": 1}
+
+
+@pytest.mark.usefixtures("empty_two")
+def test_blocks_beyond_their_homes_capacity_are_skipped(cluster: Cluster) -> None:
+    cluster.node("two", "y", tier=tier_of(capacity_bytes=SIZE))  # free at first, and once more by eviction
+    cluster.commit()
+    assert [order.keys for order in cluster.step()] == [KEYS[:2]]
+    assert cluster.homes.skipped_blocks == {"space": 1}
 
 
 @pytest.mark.usefixtures("empty_two")
