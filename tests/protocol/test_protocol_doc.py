@@ -31,7 +31,7 @@ def test_the_document_has_no_message_that_is_not_there() -> None:
 
 
 def test_the_document_lists_the_answers() -> None:
-    listed = re.search(r"Answers are the types (.*?)\.", section("A frame"), re.DOTALL)
+    listed = re.search(r"Answers are the types:(.*?)\.", section("A frame"), re.DOTALL)
     assert listed
     assert {int(number) for number in re.findall(r"\d+", listed[1])} == REPLIES
 
