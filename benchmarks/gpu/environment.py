@@ -68,7 +68,7 @@ def _environment(needed: list[str], wheels: Path | None) -> tuple[str, list[str]
             (own / "interpreter.pth").write_text("".join(f"import site; site.addsitedir({place!r})\n" for place in _package_folders()))
             where = ("--python", str(folder / "bin" / "python"), "install")
         else:
-            # pip then installs all requirements anew, also those that the interpreter has.
+            # pip then installs all requirements, also those that the interpreter has.
             where = ("install", "--target", str(target))
         source = ("--no-index", "--find-links", str(wheels)) if wheels else ()
         _install(where, source, needed)

@@ -70,7 +70,7 @@ def test_blocks_stay_in_the_cluster_while_another_node_has_space(pool: System) -
 
 
 @pytest.mark.promise("observable")
-def test_status_says_why_blocks_moved_and_what_leaves_next(pool: System) -> None:
+def test_status_shows_why_blocks_moved_and_what_leaves_next(pool: System) -> None:
     pool.start_node("n1", "--dram", "32MiB")
     with tied(pool, "n0") as client:
         put_slowly(pool, client, KEYS)
@@ -112,7 +112,7 @@ def test_copies_are_primary_again_when_their_home_dies(pool: System) -> None:
         time.sleep(SETTLE_S)
         moved = [key for key, places in zip(KEYS, client.locate(KEYS[: DRAM_BLOCKS - 1]), strict=False) if len(places) == 2]
         pool.nodes["n1"].kill()
-        until(lambda: pool.node_status("n0").counters["primary_again"] == len(moved), "n0 is told", every_s=STATUS_POLL_S)
+        until(lambda: pool.node_status("n0").counters["primary_again"] == len(moved), "n0 is notified", every_s=STATUS_POLL_S)
         put(client, KEYS[DRAM_BLOCKS : DRAM_BLOCKS + len(moved)])
         pool.await_settled("n0")
         assert client.get_batch(moved) == values(moved)
