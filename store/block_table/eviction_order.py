@@ -220,8 +220,10 @@ class EvictionOrder:
                 found.append(block.key)
         if len(found) < count and not is_over:
             more = policy.take_victims(count - len(found), lambda key: evictable(blocks[key]), lambda key: may_evict(blocks[key]))
-            for key in more if members.retired else ():
+            for key in more if members.retired or members.secondary else ():
                 members.retired.pop(key, None)
+                members.secondary.pop(key, None)
+                self.released += blocks[key].is_secondary
             found += more
         self._have_left(group, len(found))
         return [blocks[key] for key in found]

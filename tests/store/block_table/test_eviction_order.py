@@ -274,3 +274,17 @@ def test_take_victims_stops_at_the_first_refused_block(order: EvictionOrder) -> 
     assert order.coldest(anyone) is not None
     assert len(order) == 1
     check(order)
+
+
+def test_a_secondary_copy_that_the_policy_takes_loses_its_mark(order: EvictionOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More secondary copies are in use than a search examines, so that the policy chooses the one that is free."""
+    monkeypatch.setattr(eviction, "MAX_EARLY_EXAMINED", 2)
+    blocks = [block(str(number), number) for number in range(4)]
+    for one in blocks:
+        order.insert(one, 0)
+        one.is_secondary = True
+        order.mark_secondary(one, 0)
+    assert order.take_victims(0, 1, lambda one: one is blocks[3], anyone) == [blocks[3]]
+    assert order.secondary_copies() == [("red", [one.key for one in (*blocks[2:3], *blocks[:2])])]
+    assert order.released == 1
+    check(order)
