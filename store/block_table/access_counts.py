@@ -54,7 +54,7 @@ class TierCounts:
     quota_evictions: int = 0
     """Those because of the tenant's quota."""
     not_written: int = 0
-    """Those of blocks that were not worth a write to NVMe."""
+    """Those of blocks that were not worth a write to NVMe. Without those because of a quota."""
     secondary_evictions: int = 0
     """Those of secondary copies: the block's home keeps it. Without those because of a limit or quota."""
     demotions: int = 0

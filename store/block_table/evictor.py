@@ -206,13 +206,13 @@ class Evictor:
         lower = self._lower(level.index) if not is_secondary else None
         if lower is not None and block.generation == UNCOMMITTED:
             return False  # demoted once it is committed
-        if lower is not None and not is_dropped and not self._is_worth_a_write(block, level, lower):
-            is_dropped = True
-            level.counts.not_written += 1
+        is_not_written = lower is not None and not is_dropped and not self._is_worth_a_write(block, level, lower)
+        is_dropped |= is_not_written
         if lower is not None and not is_dropped and (self._plan_move(block, level, lower) or lower.index != NVME or self._is_cut_short):
             return False  # cut short: retry in the next iteration
         level.counts.evict(block.last_access)
         level.counts.quota_evictions += for_quota
+        level.counts.not_written += is_not_written and not for_quota
         level.counts.secondary_evictions += is_secondary and not for_quota
         self._copies.drop(block)
         return True

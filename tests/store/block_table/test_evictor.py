@@ -297,6 +297,16 @@ def test_a_block_of_less_worth_is_not_written_to_full_nvme(two_tiers: Store) -> 
     assert [{name for name, count in counts[index].by_reason().items() if count} for index in (DRAM, NVME)] == [{"worth"}, {"room"}]
 
 
+def test_an_eviction_for_a_quota_has_one_reason(two_tiers: Store) -> None:
+    """The block is not worth a write either."""
+    put_each(two_tiers, "nmb")
+    two_tiers.table.quotas.set(Quotas(tenants={"red": Quota(dram_bytes=50)}))
+    two_tiers.table.evictor.demote_to_low_watermark()
+    assert two_tiers.names() == "mn"
+    counts = {index: counts for index, _, counts, _ in two_tiers.table.levels()}
+    assert counts[DRAM].by_reason() == {"room": 0, "worth": 0, "secondary": 0, "table": 0, "quota": 1}
+
+
 def test_the_copy_of_a_promoted_block_leaves_nvme_first(make_store: MakeStore) -> None:
     store = make_store(200, nvme_bytes=200)
     put_each(store, "nmab")
