@@ -269,8 +269,8 @@ class HomeCopies:
             if source not in holders:
                 self._skip(source, "gone")
                 continue
-            if self._replication.is_ordered(tenant, keys[at]):
-                continue
+            if (tenant, keys[at]) in self._under_way or self._replication.is_ordered(tenant, keys[at]):
+                continue  # also if this step has added it: blocks that were stored again wait twice
             if len(holders) > 1:
                 others = [node_id for node_id in holders if node_id != source and node_id in self._nodes.ids]
                 homes[row] = self._nodes.best_of(others or [source], keys[at])

@@ -136,6 +136,21 @@ def test_copies_are_bounded_in_bytes_a_second(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("empty_two")
+def test_a_block_committed_twice_is_copied_once() -> None:
+    """It was evicted and stored again before its turn. The copies under way stay within their limit."""
+    cluster = Cluster(CopyLimits(bytes=2 * SIZE))
+    cluster.node("two", "y")
+    for _ in range(3):
+        cluster.commit(b"a")
+        cluster.homes.committed(cluster.one.node_id, TENANT, [b"a"], SIZE)
+        orders = cluster.step()
+        assert [order.keys for order in orders] == [[b"a"]]
+        cluster.arrive(*orders, has_room=False)
+    assert cluster.homes.skipped_blocks == {"failed": 2}
+    assert not cluster.homes._batcher.is_busy
+
+
+@pytest.mark.usefixtures("empty_two")
 def test_copies_under_way_and_rows_are_bounded() -> None:
     cluster = Cluster(CopyLimits(blocks=2))
     cluster.node("two", "y")
