@@ -125,7 +125,8 @@ class ReadService:
             misses = self._gather(request)
             if request.gives_nothing:
                 return False
-            self._table.misses += misses
+            if not caller.is_node:
+                self._table.misses += misses
             if self._table.events.is_recording and not caller.is_node:
                 self._table.events.read(caller.tenant, self._hits(request), is_far=not session.is_local)
             if request.slow:
@@ -221,7 +222,7 @@ class ReadService:
         self._mover.drop_damaged(read, result)
         # A block removed meanwhile has its bytes in a freed slot: a miss, like a failed read.
         if result is not None or (slot is not None and block.is_dropped):
-            self._table.misses += 1
+            self._table.misses += not request.caller.is_node
             self._table.copies.release(block)
             if staged is not None:
                 self._table.copies.release(staged.copy)

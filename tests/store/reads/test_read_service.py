@@ -430,6 +430,8 @@ def test_a_copy_to_another_node_is_no_access(node: Served, client: Client, names
     hello = Hello(ROLE_NODE, "red", name="other")
     with contextlib.closing(Client(Channel.open(parse_address(f"unix:{node.unix}"), hello, Deadline(TIMEOUT_S)))) as peer:
         assert peer.read(*names, inline_bytes=100)[1] == [name.encode() for name in names]
+        assert peer.read("absent", inline_bytes=100)[1] == [None]
     assert [find(node, name).hits for name in names] == [0] * len(names)
+    assert node.call(lambda: node.store.table.misses) == 0
     client.read(*names, inline_bytes=100)
     assert [find(node, name).hits for name in names] == [1] * len(names)
