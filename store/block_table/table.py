@@ -457,6 +457,8 @@ class BlockTable:
             block.set_loss(target, loss)
         block.hits = 0
         self.copies.add(block, target, slot)
+        if block.is_secondary:
+            self._levels[target].order.mark_secondary(block, block.group_in(target))
         if not was_demotion:
             self._levels[target].counts.promotions += target != NVME
             if source == NVME:

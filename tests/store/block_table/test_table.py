@@ -241,6 +241,33 @@ def test_a_copy_below_a_promoted_one_stays_secondary(make_store: MakeStore) -> N
     assert store.table._ingest_tier.order.early_victim(block.group_in(DRAM), lambda _block: True) is None
 
 
+def test_a_copy_marked_while_it_is_demoted_is_evicted_first(make_store: MakeStore) -> None:
+    store = make_store(400, nvme_bytes=400, slab_bytes=400)
+    block = store.put("a")
+    store.table.evictor.evict(block, store.table._ingest_tier)
+    store.table.mark_secondary("red", [b"a"])
+    store.settle()
+    assert block.tiers() == (NVME,)
+    assert store.table.lowest.order.early_victim(block.group_in(NVME), lambda _block: True) is block
+
+
+def test_a_promoted_secondary_copy_is_evicted_first_and_forgotten(make_store: MakeStore) -> None:
+    """Also once its copy below has left."""
+    store = make_store(400, nvme_bytes=400, slab_bytes=400)
+    block = store.put("a")
+    store.table.evictor.evict(block, store.table._ingest_tier)
+    store.settle()
+    store.table.mark_secondary("red", [b"a"])
+    slot = store.table.begin_promotion(block)
+    assert slot is not None
+    store.table.finish_move(block, NVME, DRAM, slot, is_done=True)
+    store.table.copies.drop_copy(block, NVME)
+    assert store.table._ingest_tier.order.early_victim(block.group_in(DRAM), lambda _block: True) is block
+    store.table.forget_secondary(lambda _key: True)
+    store.table.expire(now_ns=0)
+    assert not block.is_secondary
+
+
 def test_secondary_copies_in_use_stay(make_store: MakeStore) -> None:
     store = make_store(300, slab_bytes=300)
     first, second = store.put("a"), store.put("b")
