@@ -1,6 +1,7 @@
 """A node's services on real sockets: the reactor runs in a thread; the master is a stub that acknowledges or not."""
 
 import contextlib
+import functools
 import mmap
 import os
 import queue
@@ -143,7 +144,7 @@ class Served(Storage):
         """Come back when what is under way in the loop and in the mover has been served."""
         for _ in range(3):
             answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-            self.mover.flush(answers.put)
+            self.call(functools.partial(self.mover.flush_after_moves, answers.put))
             answers.get(timeout=TIMEOUT_S)
             self.call(lambda: None)
 
