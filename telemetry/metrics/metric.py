@@ -92,7 +92,7 @@ NODE: Final = (
     Metric("kvstore_node_tier_promotions", C, "Blocks copied into the tier from a lower one.", ("tier",)),
     Metric("kvstore_node_tier_device_written_bytes", C, "Bytes written to the tier's device, headers and rounding included.", ("tier",)),
     Metric("kvstore_node_eviction_age_seconds", H, "Time since the last access of evicted blocks.", ("tier",)),
-    Metric("kvstore_node_misses", C, "Requested blocks that the node does not have."),
+    Metric("kvstore_node_misses", C, "Blocks that clients asked for and the node does not have."),
     Metric("kvstore_node_corrupt_reads", C, "Values with a wrong checksum; none was returned."),
     Metric("kvstore_node_written_bytes", C, "Bytes of values written by clients."),
     Metric("kvstore_node_read_bytes", C, "Bytes of values read by messages and leases."),
