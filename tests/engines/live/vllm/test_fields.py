@@ -69,19 +69,19 @@ def test_spec_fields_are_in_the_key_or_in_a_table(changed: dict[str, bool | None
 
 CALLS: Final = """
 import inspect
-from kvstore.engines.vllm.engine_calls import AROUND, watch_engines
+from kvstore.engines.vllm.engine_calls import WRAPPERS, watch_engines
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 
-before = {name: inspect.signature(getattr(EngineCore, name)) for name in AROUND}
+before = {name: inspect.signature(getattr(EngineCore, name)) for name in WRAPPERS}
 for _ in range(2):
     watch_engines()
-for name, around in AROUND.items():
+for name, around in WRAPPERS.items():
     method = getattr(EngineCore, name)
     assert inspect.signature(method) == before[name], f"{name}: vLLM converts arguments by its signature"
     assert list(before[name].parameters)[1:] == list(inspect.signature(around).parameters)[3:], f"{name}: other arguments"
     assert not hasattr(method.__wrapped__, "of_kvstore"), f"{name} is wrapped twice"
     assert getattr(EngineCoreProc, name) is method, f"{name}: engines in processes of their own have another"
-print(len(AROUND))
+print(len(WRAPPERS))
 """
 
 
