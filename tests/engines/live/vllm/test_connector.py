@@ -65,11 +65,11 @@ def test_preempted_requests_give_the_same_output(plain: Engine, first: Engine, s
 
 def test_session_of_requests_ends_in_the_store(first: Engine, second: Engine, store: Cluster) -> None:
     """Blocks that a request of another session has loaded stay. Malformed hints fail no request."""
-    asked = prompt(40)
+    asked = prompt(80)  # no other test saves it: its blocks would have no session
     first.save(asked, hints=[{"session": "live", "ranges": [[0, BLOCK_TOKENS, 70]], "ttl_s": 600}])
     (answer,) = second.generate(asked[: 2 * BLOCK_TOKENS + 5], hints=[{"session": "other"}])
     assert answer.cached == 2 * BLOCK_TOKENS
-    second.generate(prompt(41), hints=[{"priority": "high"}])
+    second.generate(prompt(81), hints=[{"priority": "high"}])
     metrics = second.tell("metrics")
     assert (metrics["vllm:kvstore_hinted_requests"], metrics["vllm:kvstore_malformed_hints"]) == (1, 1)
     with Client(store.address) as client:
