@@ -112,9 +112,9 @@ def test_console_of_each_master_shows_and_acts_on_the_whole(three: Consoles) -> 
         assert "Removed 0 blocks" in three.act(index, "remove", **of)
         assert f"Unpinned {BLOCKS} blocks" in three.act(index, "pin", **of, pinned=False)
         three.act(index, "drain", node="n1")
-        until(lambda index=index: three.node(index, "n1")["drain"] == "drained", "it is drained of all partitions", every_s=LOOK_S)  # type: ignore[misc]
+        until(lambda index=index: three.node(index, "n1").get("drain") == "drained", "it is drained of all partitions", every_s=LOOK_S)  # type: ignore[misc]
         three.act(index, "drain", node="n1", cancel=True)
-        until(lambda index=index: three.node(index, "n1")["drain"] == "", "it accepts blocks again", every_s=LOOK_S)  # type: ignore[misc]
+        until(lambda index=index: three.node(index, "n1").get("drain") == "", "it accepts blocks again", every_s=LOOK_S)  # type: ignore[misc]
         three.act(index, "quota", tenant="red", limit="pins", value=f"{100 + index}")
         three.act(index, "quota", tenant="red", limit="pins", value="")
         refused = three.ask(index, "/api/actions/drain", {"node": "nowhere"})
@@ -176,4 +176,4 @@ def test_console_of_follower_shows_the_whole_by_tls(tmp_path: Path, etcd_url: st
         for path in PATHS:
             assert found.ask(1, path).status == 200, path
         found.act(1, "drain", node="n1")
-        until(lambda: found.node(0, "n1")["drain"] == "drained", "what the follower was told is done by the owner", every_s=LOOK_S)
+        until(lambda: found.node(0, "n1").get("drain") == "drained", "what the follower was told is done by the owner", every_s=LOOK_S)
