@@ -1,12 +1,14 @@
-"""Replicas copied from other nodes by order of the masters: a queue, one batch at a time, each confirmed by the master.
+"""Replicas copied from other nodes by order of the masters: a queue a tenant, one batch at a time, each confirmed by the
+master.
 
 A copy is a put whose writer is this node: an invisible DRAM slot, filled by a thread (replica_fetch.py). It becomes
 visible only after the master confirms that the block is still the ordered one, so removed or replaced blocks do not
-return. A copy evicts as a put does, but waits behind its tenant's queued puts, for at most ROOM_WAIT_NS.
+return. A copy evicts as a put does, but waits behind its tenant's queued puts, for at most ROOM_WAIT_NS. If a batch does not reach
+its source in time, the orders from that node that are queued by then end with it: each would take as long.
 """
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,7 +39,9 @@ from kvstore.transfer.paths.path_chooser import MeasuredRate
 BATCH_BLOCKS: Final = 1024
 """Blocks per batch: opening them takes some milliseconds of the loop."""
 ROOM_WAIT_NS: Final = 1_000_000_000
-"""Time for which an order waits for a free slot."""
+"""Time for which a tenant's first order waits for a free slot."""
+UNREACHABLE: Final = (Unavailable, DeadlineExceeded)
+"""Errors of all blocks of a batch whose source cannot be reached, or does not respond in time."""
 
 SendResult = Callable[[CopyResult, Callable[[Flags | KVStoreError], None]], None]
 """Sends a CopyResult to the master and calls back once."""
@@ -45,7 +49,7 @@ SendResult = Callable[[CopyResult, Callable[[Flags | KVStoreError], None]], None
 log = logging.getLogger("kvstore.store")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _CopyOrder:
     """Common fields of the blocks of one CopyBlocks. `epoch` is its registration's; `span` its span if it is traced;
     `reason` one of COPY_...."""
@@ -58,6 +62,8 @@ class _CopyOrder:
     partition: int = 0
     """Partition of the ordering master."""
     reason: int = COPY_REPLICA
+    failure: KVStoreError | None = None
+    """Why its queued blocks are not fetched: an earlier batch did not reach the source."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +112,14 @@ class _CopyBatch:
         self.puts.append(put)
 
 
+@dataclass(slots=True, eq=False)
+class _TenantQueue:
+    """A tenant's ordered blocks. `stuck_ns`: since when the first lacks a slot; 0: it does not."""
+
+    items: deque[_Item] = field(default_factory=deque)
+    stuck_ns: int = 0
+
+
 class ReplicaQueue:
     """Queue of ordered replicas. Owns the fetch thread. Not thread-safe: called from the node's loop."""
 
@@ -130,12 +144,11 @@ class ReplicaQueue:
         self._timeout_s = settings.copy_timeout_s
         self._engine = engine
         self._tls = tls
-        self._queue: deque[_Item] = deque()
+        self._queues: OrderedDict[str, _TenantQueue] = OrderedDict()
+        """By tenant; the next one first. None is empty."""
         self._deferred = 0
         """Blocks that are queued once this node's own uncommitted blocks of their keys are committed."""
         self._batch: _CopyBatch | None = None
-        self._stuck_ns = 0
-        """Since when the first block lacks a slot; 0: it does not."""
         self._links: dict[int, tuple[SendResult, int]] = {}
         """By partition: the master's report function, and the registration epoch."""
         self.rates = SourceRates()
@@ -148,7 +161,11 @@ class ReplicaQueue:
 
     def __len__(self) -> int:
         """Number of blocks waiting or in progress."""
-        return len(self._queue) + self._deferred + (len(self._batch.items) if self._batch is not None else 0)
+        return self._queued + (len(self._batch.items) if self._batch is not None else 0)
+
+    @property
+    def _queued(self) -> int:
+        return self._deferred + sum(len(line.items) for line in self._queues.values())
 
     def counters(self) -> dict[str, int]:
         """Counters for the node's status."""
@@ -165,14 +182,16 @@ class ReplicaQueue:
     def link_down(self, partition: int = 0) -> None:
         """Drop the orders of a lost link: the master no longer tracks them."""
         self._links.pop(partition, None)
-        left = [item for item in self._queue if item.order.partition != partition]
-        self.failed += len(self._queue) - len(left)
-        for item in self._queue:
-            if item.order.partition == partition:
-                self._table.prefetched.forget_copies(item.order.hello.tenant, [item.key])
-        if self._queue and left[:1] != [self._queue[0]]:
-            self._stuck_ns = 0  # the stuck block was dropped
-        self._queue = deque(left)
+        for tenant, line in list(self._queues.items()):
+            left = deque(item for item in line.items if item.order.partition != partition)
+            dropped = [item.key for item in line.items if item.order.partition == partition]
+            self.failed += len(dropped)
+            self._table.prefetched.forget_copies(tenant, dropped)
+            if not left:
+                del self._queues[tenant]
+            elif left[0] is not line.items[0]:
+                line.stuck_ns = 0  # the stuck block was dropped
+            line.items = left
 
     def _sender_of(self, order: _CopyOrder) -> SendResult | None:
         """Return the report function of the order's link; None if that link is lost."""
@@ -192,43 +211,45 @@ class ReplicaQueue:
         _ask, epoch = self._links.get(hello.partition, (None, 0))
         order = _CopyOrder(source, hello, message.namespace, epoch, span, hello.partition, message.reason)
         columns = zip(message.keys, message.sizes, message.checksums, message.generations, message.parents, strict=True)
-        flags, uncommitted = bytearray(), list[_Item]()
+        flags, wanted, uncommitted, queued = bytearray(), list[_Item](), list[_Item](), self._queued
         for key, size, checksum, generation, parent in columns:
             block = self._table.find(message.tenant, key)
             is_uncommitted = block is not None and block.generation == UNCOMMITTED
-            has_space = len(self._queue) + self._deferred + len(uncommitted) < self._queue_blocks
+            has_space = queued + len(wanted) + len(uncommitted) < self._queue_blocks
             is_taken = has_space and (is_uncommitted or self._is_absent(message.tenant, key))
             is_taken = is_taken and self._table.prefetched.admit_copy(message.tenant, key, size)
             if is_taken:
-                (uncommitted if is_uncommitted else self._queue).append(_Item(order, key, size, checksum, generation, parent))
+                (uncommitted if is_uncommitted else wanted).append(_Item(order, key, size, checksum, generation, parent))
             flags.append(is_taken)
+        self._enqueue(message.tenant, wanted)
         if uncommitted:
             self._deferred += len(uncommitted)
             self._table.uncommitted.when_committed(message.tenant, lambda: self._take_up(order, uncommitted))
         self.step()
         return bytes(flags)
 
+    def _enqueue(self, tenant: str, items: Sequence[_Item]) -> None:
+        if items:
+            self._queues.setdefault(tenant, _TenantQueue()).items.extend(items)
+
     def _take_up(self, order: _CopyOrder, items: Sequence[_Item]) -> None:
         """Queue deferred blocks: the node's own ones were committed or dropped."""
         self._deferred -= len(items)
         _ask, epoch = self._links.get(order.partition, (None, 0))
         if order.epoch == epoch:
-            self._queue.extend(items)
+            self._enqueue(order.hello.tenant, items)
             self.step()
         else:
             self.failed += len(items)
 
     def step(self) -> None:
-        """Begin the next batch if none is in progress. Called when slots may be free, and periodically."""
-        if self._batch is not None or not self._queue:
+        """Begin the next batch if none is in progress, of the tenants in turn. Called when slots may be free, and
+        periodically."""
+        if self._batch is not None or not self._queues:
             return
-        batch = self._next_batch()
-        if batch is None and self._stuck_ns and self._reactor.now_ns() >= self._stuck_ns + ROOM_WAIT_NS:
-            batch = self._give_up()
+        batch = next(filter(None, (self._next_of(tenant) for tenant in list(self._queues))), None)
         if batch is None:
-            self._stuck_ns = self._stuck_ns or self._reactor.now_ns()
             return
-        self._stuck_ns = 0
         self._batch = batch
         try:
             self._begin(batch)
@@ -254,14 +275,33 @@ class ReplicaQueue:
         else:
             self._report(batch)
 
-    def _next_batch(self) -> _CopyBatch | None:
-        """Return the first queued blocks with their slots. None: no free slot for the first, or puts of its tenant
-        wait."""
-        if self._waiting.has(self._queue[0].order.hello.tenant):
+    def _next_of(self, tenant: str) -> _CopyBatch | None:
+        """Return the tenant's next batch; without puts if the order is given up. None: it has to wait for a slot."""
+        line, now_ns = self._queues[tenant], self._reactor.now_ns()
+        order = line.items[0].order
+        if order.failure is not None:
+            batch = _given_up(line.items, order.failure)
+        elif (opened := self._opened(tenant, line.items)) is not None:
+            batch = opened
+        elif not line.stuck_ns or now_ns < line.stuck_ns + ROOM_WAIT_NS:
+            line.stuck_ns = line.stuck_ns or now_ns
             return None
-        batch, left_bytes = _CopyBatch(self._queue[0].order), self._batch_bytes
-        while self._queue and self._queue[0].order is batch.order and len(batch.items) < BATCH_BLOCKS:
-            item = self._queue[0]
+        else:
+            batch = _given_up(line.items, Full(f"no slot became free within {ROOM_WAIT_NS / 1e9:g} s"))
+        line.stuck_ns = 0
+        self._queues.move_to_end(tenant)
+        if not line.items:
+            del self._queues[tenant]
+        return batch
+
+    def _opened(self, tenant: str, queue: deque[_Item]) -> _CopyBatch | None:
+        """Take the first queued blocks, with their slots. None: no free slot for the first, or puts of the tenant
+        wait."""
+        if self._waiting.has(tenant):
+            return None
+        batch, left_bytes = _CopyBatch(queue[0].order), self._batch_bytes
+        while queue and queue[0].order is batch.order and len(batch.items) < BATCH_BLOCKS:
+            item = queue[0]
             if batch.items and item.size_bytes > left_bytes:
                 break
             put = None
@@ -272,7 +312,7 @@ class ReplicaQueue:
             else:
                 if put is None:
                     break
-            self._queue.popleft()
+            queue.popleft()
             batch.add(item, put)
             left_bytes -= item.size_bytes
         return batch if batch.items else None
@@ -288,14 +328,6 @@ class ReplicaQueue:
         if put is None and (exceeded := self._table.quotas.exceeded(tenant, item.size_bytes)) is not None:
             raise exceeded
         return put
-
-    def _give_up(self) -> _CopyBatch:
-        """Return the rest of the first order as a batch without puts."""
-        batch = _CopyBatch(self._queue[0].order)
-        while self._queue and self._queue[0].order is batch.order:
-            batch.add(self._queue.popleft(), None)
-        batch.errors.append(Full(f"no slot became free within {ROOM_WAIT_NS / 1e9:g} s"))
-        return batch
 
     def _work(self, batch: _CopyBatch, wanted: Sequence[ReplicaBlock]) -> None:
         """Fetch in the thread."""
@@ -325,11 +357,20 @@ class ReplicaQueue:
 
     def _fetched(self, batch: _CopyBatch, results: Sequence[int | KVStoreError], measured: MeasuredRate | None) -> None:
         self.rates.note(batch.order.source.node_id, measured)
+        if isinstance(error := results[0], UNREACHABLE) and all(isinstance(result, UNREACHABLE) for result in results):
+            self._fail_orders_from(batch.order.source, error)
         try:
             self._sort_out(batch, results)
             self._report(batch)
         except Exception as error:
             self._failed(batch, error)
+
+    def _fail_orders_from(self, source: SourceNode, error: KVStoreError) -> None:
+        """Mark the queued orders from an unreachable node as failed."""
+        for line in self._queues.values():
+            for order in dict.fromkeys(item.order for item in line.items):
+                if order.source == source:
+                    order.failure = error
 
     def _failed(self, batch: _CopyBatch, error: Exception) -> None:
         """End the batch after an internal error, so that the queue proceeds."""
@@ -411,6 +452,15 @@ class ReplicaQueue:
 
     def _is_absent(self, tenant: str, key: bytes) -> bool:
         return self._table.find(tenant, key) is None and self._table.puts.of_key(tenant, key) is None
+
+
+def _given_up(queue: deque[_Item], error: KVStoreError) -> _CopyBatch:
+    """Take the rest of the first order, as a batch without puts."""
+    batch = _CopyBatch(queue[0].order)
+    while queue and queue[0].order is batch.order:
+        batch.add(queue.popleft(), None)
+    batch.errors.append(error)
+    return batch
 
 
 def _name(error: KVStoreError) -> str:

@@ -1,7 +1,9 @@
 """Tests of replica_queue.py: replicas become visible only after the master's confirmation; any failure leaves nothing
 behind and logs one line."""
 
+import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -240,6 +242,34 @@ def test_a_dead_source_fails_its_orders_only(pair: Pair, lines: Callable[[], lis
     assert set(pair.blocks()) == {"k0", "k1"}
 
 
+@pytest.mark.promise("no-wait-for-peers")
+def test_orders_from_a_silent_source_end_together(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One timeout for all orders that were queued by then; those from other nodes go on."""
+    monkeypatch.setattr(pair.target.replica_queue, "_timeout_s", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "{}:{}".format(*silent.getsockname())
+        for name in ("k0", "k1", "k2", "k3"):
+            assert pair.send(pair.order([name], tcp=address)) == [1]
+        assert pair.send(pair.order(["k4"])) == [1]
+        pair.settle()
+        assert pair.arrived() == {b"k0": 0, b"k1": 0, b"k2": 0, b"k3": 0, b"k4": 1}
+        assert accepted(silent) == 1
+        assert pair.copy("k5", tcp=address) == [1]
+        assert accepted(silent) == 1, "a later order is tried"
+    assert pair.counters() == (1, len(VALUES["k4"]), 5)
+
+
+def accepted(listener: socket.socket) -> int:
+    """Accept the connections that wait; return their number."""
+    listener.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listener.accept()[0].close()
+            count += 1
+    return count
+
+
 def test_fetch_too_slow_for_its_batch_reports_its_rate(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = MeasuredRate(1000.0, 1 << 20, 1)
 
@@ -385,6 +415,40 @@ def test_waiting_puts_of_another_tenant_delay_no_order(pair: Pair, client: Clien
     thread.join()
     assert isinstance(results[0], Unavailable)
     other.close()
+
+
+@pytest.mark.promise("no-wait-for-peers")
+def test_orders_without_a_slot_delay_no_other_tenant(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "ROOM_WAIT_NS", 1 << 62)
+    other = pair.target.connect(tenant="blue")
+    opened = other.open({f"p{number}": 4 * KIB for number in range(63)})
+    assert set(opened.statuses) == {0}
+    thread, results = in_background(lambda: other.put({"waits": bytes(8 * KIB)}))
+    pair.until(lambda: len(pair.target.waiting) == 1)
+    assert pair.send(pair.order(["k0", "k1"], tenant="blue")) == [1, 1]
+    assert pair.send(pair.order(["k2"])) == [1]
+    pair.until(lambda: pair.arrived() == {b"k2": 1})
+    assert pair.target.call(lambda: len(pair.target.replica_queue)) == 2
+    pair.target.call(pair.target.replica_queue.link_down)
+    for session in pair.target.call(lambda: list(pair.target.server.sessions)):
+        pair.target.call(session.close)
+    thread.join()
+    assert isinstance(results[0], Unavailable)
+    other.close()
+
+
+def test_tenants_have_their_orders_copied_in_turn(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = pair.source.connect(tenant="blue")
+    assert set(client.put(VALUES)) == {1}
+    client.close()
+    gate = Gate(monkeypatch)
+    for name in ("k0", "k1", "k2"):
+        assert pair.send(pair.order([name])) == [1]
+    gate.await_fetch()
+    assert pair.send(pair.order(["k0"], tenant="blue")) == [1]
+    gate.open()
+    pair.settle()
+    assert [report.tenant for report in pair.ruler.reports] == ["red", "red", "blue", "red"]
 
 
 @pytest.mark.promise("failures-typed")
