@@ -85,6 +85,15 @@ def test_expected_keys_are_bounded(expected: ExpectedPrefetches, prefetches: Pre
     assert len(prefetches.queued) == MAX_KEYS
 
 
+def test_far_expectations_give_way_to_near_ones(expected: ExpectedPrefetches, prefetches: Prefetches) -> None:
+    """A hint of a read in a week keeps out nothing until then, of no tenant."""
+    expected.expect("blue", [b"week"] * MAX_KEYS, 7 * 86_400 * S, 0)
+    expected.expect("red", [b"soon"], 20 * S, 0)
+    expected.expect("red", [b"sooner"], 10 * S, 0)
+    expected.step(20 * S)
+    assert prefetches.queued == [b"sooner", b"soon"]
+
+
 def test_few_are_queued_while_prefetches_are_wasteful(expected: ExpectedPrefetches, prefetches: Prefetches) -> None:
     prefetches.is_wasteful = True
     for number in range(64):
