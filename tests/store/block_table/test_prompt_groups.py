@@ -63,6 +63,27 @@ def test_a_block_without_its_parent_is_named_by_it() -> None:
     assert there.of(there.add(b"x", b"gone")) == there.of(there.add(b"y", b"gone"))
 
 
+def test_a_long_prompt_keeps_its_group_when_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,192 blocks are a prompt of 128k tokens."""
+    monkeypatch.setattr(prompt_groups, "MAX_KNOWN", 5)
+    there = Blocks()
+    keys = [b"%d" % number for number in range(8192)]
+    blocks = [there.add(key, parent) for key, parent in zip(keys, [b"", *keys[:-1]], strict=True)]
+    group = there.of(blocks[0])
+    assert there.of(blocks[-1]) == group
+    there.of(*(there.add(b"other%d" % number) for number in range(5)))
+    assert there.of(there.add(b"next", keys[-1])) == group
+
+
+def test_a_shared_prefix_in_use_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_groups, "MAX_KNOWN", 2 * SHARED_CHILDREN)
+    there = Blocks()
+    there.add(b"root")
+    prompts = [there.of(there.add(b"c%d" % number, b"root")) for number in range(8 * SHARED_CHILDREN)]
+    assert len({group for [group] in prompts}) == len(prompts) - SHARED_CHILDREN + 2
+    assert there.of(there.add(b"later", b"c%d" % SHARED_CHILDREN)) == prompts[SHARED_CHILDREN], "as before it was forgotten"
+
+
 def test_known_blocks_and_walks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_groups, "MAX_KNOWN", 5)
     monkeypatch.setattr(prompt_groups, "MAX_WALK", 10)
