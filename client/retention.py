@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.connections.routes import KnownNode
 from kvstore.client.core.effects import GatherEffect, Operation
-from kvstore.client.metadata_requests import MetadataOperations, cut
+from kvstore.client.metadata_requests import MetadataOperations
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, Unavailable
 from kvstore.protocol.message import Message
 from kvstore.protocol.node_messages import RETAIN_PUT, RETAIN_READ, RETAIN_SET, ReleaseSession, Retain
@@ -23,6 +23,8 @@ from kvstore.rpc.deadline import Deadline
 
 HINT_S: Final = 1.0
 """Most time that the hint of a put or get adds to it: its blocks are stored or read by then."""
+KEYS_AT_ONCE: Final = 4096
+"""Keys of one message: the node applies a hint with `reuse_s` to them in about 20 ms of its loop."""
 
 
 def check_retention(retention: Retention | None) -> None:
@@ -135,7 +137,8 @@ class RetentionOperations:
     ) -> Operation[set[bytes]]:
         """Send the hint to one node; return the keys to which it was applied."""
         applied: set[bytes] = set()
-        for part in cut(keys):
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            part = keys[start : start + KEYS_AT_ONCE]
             connection, reply = yield from self._daemons.begin(node.route, _message(part, retention, cause), Flags, deadline)
             connection.release()
             applied.update(compress(part, reply.flags))
