@@ -27,6 +27,8 @@ class ReadLimiter:
         self._peer_bytes = peer_bytes
         self._of_peer: dict[object, int] = {}
         self.held_bytes = 0
+        self.is_full = False
+        """The node's limit has refused a value since the last release."""
         self._highest_bytes = 0
         self._takes = 0
         self._takes_seen = 0
@@ -35,7 +37,10 @@ class ReadLimiter:
         """Charge a value if it may be fetched for the connection now. A value larger than a limit is fetched alone."""
         charge = charge_of(size_bytes)
         mine = self._of_peer.get(peer, 0)
-        if (mine and mine + charge > self._peer_bytes) or (self.held_bytes and self.held_bytes + charge > self._node_bytes):
+        if mine and mine + charge > self._peer_bytes:
+            return False
+        if self.held_bytes and self.held_bytes + charge > self._node_bytes:
+            self.is_full = True
             return False
         self._of_peer[peer] = mine + charge
         self.held_bytes += charge
@@ -51,6 +56,7 @@ class ReadLimiter:
         else:
             del self._of_peer[peer]
         self.held_bytes -= charge
+        self.is_full = False
 
     def is_over(self) -> bool:
         """Return True once after a peak: nothing is charged now, nor was since the last call."""

@@ -286,6 +286,12 @@ class ReadService:
             if len(self._waiting):
                 request.session.reactor.call_soon(self._waiting.retry)
 
+    @property
+    def is_full(self) -> bool:
+        """True if no queued read need be tried until a value is sent: one was refused for the node's limit. Otherwise each
+        value that is sent would have all queued reads examined."""
+        return self._limiter.is_full
+
     def forget_owner(self, owner: object) -> None:
         """Drop queued reads of a closed connection."""
         self._waiting.forget_owner(owner)
@@ -320,6 +326,8 @@ class _WaitingRead(WaitingRequest):
         self._wait = begin_child_span(session, header, "wait_for_turn")
 
     def attempt(self) -> bool:
+        if self._reads.is_full:
+            return False
         is_served = self._reads.attempt(self._session, self._header, self._caller, self._message)
         if is_served and self._wait is not None:
             self._wait.end()

@@ -20,6 +20,7 @@ from kvstore.rpc.frame_writer import SendLimits
 from kvstore.rpc.server.session import Session
 from kvstore.store.block_table.block import NVME, Block
 from kvstore.store.block_table.table import STAGED_SHARE
+from kvstore.store.reads.read_request import ReadRequest
 from kvstore.store.tiering.mover import SlowRead
 from tests.rpc.traced import Spans, sampled
 from tests.rpc.wires import frame, read_frame
@@ -332,6 +333,29 @@ def test_nvme_reads_wait_for_the_limiter_and_dram_reads_do_not(held: Held) -> No
     thread.join(TIMEOUT_S)
     assert results == [[b"a" * 3000]]
     until(held.node, lambda: held.node.reads._limiter.held_bytes == 0)
+
+
+def test_queued_reads_are_tried_up_to_the_first_refusal(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each answer would have every queued read examined: quadratic work for many readers."""
+    reads, clients = held.node.reads, [held.node.connect() for _ in range(8)]
+    waiting = [in_background(lambda client=client: client.read("a", inline_bytes=5000)[1]) for client in clients]
+    until(held.node, lambda: len(reads._waiting) == len(clients))
+    tried, gather = list[object](), reads._gather
+
+    def counted(request: ReadRequest) -> int:
+        tried.append(request)
+        return gather(request)
+
+    monkeypatch.setattr(reads, "_gather", counted)
+    held.node.call(reads._waiting.retry)
+    assert tried == []
+    held.idle.close()
+    for thread, results in waiting:
+        thread.join(TIMEOUT_S)
+        assert results == [[b"a" * 3000]]
+    assert len(tried) <= 2 * len(clients)
+    for client in clients:
+        client.close()
 
 
 def test_a_traced_read_has_spans_for_wait_and_fetch(tmp_path: Path) -> None:
