@@ -50,7 +50,7 @@ class ReplicatedVictims:
 
     def next(self, group: int, may_leave: Callable[[Block], bool]) -> Block | None:
         """Count one eviction and return the group's preferred victim, or None. It stays preferred until it is evicted."""
-        state = self._leaving(group, 1)
+        state = self._count(group, 1)
         while state.victims:
             block, access = state.victims[0]
             if block.is_in(self._index) and not block.is_dropped and block.last_access == access and may_leave(block):
@@ -58,12 +58,12 @@ class ReplicatedVictims:
             state.victims.popleft()
         return None
 
-    def clear_copies(self, group: int, count: int) -> None:
+    def count_evictions(self, group: int, count: int) -> None:
         """Count evictions of the group that were not preferred victims."""
         if count:
-            self._leaving(group, count)
+            self._count(group, count)
 
-    def _leaving(self, group: int, count: int) -> _VictimGroup:
+    def _count(self, group: int, count: int) -> _VictimGroup:
         state = self._groups.get(group)
         if state is None:
             state = self._groups[group] = _VictimGroup()

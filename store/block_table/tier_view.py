@@ -158,7 +158,7 @@ class TierView:
             return bool(is_coldest) and not columns.held[block] & elsewhere
 
         found = self.order.take_victims(group, count, self._evictable_of(tenant), may_evict)
-        self.replicated_victims.clear_copies(group, len(found))
+        self.replicated_victims.count_evictions(group, len(found))
         return found
 
     def remove_all(self, blocks: Sequence[Block], rows: Numbers) -> None:
