@@ -5,7 +5,7 @@ import pytest
 from kvstore.master.directory.bounds import DirectoryLimits
 from kvstore.master.directory.membership.members import NodeMember
 from kvstore.master.directory.placement import home_copies as module
-from kvstore.master.directory.placement.copies import CopyLimits, CopyOrder
+from kvstore.master.directory.placement.copies import CHECK_COST, CopyLimits, CopyOrder
 from kvstore.master.directory.placement.home_copies import REFRESH_NS, HomeNodes
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.catalog_messages import EVENT_COMMIT, EVENT_REMOVED, PHASE_STREAM, Publish
@@ -133,6 +133,16 @@ def test_copies_are_bounded_in_bytes_a_second(cluster: Cluster) -> None:
     assert [order.keys for order in slow.step()] == [[b"a"]]
     assert slow.step() == []
     assert [order.keys for order in slow.step(2 * REFRESH_NS)] == [[b"b"]]
+
+
+@pytest.mark.usefixtures("empty_two")
+def test_blocks_that_have_left_count_in_a_step() -> None:
+    cluster = Cluster(CopyLimits(rows=2 * CHECK_COST))
+    cluster.node("two", "y")
+    cluster.commit(b"gone", b"gone too", b"gone as well", b"a")
+    assert cluster.step() == []
+    assert cluster.homes.skipped_blocks == {"gone": 2}
+    assert [order.keys for order in cluster.step()] == [[b"a"]]
 
 
 @pytest.mark.usefixtures("empty_two")
