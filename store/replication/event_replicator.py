@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from kvstore.protocol.catalog_messages import (
@@ -46,7 +45,10 @@ Published = Callable[[KVStoreError | None], None]
 log = logging.getLogger("kvstore.store")
 
 PART_BLOCKS: Final = 4_096
-"""Inventory blocks read in one loop iteration: 4 ms."""
+"""Inventory blocks read at once: 4 ms."""
+PARTS_PER_MESSAGE: Final = 4
+"""Parts read for one message of the inventory. One of 64 partitions has 64 blocks of a part: a full message would take a
+quarter of a million blocks, 100 ms."""
 
 Parts = Callable[[], Iterator[Sequence[Block]]]
 
@@ -123,7 +125,9 @@ class EventReplicator:
         self._streamed_seq = 0
         """Newest durable event of this link, until its inventory is durable."""
         self._queue: deque[_Notice] = deque()
-        self._inventory: Iterator[Block] | None = None
+        self._inventory: Iterator[Sequence[Block]] | None = None
+        self._unsent: list[Block] = []
+        """Blocks read from it."""
         self._inventory_seq = 0
         """The inventory covers all events up to this one."""
         self._is_inventory_next = False
@@ -217,7 +221,7 @@ class EventReplicator:
         self._on_synced = on_synced
         self._send, self._epoch = send, epoch
         parts = self._parts()
-        self._inventory = chain.from_iterable(parts)
+        self._inventory = parts
         self._inventory_seq = self._streamed_seq = self._seq
         self._is_inventory_next = False
         self._send_message(PHASE_SYNC_BEGIN, [], 0)
@@ -251,13 +255,12 @@ class EventReplicator:
         if isinstance(differing, KVStoreError):
             self._reconnect(differing)
         else:
-            self._inventory = iter(differing) if differing is not None else self._all()
+            self._inventory = _parts_of(differing) if differing is not None else self._all()
             self.flush()
 
-    def _all(self) -> Iterator[Block]:
-        """Iterate over the inventory as it is when the first block is requested."""
-        for part in self._parts():
-            yield from part
+    def _all(self) -> Iterator[Sequence[Block]]:
+        """Iterate over the inventory as it is when the first part is requested."""
+        yield from self._parts()
 
     def _reconnect(self, error: KVStoreError) -> None:
         self.link_down()
@@ -274,7 +277,7 @@ class EventReplicator:
         self._queue.clear()
         self._unsent_evictions.clear()
         self._causes.clear()
-        self._inventory = None
+        self._inventory, self._unsent = None, []
         self._streamed_seq = 0
         self._is_synced = False
 
@@ -338,9 +341,13 @@ class EventReplicator:
 
     def _send_inventory_part(self) -> None:
         assert self._inventory is not None
-        found = list(islice(self._inventory, self._batch_events))
-        if found:
-            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found if not block.is_dropped]
+        found, parts = self._unsent, 0
+        while len(found) < self._batch_events and parts < PARTS_PER_MESSAGE and (part := next(self._inventory, None)) is not None:
+            found += part
+            parts += 1
+        if found or parts:
+            events = [_Notice(EVENT_COMMIT, block, block.tier_mask()) for block in found[: self._batch_events] if not block.is_dropped]
+            del found[: self._batch_events]
             self._send_message(PHASE_SYNC, events, 0)
         else:
             self._inventory = None
@@ -426,6 +433,10 @@ def _message(epoch: int, phase: int, events: list[_Notice]) -> Publish:
     )
 
 
+def _parts_of(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+    return (blocks[begin : begin + PART_BLOCKS] for begin in range(0, len(blocks), PART_BLOCKS))
+
+
 Make = Callable[[Parts], EventReplicator]
 """Makes the replicator of one partition, given its inventory."""
 
@@ -457,8 +468,7 @@ class EventReplicators:
         of = self._partition_map.of
 
         def parts(blocks: list[Block]) -> Iterator[Sequence[Block]]:
-            for begin in range(0, len(blocks), PART_BLOCKS):
-                part = decided(blocks[begin : begin + PART_BLOCKS])
+            for part in map(decided, _parts_of(blocks)):
                 yield part if self._partition_map.count == 1 else [block for block in part if of(block.key) == partition]
 
         return lambda: parts(list(self._blocks()))

@@ -24,7 +24,7 @@ from kvstore.protocol.traceparent import TraceParent
 from kvstore.rpc.tracing import CALL, SampledCall
 from kvstore.store.block_table.block import DRAM, NVME, Block
 from kvstore.store.block_table.partition_map import PartitionMap
-from kvstore.store.replication.event_replicator import EventReplicator, EventReplicators
+from kvstore.store.replication.event_replicator import PARTS_PER_MESSAGE, EventReplicator, EventReplicators
 from kvstore.store.replication.inventory_comparison import InventoryComparison
 from kvstore.tiers.tier import Slot
 from tests.rpc.traced import Part, Spans
@@ -161,6 +161,30 @@ def test_an_eviction_is_sent_before_the_inventory_is_complete() -> None:
     assert link.said() == [(PHASE_STREAM, "ad")]
     link.answer_all()
     assert link.said() == [(PHASE_SYNC, "ef"), (PHASE_SYNC, "g"), (PHASE_SYNC_END, "")]
+
+
+@pytest.mark.promise("no-wait-for-peers")
+def test_a_message_of_the_inventory_reads_few_parts() -> None:
+    """Of many partitions: nearly all of a part belongs to others, and the loop must not stop for a full message."""
+    read = list[int]()
+
+    def parts() -> Iterator[list[Block]]:
+        for number in range(40):
+            read.append(number)
+            yield BLOCKS[number : number + 1] if number in (9, 10) else []
+
+    link = Link()
+    replicator = EventReplicator(parts, batch_events=100, max_in_flight=1)
+    replicator.link_up(link.send, 1, lambda: None)
+    most = 0
+    while link.answers:
+        before = len(read)
+        link.answer()
+        most = max(most, len(read) - before)
+    assert (most, len(read)) == (PARTS_PER_MESSAGE, 40)
+    said = [keys for phase, keys in link.said() if phase == PHASE_SYNC and keys]
+    assert said == ["key-9key-10"]
+    assert replicator.is_synced
 
 
 def test_events_without_waiters_are_batched() -> None:
