@@ -44,7 +44,7 @@ entries, so that no index exceeds the share at which it grows by much."""
 SAMPLE_BLOCKS: Final = 1000
 """Blocks sampled to choose the size of a new index."""
 MAX_ACCESSES_PER_STEP: Final = 4096
-"""Accesses of one client that are counted per call."""
+"""Accesses that are counted per call, shared by the clients that have any: a node counts one in 2 to 4 us."""
 STEPS_PER_RING: Final = ACCESSES // MAX_ACCESSES_PER_STEP + 1
 """Calls that drain a full ring: each stops at the ring's end."""
 
@@ -271,13 +271,12 @@ class SharedIndexWriter:
         `blocks` are in the order of reading. `uncounted` is the number of further accesses that the ring had no space
         for. `tenant` limits the call to one tenant.
         """
+        of_tenants = list(self._tenants.items()) if tenant is None else [(tenant, one)] if (one := self._tenants.get(tenant)) else []
+        found = [(name, reader) for name, one in of_tenants for reader in one.readers.values() if reader.has_accesses]
         is_more = False
-        for name in list(self._tenants) if tenant is None else [tenant]:
-            of_tenant = self._tenants.get(name)
-            for reader in list(of_tenant.readers.values()) if of_tenant is not None else ():
-                if reader.has_accesses:
-                    self._take(name, reader, note)
-                    is_more |= reader.has_accesses
+        for name, reader in found:
+            self._take(name, reader, note, max(1, MAX_ACCESSES_PER_STEP // len(found)))
+            is_more |= reader.has_accesses
         return is_more
 
     def take_holds(self, tenant: str) -> None:
@@ -305,11 +304,11 @@ class SharedIndexWriter:
         of_owner = [(name, reader) for name, of_tenant in self._tenants.items() if (reader := of_tenant.readers.get(owner)) is not None]
         for name, reader in of_owner:
             for _ in range(STEPS_PER_RING):  # bounded: the client may still be writing
-                self._take(name, reader, note)
+                self._take(name, reader, note, MAX_ACCESSES_PER_STEP)
 
-    def _take(self, tenant: str, reader: ReaderSlots, note: Callable[[str, list[Block], int], None]) -> None:
+    def _take(self, tenant: str, reader: ReaderSlots, note: Callable[[str, list[Block], int], None], most: int) -> None:
         index = self._tenants[tenant].growth or self._tenants[tenant].index
-        found = [index.accessed(word) for word in reader.accesses(MAX_ACCESSES_PER_STEP)]
+        found = [index.accessed(word) for word in reader.accesses(most)]
         note(tenant, [block for block in found if block is not None], reader.newly_lost())
 
     def heartbeat(self, now_ns: int) -> bool:

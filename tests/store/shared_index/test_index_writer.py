@@ -13,7 +13,7 @@ from kvstore.protocol.shared_index import ACCESSES, WAYS
 from kvstore.store.block_table.block import DRAM, Block
 from kvstore.store.block_table.uncommitted import UNCOMMITTED
 from kvstore.store.shared_index.index import FIRST_SETS
-from kvstore.store.shared_index.index_writer import MIN_BATCH, MIN_BATCH_LIMIT
+from kvstore.store.shared_index.index_writer import MAX_ACCESSES_PER_STEP, MIN_BATCH, MIN_BATCH_LIMIT
 from kvstore.store.shared_index.reader_slots import ReaderSlots
 from tests.store.integrity import check
 from tests.store.made import made
@@ -164,6 +164,27 @@ def test_local_reads_are_recorded_with_lost_ones_counted(store: Store) -> None:
     assert (lost, read) == (7, ACCESSES)
     hits = next(counts.hits for index, _, counts, _ in store.table.levels() if index == DRAM)
     assert hits == ACCESSES + 9
+
+
+def test_the_accesses_of_many_clients_are_counted_in_steps(store: Store) -> None:
+    clients = [store.client(owner=number) for number in range(8)]
+    block, counted = store.put("key"), list[int]()
+    for client in clients:
+        found = client.find("key")
+        assert found is not None
+        for _ in range(MAX_ACCESSES_PER_STEP):
+            client.count(found)
+
+    def note(tenant: str, blocks: list[Block], uncounted: int) -> None:
+        assert set(blocks) == {block}
+        counted[-1] += len(blocks)
+
+    is_more = True
+    while is_more:
+        counted.append(0)
+        is_more = store.shared_index.take_accesses(note)
+    assert max(counted) <= MAX_ACCESSES_PER_STEP
+    assert sum(counted) == len(clients) * MAX_ACCESSES_PER_STEP
 
 
 @pytest.mark.promise("shm-reads-whole")
