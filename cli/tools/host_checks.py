@@ -4,8 +4,10 @@ Each check has a verdict and advice; `root` is the root of the files it reads. D
 does not import the daemons' packages.
 """
 
+import contextlib
 import datetime
 import os
+import pwd
 import shutil
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -58,19 +60,25 @@ def nvme(tier: str, root: Path = Path("/")) -> Check:
         return Check(name, CheckVerdict.OK, "not set: no --nvme DIR:SIZE, KVSTORE_NODE_NVME or [node] nvme of the settings file (--config)")
     text, _, size = tier.rpartition(":")
     folder, size_bytes = (Path(text), int(parse_size(size))) if text else (Path(tier), 0)
-    there = next((path for path in (folder, folder.parent) if path.is_dir()), None)
+    try:
+        there = next((path for path in (folder, folder.parent) if path.is_dir()), None)
+    except PermissionError:
+        return _for_owner(name, f"not checked: this user may not enter {folder.parent}", folder)
     if there is None:
         return Check(
             name, CheckVerdict.WRONG, f"neither {folder} nor {folder.parent} exists", f"mount its disk, or mkdir -p {folder.parent}"
         )
     kind, mounted_at = _mount(there.resolve(), root)
-    free_bytes = shutil.disk_usage(there).free
+    free_bytes, own_bytes = shutil.disk_usage(there).free, _allocated_bytes(folder)
     found = f"{folder} on {kind} mounted at {mounted_at}, {format_size(free_bytes)} free"
+    found += f", {format_size(own_bytes)} taken by the tier" if own_bytes else ""
     if not os.access(there, os.W_OK | os.X_OK):
+        if there.stat().st_uid not in (0, os.geteuid()):
+            return _for_owner(name, f"{found}; only its owner may write there", there)
         return Check(name, CheckVerdict.WRONG, f"{found}; this user has no write permission", f"chown $(id -u) {there}")
     if kind in REMOTE_FILE_SYSTEMS:
         return Check(name, CheckVerdict.WARNING, f"{found}; not a local disk", "mount a local disk (ext4, xfs) there")
-    if size_bytes > free_bytes:
+    if size_bytes > free_bytes + own_bytes:
         return Check(name, CheckVerdict.WARNING, f"{found}; SIZE is {format_size(size_bytes)}", f"df -h {there}; give it a smaller SIZE")
     if mounted_at == "/":
         return Check(name, CheckVerdict.WARNING, f"{found}; this is the root disk", f"mount a separate disk at {there}")
@@ -87,7 +95,7 @@ def ports(root: Path = Path("/")) -> Check:
     ours = {port: taken[port.number] for port in PORTS if port.number in taken}
     foreign = {port: holder for port, holder in ours.items() if "kvstore" not in holder}
     if foreign:
-        users = ", ".join(f"{port.number} of {port.daemon} by {holder or 'a process of another user'}" for port, holder in foreign.items())
+        users = ", ".join(f"{port.number} of {port.daemon} by {holder}" for port, holder in foreign.items())
         first = next(iter(foreign)).number
         return Check(
             "ports", CheckVerdict.WARNING, f"in use: {users}", f"ss -ltnp sport = :{first} shows the process; stop it, or change the port"
@@ -108,6 +116,8 @@ def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
     try:
         first = validities(file)[0]
     except ConfigError as error:
+        if whose and isinstance(error.__cause__, PermissionError):
+            return _for_owner(name, f"not checked: {error}", Path(file))
         return Check(name, CheckVerdict.WRONG, str(error), f"ls -l {file}; kvstore certs creates one")
     left_days = (first.end - now).total_seconds() / 86_400
     found = f"{file} expires on {first.end:%Y-%m-%d}, in {left_days:.0f} days"
@@ -118,6 +128,34 @@ def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
     if left_days < EXPIRY_WARNING_DAYS:
         return Check(name, CheckVerdict.WARNING, found, "replace the file: it is reloaded without a restart")
     return Check(name, CheckVerdict.OK, found)
+
+
+def _for_owner(name: str, found: str, path: Path) -> Check:
+    """Return a check that this user cannot make, with the owner of the path as the user who can."""
+    return Check(name, CheckVerdict.WARNING, found, f"run it as the user of the daemon: sudo -u {_owner(path)} kvstore doctor")
+
+
+def _owner(path: Path) -> str:
+    """Owner of the path, or of the nearest folder above it that is visible to this user."""
+    for one in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):
+            return _user(one.stat().st_uid)
+    return "root"
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _allocated_bytes(folder: Path) -> int:
+    """Bytes that the files of an NVMe tier take on the disk; the files are sparse."""
+    try:
+        return sum(file.stat().st_blocks * 512 for file in folder.iterdir() if file.is_file())
+    except OSError:  # there is none yet, or it is another user's
+        return 0
 
 
 def _mount(path: Path, root: Path) -> tuple[str, str]:
@@ -138,15 +176,17 @@ def _rotates(path: Path, root: Path) -> bool:
 
 
 def _listening(root: Path) -> dict[int, str]:
-    """Return listening TCP ports of PORTS -> command line of the process, "" for one of another user."""
+    """Return listening TCP ports of PORTS -> command line of the process; that of another user's is hidden: "a process of USER"."""
     inodes: dict[str, int] = {}
+    users: dict[int, int] = {}
     for table in ("tcp", "tcp6"):
         for line in _text(root / "proc/net" / table).splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENING:
-                inodes[fields[9]] = int(fields[1].rpartition(":")[2], 16)
+                inodes[fields[9]] = port = int(fields[1].rpartition(":")[2], 16)
+                users[port] = int(fields[7])
     sockets = {f"socket:[{inode}]": port for inode, port in inodes.items() if port in {port.number for port in PORTS}}
-    found = dict.fromkeys(sockets.values(), "")
+    found = {port: f"a process of {_user(users[port])}" for port in sockets.values()}
     for link in (root / "proc").glob("[0-9]*/fd/*") if sockets else ():
         try:
             port = sockets.get(os.readlink(link))

@@ -100,7 +100,7 @@ def validities(file: str) -> list[CertificateValidity]:
         data = Path(file).read_bytes()[:MAX_PEM_BYTES]
         found = [_validity(binascii.a2b_base64(body)) for body in _PEM.findall(data)]
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{file} has a damaged certificate: {error}") from None
     if not found:

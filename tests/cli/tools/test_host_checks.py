@@ -1,7 +1,10 @@
 """The doctor's checks of hosts, on fake hosts made of files and on this host."""
 
+import contextlib
 import datetime
 import os
+import pwd
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from kvstore.cli.tools.host_checks import certificate_files, setting_of
 from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.security.tls.authority import ValidityPeriod, issue, make_authority
 from kvstore.security.tls.subjects import CertificateSubject
+from tests.forks import told_by_child
+from tests.users import NOBODY, become_another, common_folder, shut_out
 
 NOW = datetime.datetime.now(datetime.UTC)
 
@@ -73,6 +78,41 @@ def test_nvme_check_wants_existing_separate_disk(tmp_path: Path) -> None:
     assert judged(host_checks.nvme(f"{folder}:900000TiB", root))[0] is CheckVerdict.WARNING
 
 
+def test_nvme_check_counts_the_bytes_that_the_tier_has(tmp_path: Path) -> None:
+    """A tier that has filled its disk has the size that it was given."""
+    root, folder = tmp_path / "root", tmp_path / "nvme"
+    folder.mkdir()
+    disk(root, folder, "xfs")
+    with (folder / "values").open("wb") as values:
+        os.posix_fallocate(values.fileno(), 0, 1 << 30)
+    free_bytes = shutil.disk_usage(folder).free
+    verdict, found = judged(host_checks.nvme(f"{folder}:{free_bytes + (1 << 29)}", root))
+    assert (verdict, "GiB taken by the tier" in found) == (CheckVerdict.OK, True)
+    assert judged(host_checks.nvme(f"{folder}:{free_bytes + (1 << 31)}", root))[0] is CheckVerdict.WARNING
+
+
+def test_doctor_of_another_user_names_who_can_check() -> None:
+    """An operator's own account may not look at what belongs to the daemons' user: neither a traceback nor a verdict on it."""
+    with common_folder() as folder, contextlib.ExitStack() as stack:
+        of_daemon = folder / "of-daemon"
+        of_daemon.mkdir(mode=0o700)
+        (of_daemon / "node.pem").write_text("")
+        stack.enter_context(shut_out(of_daemon))
+
+        def look() -> str:
+            become_another(is_member=False)
+            checks = [
+                host_checks.nvme(f"{of_daemon}/nvme:1MiB"),
+                host_checks.certificate(f"{of_daemon}/node.pem", NOW, "[node] tls_cert"),
+            ]
+            return "\n".join(f"{check.verdict.value}: {check.found}: {check.advice}" for check in checks)
+
+        nvme, certificate = told_by_child(look).splitlines()
+    who = f"run it as the user of the daemon: sudo -u {pwd.getpwuid(os.geteuid()).pw_name} kvstore doctor"
+    assert nvme == f"warning: not checked: this user may not enter {of_daemon}: {who}"
+    assert certificate == f"warning: not checked: cannot read {of_daemon}/node.pem: Permission denied: {who}"
+
+
 @pytest.mark.parametrize(
     ("kind", "at", "rotational", "said"),
     [("nfs4", "", "0", "not a local disk"), ("ext4", "/", "0", "the root disk"), ("ext4", "", "1", "a rotating disk")],
@@ -88,9 +128,9 @@ def test_a_disk_that_is_no_good_for_it_is_told_of(tmp_path: Path, kind: str, at:
 def test_a_port_is_free_or_kvstores_or_somebody_elses(tmp_path: Path) -> None:
     table = "  sl  local_address rem_address st tx rx tr tm retrnsmt uid timeout inode\n"
     assert judged(host_checks.ports(tmp_path)) == (CheckVerdict.OK, "all free")
-    listening = f"   0: 0100007F:{7440:04X} 00000000:0000 0A 0:0 0:0 0 0 0 77 1\n"
+    listening = f"   0: 0100007F:{7440:04X} 00000000:0000 0A 0:0 0:0 0 {NOBODY.pw_uid} 0 77 1\n"
     write(tmp_path / "proc/net/tcp", table + listening)
-    assert judged(host_checks.ports(tmp_path))[0] is CheckVerdict.WARNING
+    assert judged(host_checks.ports(tmp_path)) == (CheckVerdict.WARNING, "in use: 7440 of kvstore-master by a process of nobody")
     (tmp_path / "proc/12/fd").mkdir(parents=True)
     (tmp_path / "proc/12/fd/3").symlink_to("socket:[77]")
     write(tmp_path / "proc/12/cmdline", "nginx\0-g\0")
