@@ -1,7 +1,9 @@
 """Promises of command_group.py: sections and examples of the help, and the error for an unknown command."""
 
+import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -11,6 +13,7 @@ from kvstore.cli.command_group import EXAMPLES
 from kvstore.cli.main import SECTIONS, kvstore
 
 COLUMNS = 80
+PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 
 
 def paths() -> Iterator[str]:
@@ -33,6 +36,12 @@ def test_the_help_has_a_section_a_group_with_whole_summaries() -> None:
     lines = [line for line in shown.splitlines() if line and line.rstrip(":") not in SECTIONS]
     assert [line.split()[0] for line in lines] == [name for section in SECTIONS.values() for name in section], "one line a command"
     assert all(line.endswith(".") and not line.endswith("...") and len(line) <= COLUMNS for line in lines), lines
+
+
+def test_reference_page_lists_the_groups_of_the_help() -> None:
+    groups = PAGE.read_text(encoding="utf-8").partition("## Exit statuses")[0]
+    rows = re.findall(r"^\| (\w[\w ]*) \|.*\| (`.*`) \|$", groups, re.MULTILINE)
+    assert {title: re.findall("`(.*?)`", commands) for title, commands in rows} == {title: list(names) for title, names in SECTIONS.items()}
 
 
 @pytest.mark.parametrize("path", list(paths()))
