@@ -14,7 +14,7 @@ import click
 from rich.console import Console, RenderableType
 
 from kvstore.client.config import SECTION, ClientSettings
-from kvstore.protocol.settings import flag_name, given_settings, load_settings
+from kvstore.protocol.settings import flag_name, given_settings, load_settings, only_value
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ def client_options(function: F) -> F:
         field = by_name[name]
         text = field.metadata["help"] + (f"  [default: {field.default}]" if field.default else "")
         metavar = "SECONDS" if name.endswith("_s") else "TEXT"
-        decorated = click.option(flag_name(name), name, metavar=metavar, help=text)(decorated)
+        decorated = click.option(flag_name(name), name, multiple=True, callback=only_value, metavar=metavar, help=text)(decorated)
     return decorated  # type: ignore[no-any-return]
 
 

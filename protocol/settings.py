@@ -36,6 +36,8 @@ _UNITS: Final = {"": 1, "B": 1} | {
 }
 _SIZE: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([A-Za-z]*)\s*")
 _MARK: Final = "is_loaded_mark"
+NOT_REPEATED: Final = ("master", "nvme", "hbm")
+"""Settings of which users have several: of `--nvme A --nvme B` the last value alone would leave a disk unused."""
 _NOUNS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -167,7 +169,10 @@ def settings_of(kind: type[Any]) -> "list[dataclasses.Field[Any]]":
 
 
 def options(kind: type[Any]) -> Callable[[F], F]:
-    """Click decorator: one option a setting, None when not given, so that other sources can fill it; and --config FILE."""
+    """Click decorator: one option a setting, None when not given, so that other sources can fill it; and --config FILE.
+
+    Of an option that is given twice the last value counts, except for NOT_REPEATED.
+    """
 
     import click
 
@@ -180,10 +185,21 @@ def options(kind: type[Any]) -> Callable[[F], F]:
             if hints[field.name] is bool:
                 function = click.option(f"{name}/--no-{name[2:]}", field.name, default=None, help=text)(function)
             else:
-                function = click.option(name, field.name, default=None, metavar=_metavar(hints[field.name]), help=text)(function)
+                once = {"multiple": True, "callback": only_value} if field.name in NOT_REPEATED else {"default": None}
+                function = click.option(name, field.name, metavar=_metavar(hints[field.name]), help=text, **once)(function)
         return click.option("--config", default=None, metavar="FILE", help="TOML file with settings.")(function)
 
     return decorate
+
+
+def only_value(context: Any, parameter: Any, values: Sequence[str]) -> str | None:
+    """Callback of a click option with `multiple=True`: its value, None if it is not given. Raises BadParameter for different values."""
+    import click
+
+    if len(set(values)) > 1:
+        hint = ", with commas between the addresses" if "comma separated" in parameter.help else ""
+        raise click.BadParameter(f"given {len(values)} times: give it once{hint}")
+    return values[0] if values else None
 
 
 def show_default(default: Any) -> str:

@@ -54,7 +54,7 @@ class NodeSettings(ServerTlsSettings):
         minimum=0,
         maximum=16,
     )
-    nvme: str = setting("", "DIR:SIZE of the NVMe tier; none by default.")
+    nvme: str = setting("", "DIR:SIZE of the NVMe tier, one folder (docs/operations.md, Several disks); none by default.")
     nvme_codec: str = setting(
         "none",
         "Quantization of raw tensor values in NVMe: fp8-head, int8, int4/64, k=int4/64,v=int2/32, ... "
@@ -161,6 +161,8 @@ def join_token(settings: NodeSettings) -> str:
 def split_location(text: str, name: str) -> tuple[str, int]:
     """Split `LOCATION:SIZE` at the last colon. Raises ConfigError with the expected form."""
     place, colon, size = text.rpartition(":")
+    if ":" in place.partition(",")[0] and "," in place:
+        raise ConfigError(f"{name} is {text!r}: a node has one {name} tier: run a node for each, or stripe disks (docs/operations.md)")
     if not colon or not place:
         raise ConfigError(f"{name} is {text!r}: write {name} as LOCATION:SIZE, such as /mnt/nvme:100GiB or cuda:0:8GiB")
     try:

@@ -206,6 +206,20 @@ class Pan:
     lid: bool = setting(False, "Covered.")
 
 
+@click.command()
+@options(Pan)
+def fry(config: str | None, **flags: Any) -> None:
+    click.echo(repr(load_settings(Pan, "pan", flags=flags, environ={}, config=config)))
+
+
+def test_master_option_with_two_values_is_refused() -> None:
+    """Not the last one counts: the other masters would be left out without a word."""
+    result = CliRunner().invoke(fry, ["--master", "a:1", "--master", "b:1"])
+    assert (result.exit_code, "'--master': given 2 times: give it once" in result.output) == (2, True)
+    assert "master='a:1'" in CliRunner().invoke(fry, ["--master", "a:1", "--master", "a:1"]).output
+    assert "master='here:1'" in CliRunner().invoke(fry, []).output
+
+
 SOURCES: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "flag": ({"master": "flag:1"}, {}, ""),
     "own variable": ({}, {"KVSTORE_PAN_MASTER": "own:1"}, ""),
