@@ -21,9 +21,11 @@ from kvstore.client.core.effects import (
 )
 from kvstore.protocol.errors import (
     DeadlineExceeded,
+    Denied,
     InvalidTicket,
     KVStoreError,
     NoOwner,
+    ProtocolError,
     StaleEpoch,
     TooManyConnections,
     Unavailable,
@@ -265,6 +267,9 @@ class ClusterConnections:
                 except DeadlineExceeded as error:
                     search.failed(route.primary, error)
                     raise
+                except (Denied, ProtocolError) as error:  # a wrong port, an expired certificate, an old tokens file of one master
+                    search.failed(route.primary, error)
+                    return None
                 if connection is None:
                     continue
                 if connection.channel.welcome.owner:

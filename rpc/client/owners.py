@@ -130,13 +130,15 @@ class OwnerSearchRound:
         return None
 
     def failed(self, address: Address, error: KVStoreError) -> None:
-        """Record a master that does not respond, or refuses."""
+        """Record a master that does not respond, or refuses; of several, a refusal's text gets the master's address."""
         self._asked.add(address)
         if isinstance(error, DeadlineExceeded):
             self._masters.record_timeout(address, self._masters.clock_ns() - self._asked_ns)
             error = Unavailable(f"{address} does not respond")
         else:
             self._masters.record_answer(address)
+            if self._masters.has_several and not isinstance(error, Unavailable) and str(address) not in str(error):
+                error = type(error)(f"{address}: {error}")
         self._is_told |= isinstance(error, NoOwner)
         self._failures.append(error)
 

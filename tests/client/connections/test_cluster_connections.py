@@ -9,7 +9,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.connections.cluster_connections import ClusterConnections
 from kvstore.client.connections.resources import ClientResources
 from kvstore.client.core.effects import Operation, SleepEffect
-from kvstore.protocol.errors import StaleEpoch, Unavailable, Unreachable
+from kvstore.protocol.errors import ProtocolError, StaleEpoch, Unavailable, Unreachable, Untrusted
 from kvstore.protocol.master_messages import Exists, Nodes, NodeTable, Remove, Reserve, ReserveReply
 from kvstore.protocol.message import Message
 from kvstore.protocol.session_messages import Flags
@@ -63,6 +63,19 @@ def test_masters_down_are_retried_until_the_deadline(oracle: Oracle, monkeypatch
     with pytest.raises(Unavailable, match=r"^no master can be reached: cannot connect to a:1; cannot connect to b:1$"):
         ask(oracle)
     assert 4.0 < oracle.slept_s <= 5.0
+
+
+def test_master_that_refuses_does_not_hide_the_others(oracle: Oracle) -> None:
+    """A wrong port, an expired certificate or an old tokens file of the first master leaves the others."""
+    knowing(oracle, "a:1,b:1")
+    oracle.refusals["a:1"] = ProtocolError("not a kvstore frame")
+    ask(oracle)
+    assert set(taken(oracle)) == {"b:1"}
+    knowing(oracle, "a:1,b:1")
+    oracle.refusals["a:1"] = Untrusted("it has expired")
+    oracle.unreachable.add("b:1")
+    with pytest.raises(Untrusted, match=r"^a:1: it has expired$"):
+        ask(oracle)
 
 
 @pytest.mark.promise("failover")
