@@ -135,8 +135,11 @@ def exists(keys: Sequence[bytes], as_json: bool, settings: ClientSettings) -> No
 @json_option
 @client_options
 def prefetch(keys: Sequence[bytes], to: str, as_json: bool, settings: ClientSettings) -> None:
-    """Have this host's node bring blocks into its DRAM, from its NVMe or other nodes, in the background. Prints how many it
-    has queued: blocks in DRAM and unknown ones are not."""
+    """Have this host's node bring blocks into its DRAM, from its NVMe or other nodes, in the background.
+
+    Prints how many it has queued, or requested from the masters, where those that no node has are found out later. Blocks in DRAM are
+    neither.
+    """
     with Client(settings=settings) as client:
         queued = client.prefetch(keys, to)
     if as_json:

@@ -31,7 +31,7 @@ def instances(as_json: bool, settings: ClientSettings) -> None:
 def instances_view(found: pb.InstancesReply) -> RenderableType:
     """Return a table of the instances, prefill before decode, by name; below it the decisions, the dispatcher and its estimators."""
     figures = ("queue", "batch", "own blocks", "sent", "reported")
-    table = new_table("instance", "role", "address", "node", *figures, right=figures, no_wrap=figures)
+    table = new_table("instance", "role", "address", "node", *figures, right=figures)
     for status in sorted(found.instances, key=lambda each: (each.report.role, each.report.name)):
         report = status.report
         # An instance of both roles has its requests in flight in its queue.

@@ -18,6 +18,8 @@ from kvstore.telemetry.http.listener import url_of
 
 _STATE_STYLES: Final = {"alive": "green", "syncing": "yellow", "stopped": "dim", "dead": "red"}
 
+OCCUPANCY_WIDTH: Final = 6
+"""Of the bar in the table of tiers: it leaves the figures their place on 80 columns."""
 
 NOT_SHOWN: Final = "sizes, counts and rates are for operators only: give a token of [admins], or of role admin (docs/security.md)"
 
@@ -205,11 +207,11 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
 
     The hit ratio is the tier's share of all requested blocks, so the column sums to the cluster's hit ratio. "unread for" is the time
     between the last read of a block that was evicted lately and its eviction. "evicts next" is the next victim: how long it has not been
-    read, and its value by the policy.
+    read, and its value by the policy. On a narrow terminal all cells fold: columns without wrapping would take the place of the names.
     """
     figures = ("used", "of", "blocks", "hit ratio", "evicted", "unread for", "evicts next")
     caption = None if is_whole(status) else NOT_SHOWN
-    table = new_table("node", "tier", "occupancy", *figures, right=figures, no_wrap=("occupancy", *figures), caption=caption)
+    table = new_table("node", "tier", "full", *figures, right=figures, caption=caption)
     absent: list[str] = []
     reads = _reads(status)
     for node in _by_name(status):
@@ -217,7 +219,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
             table.add_row(
                 node.name,
                 _tier_name(tier),
-                bar(tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0),
+                bar(tier.used_bytes / tier.capacity_bytes if tier.capacity_bytes else 0.0, OCCUPANCY_WIDTH),
                 format_size(tier.used_bytes),
                 format_size(tier.capacity_bytes),
                 f"{tier.blocks:,}",
@@ -249,7 +251,7 @@ def next_victim_text(tier: pb.TierStatus) -> str:
 def encoded_table(status: pb.StatusReply) -> RenderableType:
     """Return a table with one row per tier that has a codec or encoded values: decoded size, encoded size, bits per element."""
     figures = ("worth", "encoded", "payload", "metadata", "bits an element")
-    table = new_table("node", "tier", "codec", *figures, right=figures, no_wrap=("tier", "codec", *figures))
+    table = new_table("node", "tier", "codec", *figures, right=figures)
     for node in _by_name(status):
         for tier in filter(_has_codec, node.tiers):
             stored = _encoded_bytes(tier)

@@ -1,5 +1,7 @@
 """Promises of status_tables.py."""
 
+import re
+
 import pytest
 from rich.console import Console, RenderableType
 
@@ -43,8 +45,8 @@ STATUS = pb.StatusReply(
 )
 
 
-def text(renderable: RenderableType) -> str:
-    console = Console(width=120, no_color=True)
+def text(renderable: RenderableType, width: int = 120) -> str:
+    console = Console(width=width, no_color=True)
     with console.capture() as capture:
         console.print(renderable)
     return capture.get()
@@ -130,8 +132,15 @@ def test_drained_nodes_are_named_and_how_far_they_are() -> None:
 
 def test_a_tier_shows_bytes_blocks_hit_ratio_and_evictions() -> None:
     row = text(tiers_table(STATUS)).splitlines()[1]
-    assert "████████████····" in row
+    assert "████▌·" in row
     assert row.split()[-12:] == ["MiB", "8", "MiB", "1,500", "40.0", "%", "1,234", "2", "min", "5", "s", "-"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_narrow_terminal_loses_no_name_or_figure_of_a_tier(width: int) -> None:
+    """Columns without wrapping took the place of the names, and were cut themselves: 64 MiB was shown as 64 M."""
+    shown, whole = (sorted(re.sub("[ \n█▌·]", "", text(tiers_table(STATUS), columns))) for columns in (width, 120))
+    assert shown == whole
 
 
 @pytest.mark.parametrize(
