@@ -24,7 +24,7 @@ from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control, as_dict
 from kvstore.console.model import ConsoleModel
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import KVStoreError, Unavailable
 
 REDRAW_S: Final = 0.1
 """Longest time until a poll result or a resize of the terminal is shown."""
@@ -64,7 +64,7 @@ def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSet
 def _live(polls: Iterable[int], interval_s: float, settings: ClientSettings) -> None:
     """Show the cluster on the terminal until q or the last poll. Failures of polls are shown, and the master is looked up again.
 
-    Raises ClickException if no poll succeeded.
+    Raises Unavailable if no poll succeeded.
     """
     shown, view, model = console(), ScreenView(), ConsoleModel()
     with (
@@ -89,7 +89,7 @@ def _live(polls: Iterable[int], interval_s: float, settings: ClientSettings) -> 
             for key in keys:
                 is_running = is_running and key != ENDED and view.press(key, page)
     if view.document is None and view.failure:
-        raise click.ClickException(view.failure)
+        raise Unavailable(view.failure)
 
 
 class ClusterPoller:

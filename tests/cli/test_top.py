@@ -16,6 +16,7 @@ from types import TracebackType
 import pyte
 from click.testing import CliRunner
 
+from kvstore.cli.command_group import ERROR_STATUS
 from kvstore.cli.main import kvstore
 from tests.ports import free_ports
 
@@ -117,7 +118,8 @@ def test_top_shows_unreachable_cluster_and_retries(master: str) -> None:
     with Terminal("--master", nobody, "--deadline-s", "0.3", "--interval-s", "0.05") as terminal:
         terminal.await_text(nobody)
         terminal.press(b"q")
-        assert terminal.await_end() == 1
+        assert terminal.await_end() == ERROR_STATUS
+    assert terminal.written.rpartition(b"\x1b[?1049l")[2].startswith(b"kvstore: error: no master can be reached")
 
 
 def test_piped_it_prints_a_look_after_the_other(master: str) -> None:
