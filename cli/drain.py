@@ -1,12 +1,12 @@
 """The commands `drain`, which empties a node before it is stopped, and `forget`, which removes a dead node from the cluster."""
 
 import time
-from collections.abc import Iterator
 from typing import Final
 
 import click
 
 from kvstore.cli.options import client_options
+from kvstore.cli.tools.status_polls import poll_status
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import Control
 from kvstore.protocol import control_pb2 as pb
@@ -55,7 +55,7 @@ def _wait(settings: ClientSettings, name: str, wait_s: float | None) -> None:
     """
     until_s = None if wait_s is None else time.monotonic() + wait_s
     shown = ""
-    for status in _poll_status(settings):
+    for status in poll_status(settings, answered_s=time.monotonic()):
         if status is not None:
             node = next((node for node in status.nodes if node.name == name), None)
             if node is None or not node.HasField("drain"):
@@ -69,22 +69,6 @@ def _wait(settings: ClientSettings, name: str, wait_s: float | None) -> None:
         if until_s is not None and time.monotonic() >= until_s:
             raise DeadlineExceeded(f"{name} is not drained after {wait_s:g} s; the drain continues")
         time.sleep(POLL_S)
-
-
-def _poll_status(settings: ClientSettings) -> Iterator[pb.StatusReply | None]:
-    """Yield the cluster's status at each poll, None while no master is reachable. Raises Unavailable after deadline_s of that."""
-    answered_s = time.monotonic()
-    while True:
-        try:
-            with Control.find(settings) as control:
-                while True:
-                    status = control.status()
-                    answered_s = time.monotonic()
-                    yield status
-        except Unavailable:
-            if time.monotonic() > answered_s + settings.deadline_s:
-                raise
-        yield None
 
 
 def progress(node: pb.NodeStatus) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import queue
 import sys
 import threading
@@ -18,6 +19,7 @@ from rich.text import Text
 from kvstore.cli.options import client_options, console, echo_json, json_option
 from kvstore.cli.tools.cluster_report import find_problems, problem_lines
 from kvstore.cli.tools.keyboard import ENDED, Keyboard
+from kvstore.cli.tools.status_polls import poll_status
 from kvstore.cli.tools.status_tables import nodes_table, status_lines, tiers_table
 from kvstore.cli.tools.top_screen import ScreenView, screen
 from kvstore.client.config import ClientSettings
@@ -42,23 +44,24 @@ PollResult = tuple[pb.StatusReply | None, str]
 def top(interval_s: float, count: int | None, as_json: bool, settings: ClientSettings) -> None:
     """Watch rates, tiers and nodes, live. Keys: q quits, arrows and page keys scroll, s sorts by the next column.
 
-    --json prints one object per line. Without a terminal each poll prints a table.
+    --json prints one object per line. Without a terminal each poll prints a table. Both go on over failovers of masters, and end with 2
+    once none has answered for --deadline-s.
     """
     polls: Iterable[int] = itertools.count() if count is None else range(count)
     if sys.stdin.isatty() and sys.stdout.isatty() and not as_json:
         _live(polls, interval_s, settings)
         return
-    with Control.find(settings) as control:
-        for poll in polls:
-            if poll:
-                time.sleep(interval_s)
-            if as_json:
-                echo_json(as_dict(control.status()))
-            else:
-                found = control.status()
-                problems = find_problems(found)
-                first = [problem_lines(problems)] if problems else []
-                console().print(Group(*first, status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found)))
+    for poll, found in zip(polls, poll_status(settings, answered_s=-math.inf), strict=False):
+        if found is None:
+            click.echo("the master does not answer: the owner is looked for", err=True)
+        elif as_json:
+            echo_json(as_dict(found))
+        else:
+            problems = find_problems(found)
+            first = [problem_lines(problems)] if problems else []
+            console().print(Group(*first, status_lines(found), Text(), nodes_table(found), Text(), tiers_table(found)))
+        if poll + 1 != count:
+            time.sleep(interval_s)
 
 
 def _live(polls: Iterable[int], interval_s: float, settings: ClientSettings) -> None:

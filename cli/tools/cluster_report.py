@@ -94,7 +94,7 @@ def _ask_master(address: str, settings: ClientSettings, owner: pb.StatusReply) -
         with Control(control_address, settings, *[control_address] * (partitions - 1)) as control:
             statuses = [control.status_of(partition) for partition in range(partitions)]
     except KVStoreError as error:
-        return MasterReport(address, error=str(error))
+        return MasterReport(address, error=str(error).removeprefix(f"{address}: "))
     status, roles = statuses[0], [one.role for one in statuses]
     role = OWNER if OWNER in roles else status.role
     records = sum(one.records for one in statuses)

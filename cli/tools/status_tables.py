@@ -51,9 +51,9 @@ def status_lines(status: pb.StatusReply, here: str = "", masters: Sequence[str] 
         table.add_row("quantised", encoded)
     if is_whole(status):
         table.add_row("huge pages", huge_pages_line(status))
-    if status.partitions > 1:  # masters of partitions serve no console
+    if status.partitions > 1:
         table.add_row("partitions", _partitions_line(status))
-    elif status.http:
+    if status.http:
         table.add_row("console", f"{url_of(status.http)}/")
     local, remote = (sum(node.counters.get(name, 0) for node in status.nodes) for name in ("local_reads", "remote_reads"))
     if remote:

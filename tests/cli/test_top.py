@@ -18,7 +18,10 @@ from click.testing import CliRunner
 
 from kvstore.cli.command_group import ERROR_STATUS
 from kvstore.cli.main import kvstore
+from kvstore.protocol import control_pb2 as pb
+from tests.client.stub_control import stub_controls
 from tests.ports import free_ports
+from tests.rpc.stub_masters import stub_masters
 
 WAIT_S = 60.0
 
@@ -133,3 +136,17 @@ def test_piped_it_prints_a_look_after_the_other(master: str) -> None:
     shown = output()
     assert shown.count("1 of 1 alive") == 2
     assert "nvme" in shown
+
+
+def test_piped_top_goes_on_over_a_failover() -> None:
+    said = [pb.StatusReply(role="following"), *[pb.StatusReply(role="owner", catalog="memory:")] * 2]
+    with stub_controls(said[-1]) as (control,), stub_masters(1) as (master,):
+        master.control = control.place
+        arguments = ["top", "--json", "--count", "4", "--interval-s", "0.05", "--master", master.address]
+        control.says_status = lambda: said.pop(0) if len(said) > 1 else pb.StatusReply(role="owner", catalog="memory:")
+        told = CliRunner().invoke(kvstore, arguments)
+        assert told.exit_code == ERROR_STATUS, "no master had answered before"
+        said.insert(1, pb.StatusReply(role="following"))
+        told = CliRunner().invoke(kvstore, arguments)
+    assert (told.exit_code, len(told.stdout.splitlines())) == (0, 3)
+    assert told.stderr == "the master does not answer: the owner is looked for\n"
