@@ -41,6 +41,7 @@ SECTIONS: Final = {
 ANY_NAME: Final = "*"
 MAX_ENDING: Final = 20
 """Tokens in `next_to_expire`."""
+NO_TOKEN: Final = "no token is given: set --token or KVSTORE_CLIENT_TOKEN, to an operator's, or to a tenant's beside --tenant"
 NO_TENANT: Final = "the token is not an operator's, and no tenant is given: set --tenant or KVSTORE_CLIENT_TENANT"
 NODES_LINE: Final = '[nodes]\n"*" = "A JOIN TOKEN"   # `kvstore token new --node` makes one; each node is started with it as join_token'
 
@@ -85,6 +86,8 @@ class Credentials:
         digest = digest_of(token)
         found = self._identities.get((digest, tenant)) or self._identities.get((digest, None))
         if found is None:
+            if not token:
+                raise Unauthorized(NO_TOKEN)
             raise Unauthorized(f"unknown tenant {tenant!r} or wrong token" if tenant else NO_TENANT)
         if found.expires_s <= now_s:
             raise Unauthorized(f"the token of {found} has expired: get a new one from the operator")

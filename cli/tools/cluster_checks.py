@@ -25,7 +25,7 @@ from kvstore.cli.tools.transport_checks import Check, CheckVerdict
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import cluster_status
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import KVStoreError
+from kvstore.protocol.errors import Denied, KVStoreError
 from kvstore.protocol.node_states import NOT_RUNNING
 from kvstore.protocol.version import VERSION
 from kvstore.telemetry.http.listener import url_of
@@ -38,6 +38,8 @@ MAX_CLOCKS: Final = 64
 """Daemons whose clocks are compared, in parallel."""
 MIN_ETCD: Final = {(3, 4): 42, (3, 5): 28, (3, 6): 9}
 """Branch -> first release without known data-loss bugs (see README.md)."""
+
+REACH: Final = "kvstore status --master HOST:PORT, where a master runs"
 
 CROWDED_SHARE: Final = 0.9
 """Share of a node's connections above which new clients may soon be refused."""
@@ -70,7 +72,8 @@ def checks(settings: ClientSettings) -> list[Check]:
         status = cluster_status(replace(settings, deadline_s=min(REQUEST_S, settings.deadline_s)))
         reports = ask_masters(settings, status)
     except KVStoreError as error:
-        return [Check("cluster", CheckVerdict.WARNING, f"not checked: {error}", "kvstore status --master HOST:PORT, where a master runs")]
+        advice = "give an operator's token or certificate: docs/security.md" if isinstance(error, Denied) else REACH
+        return [Check("cluster", CheckVerdict.WARNING, f"not checked: {error}", advice)]
     return examine(status, fetch, reports)
 
 

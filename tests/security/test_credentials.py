@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.protocol.errors import ConfigError, Denied, Unauthorized
-from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NODES_LINE, Credentials, digest_of, read_credentials
+from kvstore.security.credentials import MAX_FILE_BYTES, NO_TENANT, NO_TOKEN, NODES_LINE, Credentials, digest_of, read_credentials
 from kvstore.security.identity import ANONYMOUS, Identity, IdentityKind, Role
 
 NODES = '[nodes]\n"*" = "join"\n'
@@ -72,7 +72,7 @@ def test_each_token_is_of_one_kind_and_role(full: Credentials, tenant: str, toke
     [("red", "wrong"), ("red", ""), ("green", "secret"), ("green", ""), ("blue", "secret"), ("", "secret"), ("red", "\udcff")],
 )
 def test_an_unknown_tenant_and_a_wrong_token_are_refused_alike(full: Credentials, tenant: str, token: str) -> None:
-    text = f"unknown tenant '{tenant}' or wrong token" if tenant else NO_TENANT
+    text = NO_TOKEN if not token else f"unknown tenant '{tenant}' or wrong token" if tenant else NO_TENANT
     with pytest.raises(Unauthorized, match=f"^{re.escape(text)}$"):
         full.identify(tenant, token, now_s=IN_TIME_S)
 
