@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvstore.protocol import control_pb2 as pb
+from kvstore.protocol.node_states import SUSPENDED
 
 INFO: Final = "info"
 WARNING: Final = "warning"
@@ -127,19 +128,30 @@ def _of_nodes(status: pb.StatusReply) -> Iterator[Banner]:
             todo = "Their last replicas are misses. Start them again with their NVMe folders, or forget those that will not return."
         age_s = max(node.heartbeat_age_s for node in dead)
         yield Banner(ERROR, "dead", f"{_named([node.name for node in dead])} dead", todo, "nodes?state=dead", age_s=age_s)
-    failed = [(node.name, health) for node in status.nodes if node.state in ("alive", "syncing") and (health := tier_health(node))]
-    if failed:
-        name, health = failed[0]
-        others = {1: "", 2: f", and of {failed[-1][0]},"}.get(len(failed), f", and of {len(failed) - 1} more nodes,")
-        text = f"A tier of {name}{others} failed: {health}"
-        todo = "The nodes continue with their other tiers. Replace the device: docs/operations.md, A disk died."
-        yield Banner(WARNING, "failed tier", text, todo, "nodes?state=failed")
+    yield from _of_tiers(status)
     stuck = [node.name for node in status.nodes if node.drain.lacks_space and node.drain.remaining_blocks]
     if stuck:
         todo = "Start another node, or end the drain. Stopping the node now loses these blocks."
         yield Banner(WARNING, "stuck drain", f"No node has free space for the rest of {stuck[0]}'s drain", todo, "nodes?state=draining")
     if status.role not in ("", "following") and not status.nodes:
         yield Banner(WARNING, "no node", "No node has joined yet", "Start one: kvstore-node --master HOST:PORT", "nodes")
+
+
+def _of_tiers(status: pb.StatusReply) -> Iterator[Banner]:
+    found = [(node.name, health) for node in status.nodes if node.state in ("alive", "syncing") and (health := tier_health(node))]
+    full = [(name, health) for name, health in found if SUSPENDED in health]
+    failed = [one for one in found if one not in full]
+    if failed:
+        todo = "The nodes continue with their other tiers. Replace the device: docs/operations.md, A disk died."
+        yield Banner(WARNING, "failed tier", f"A tier of {_first(failed)} failed: {failed[0][1]}", todo, "nodes?state=failed")
+    if full:
+        todo = "Its blocks can be read; what it does not take is evicted. Writes are tried again every few seconds."
+        yield Banner(WARNING, "suspended tier", f"A tier of {_first(full)} takes no values: {full[0][1]}", todo, "nodes?state=failed")
+
+
+def _first(found: Sequence[tuple[str, str]]) -> str:
+    """Name of the first node, and the number of the others."""
+    return found[0][0] + {1: "", 2: f", and of {found[-1][0]},"}.get(len(found), f", and of {len(found) - 1} more nodes,")
 
 
 def _of_endings(status: pb.StatusReply) -> Iterator[Banner]:

@@ -6,3 +6,5 @@ SYNCING, ALIVE = "syncing", "alive"
 DEAD, STOPPED = "dead", "stopped"
 """Stopped: the process shut down in order (SIGTERM). Dead: its connection broke, or its heartbeats stopped."""
 NOT_RUNNING: Final = (DEAD, STOPPED)
+SUSPENDED: Final = "suspended"
+"""Begins the health of a tier whose device refused a write; the reason follows. The node tries again."""

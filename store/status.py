@@ -89,7 +89,7 @@ class NodeStatus:
                     demotions=counts.demotions,
                     promotions=counts.promotions,
                     prefaulted_bytes=getattr(tier, "prefaulted_bytes", tier.capacity_bytes),
-                    health=tier.health,
+                    health=self._table.health(index),
                     codec=codec_name if index == NVME else "",
                     logical_bytes=tier.used_bytes + encoded.value_bytes - encoded.stored_bytes,
                     payload_bytes=encoded.payload_bytes,

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvstore.protocol.errors import ConfigError, TierFailed
+from kvstore.protocol.settings import format_size
 from kvstore.tiers.nvme_env import DEVICE_FULL
 from kvstore.tiers.placements import PAGE_BYTES, Runs
 from kvstore.tiers.tier import TierFull
@@ -121,7 +122,7 @@ class ValueFile:
         except OSError as error:
             with suppress(OSError):  # may fail on a broken device
                 os.ftruncate(self._cached, before_bytes)
-            raise self._translate("cannot grow", error) from error
+            raise self._translate(f"cannot grow beyond {format_size(before_bytes)}", error) from error
 
     def shrink(self, pages: int) -> None:
         """Truncate to `pages`; no value lies behind. Best effort."""

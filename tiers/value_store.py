@@ -121,6 +121,8 @@ class ValueStore:
             raise
         self.failure = ""
         """Reason that it accepts no more values, or ""."""
+        self._full_disk = ""
+        """Error of the last growth of the file, if it failed."""
 
     @property
     def written_bytes(self) -> int:
@@ -203,7 +205,7 @@ class ValueStore:
         flush()
         while (runs := take(in_pieces=False) or take(in_pieces=True)) is None:
             if not self.placements.wait_for_release(RELEASE_WAIT_S):
-                raise TierFull(f"{pages} pages requested, and the value file has no more")
+                raise TierFull(self._full_disk or f"{pages} pages requested, and the value file has no more")
         return runs
 
     def _grow(self, pages: int) -> bool:
@@ -218,8 +220,10 @@ class ValueStore:
                     return False
                 try:
                     self._file.grow(end_pages)
-                except TierFull:
+                except TierFull as error:
+                    self._full_disk = f"{error}: free space there, or give the tier a smaller size"
                     continue
+                self._full_disk = ""
                 self.placements.grow(end_pages)
                 return True
             return False

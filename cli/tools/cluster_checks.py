@@ -149,6 +149,16 @@ def nodes(status: pb.StatusReply) -> Check:
             f"{found}: {', '.join(dead)}",
             f"start it again; if it will not return: kvstore forget {dead[0]}",
         )
+    failing = [
+        f"{tier.name} of {node.name}: {tier.health}" for node in status.nodes for tier in node.tiers if tier.health not in ("", "ok")
+    ]
+    if failing:
+        return Check(
+            "nodes",
+            CheckVerdict.WARNING,
+            f"{found}; {'; '.join(failing)}",
+            "docs/operations.md, A disk died, and Disk space of an NVMe tier",
+        )
     if not states:
         return Check("nodes", CheckVerdict.WARNING, found, "kvstore-node --master HOST:PORT starts one")
     return Check("nodes", CheckVerdict.OK, found)

@@ -124,7 +124,12 @@ def certificate(file: str, now: datetime.datetime, whose: str = "") -> Check:
     if now < first.begin:
         return Check(name, CheckVerdict.WRONG, f"{file} is valid from {first.begin:%Y-%m-%d}", "set this machine's clock: timedatectl")
     if left_days < 0:
-        return Check(name, CheckVerdict.WRONG, found, "replace the file: it is reloaded without a restart")
+        return Check(
+            name,
+            CheckVerdict.WRONG,
+            f"{file} expired on {first.end:%Y-%m-%d %H:%M} (UTC)",
+            "replace the file: it is reloaded without a restart",
+        )
     if left_days < EXPIRY_WARNING_DAYS:
         return Check(name, CheckVerdict.WARNING, found, "replace the file: it is reloaded without a restart")
     return Check(name, CheckVerdict.OK, found)

@@ -212,6 +212,7 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
     figures = ("used", "of", "blocks", "hit ratio", "evicted", "unread for", "evicts next")
     caption = None if is_whole(status) else NOT_SHOWN
     table = new_table("node", "tier", "full", *figures, right=figures, caption=caption)
+    unhealthy: list[str] = []
     absent: list[str] = []
     reads = _reads(status)
     for node in _by_name(status):
@@ -228,13 +229,14 @@ def tiers_table(status: pb.StatusReply) -> RenderableType:
                 duration(tier.evicted_age_s) if tier.evictions else "-",
                 next_victim_text(tier),
             )
+            if tier.health != "ok":
+                unhealthy.append(f"{tier.name} of {node.name}: {tier.health}")
         if node.state in NOT_RUNNING:
             absent.append(f"{node.name} is {node.state}; its tiers are as last reported")
         elif not any(tier.name == "hbm" for tier in node.tiers):
             absent.append(f"{node.name} has no HBM tier")
-    if any(_has_codec(tier) for node in status.nodes for tier in node.tiers):
-        return Group(table, Text(), encoded_table(status), *(Text(text, style="dim") for text in absent))
-    return Group(table, *(Text(text, style="dim") for text in absent))
+    encoded = [Text(), encoded_table(status)] if any(_has_codec(tier) for node in status.nodes for tier in node.tiers) else []
+    return Group(table, *encoded, *(Text(text, style="red") for text in unhealthy), *(Text(text, style="dim") for text in absent))
 
 
 def next_victim_text(tier: pb.TierStatus) -> str:
@@ -288,4 +290,4 @@ def _encoded_bytes(tier: pb.TierStatus) -> int:
 
 
 def _tier_name(tier: pb.TierStatus) -> Text:
-    return Text(tier.name) if tier.health == "ok" else Text(f"{tier.name}: {tier.health}", style="red")
+    return Text(tier.name, style="" if tier.health == "ok" else "red")

@@ -258,9 +258,9 @@ class Evictor:
         """Return True if a lower tier takes this tier's victims."""
         return self._lower(index) is not None
 
-    def suspend(self, index: int, *, is_suspended: bool) -> None:
-        """Suspend or resume a tier. A suspended tier gets no new copies: its device has refused one."""
-        self._levels[index].is_suspended = is_suspended
+    def suspend(self, index: int, *, is_suspended: bool, refusal: str = "") -> None:
+        """Suspend or resume a tier. A suspended tier gets no new copies: its device has refused one, with this error."""
+        self._levels[index].is_suspended, self._levels[index].refusal = is_suspended, refusal
 
     def take_moves(self) -> list[TierMove]:
         """Return and clear the moves planned since the last call."""

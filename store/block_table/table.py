@@ -506,6 +506,10 @@ class BlockTable:
     def encoded(self, index: int) -> EncodedTotals:
         return self._levels[index].encoded
 
+    def health(self, index: int) -> str:
+        """See TierView.health."""
+        return self._levels[index].health
+
     def next_victim(self, index: int) -> NextVictim | None:
         """See TierView.next_victim."""
         return self._levels[index].next_victim()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Final
 
+from kvstore.protocol.node_states import SUSPENDED
 from kvstore.store.block_table.access_counts import TierCounts
 from kvstore.store.block_table.block import DRAM, HELD, IN_USE, SECONDARY, Block, BlockColumns, Loss
 from kvstore.store.block_table.eviction_order import EvictionOrder, NextVictim
@@ -91,6 +92,8 @@ class TierView:
         """The high watermark was exceeded; blocks are demoted until the low one."""
         self.limits = TierLimits(tier)
         self.is_suspended = False
+        self.refusal = ""
+        """Error of the write for which it is suspended."""
         self.encoded = EncodedTotals()
         self._count = 0
         self._slabs = tier if isinstance(tier, SlabTier) else None
@@ -99,6 +102,11 @@ class TierView:
         """Kept for slab tiers only."""
         self._emptying: dict[int | str, _Emptying] = {}
         """By slot group, or by tenant that is over quota."""
+
+    @property
+    def health(self) -> str:
+        """The tier's health; of a suspended tier, whose device may have space again, the reason."""
+        return f"{SUSPENDED}: {self.refusal}" if self.refusal and self.tier.health == "ok" else self.tier.health
 
     @property
     def takes_values(self) -> bool:

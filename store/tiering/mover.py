@@ -201,7 +201,7 @@ class TierMover:
         target = jobs[0].move.target
         if failure is not None:
             log.warning("moving %d blocks to %s failed: %s", len(jobs), self._tiers[target].name, failure)
-            self._suspend(target)
+            self._suspend(target, failure)
         for job in jobs:
             self._reactor.guarded(self._end, job, failure is None and job.is_good)
         self._on_space_freed()
@@ -214,9 +214,9 @@ class TierMover:
             log.warning("dropped a damaged copy in %s: %s", self._tiers[move.source].name, job.damage)
             self._table.copies.drop_copy(move.block, move.source)
 
-    def _suspend(self, tier: int) -> None:
+    def _suspend(self, tier: int, refusal: str) -> None:
         """Suspend a tier whose device refused a write."""
-        self._table.evictor.suspend(tier, is_suspended=True)
+        self._table.evictor.suspend(tier, is_suspended=True, refusal=refusal)
         self._reactor.call_later(self._tier_retry_s, lambda: self._table.evictor.suspend(tier, is_suspended=False))
 
     def read(self, reads: Sequence[SlowRead], done: Callable[[list[Exception | None]], None]) -> None:

@@ -15,8 +15,8 @@ def node(name: str, state: str = "alive", **facts: Any) -> pb.NodeStatus:
     return pb.NodeStatus(name=name, state=state, **facts)
 
 
-def failing(name: str) -> pb.NodeStatus:
-    return node(name, tiers=[pb.TierStatus(name="dram", health="ok"), pb.TierStatus(name="nvme", health="gone")])
+def failing(name: str, health: str = "gone") -> pb.NodeStatus:
+    return node(name, tiers=[pb.TierStatus(name="dram", health="ok"), pb.TierStatus(name="nvme", health=health)])
 
 
 def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, **facts: Any) -> list[Banner]:
@@ -38,6 +38,13 @@ def found(missing: tuple[str, ...] = (), shares: dict[str, int] | None = None, *
             [(ERROR, "7 nodes (d0, d1, d2, d3, d4 and 2 more) are dead", "nodes?state=dead")],
         ),
         ({"nodes": [failing("n")]}, [(WARNING, "A tier of n failed: nvme: gone", "nodes?state=failed")]),
+        (
+            {"nodes": [failing("n"), failing("o", "suspended: no space left")]},
+            [
+                (WARNING, "A tier of n failed: nvme: gone", "nodes?state=failed"),
+                (WARNING, "A tier of o takes no values: nvme: suspended: no space left", "nodes?state=failed"),
+            ],
+        ),
         (
             {"nodes": [failing("n"), failing("o"), failing("p")]},
             [(WARNING, "A tier of n, and of 2 more nodes, failed: nvme: gone", "nodes?state=failed")],

@@ -14,6 +14,7 @@ from kvstore.tiers.placements import PAGE_BYTES, PageRun, Placement
 from kvstore.tiers.tier import TierFull
 from kvstore.tiers.value_file import DIRECT_BYTES, PIECE_BYTES
 from kvstore.tiers.value_store import MIN_SEGMENT_BYTES, ExtentRead, ValueStore
+from tests.tiers.test_nvme_env import file_size_limit
 from tests.tiers.test_value_file import refuse
 
 MIB = 1 << 20
@@ -83,6 +84,16 @@ def test_the_file_grows_by_segments_and_not_beyond_its_bound(open_store: Callabl
     assert (tmp_path / "values").stat().st_size <= 10 * MIB
     with pytest.raises(TierFull, match="the value file has no more"):
         store.place([MIB + 4096], flush=lambda: None)
+
+
+def test_full_disk_error_names_file_and_remedy(open_store: Callable[..., ValueStore], tmp_path: Path) -> None:
+    store = open_store(8 * MIB)
+    store.place([5000], flush=fail_flush)
+    with file_size_limit(MIN_SEGMENT_BYTES), pytest.raises(TierFull) as full:
+        store.place([MIN_SEGMENT_BYTES], flush=lambda: None)
+    assert (
+        str(full.value) == f"{tmp_path}/values cannot grow beyond 1 MiB: File too large: free space there, or give the tier a smaller size"
+    )
 
 
 def test_without_room_deletions_are_flushed_and_pieces_are_taken(open_store: Callable[..., ValueStore]) -> None:

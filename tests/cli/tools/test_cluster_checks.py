@@ -106,6 +106,12 @@ def test_dead_nodes_are_named() -> None:
     assert judged(cluster_checks.nodes(pb.StatusReply())) == (CheckVerdict.WARNING, "none")
 
 
+def test_node_with_an_unhealthy_tier_is_named() -> None:
+    full = pb.NodeStatus(name="a", state="alive", tiers=[pb.TierStatus(name="nvme", health="suspended: no space left")])
+    found = "1 alive; nvme of a: suspended: no space left"
+    assert judged(cluster_checks.nodes(pb.StatusReply(nodes=[full]))) == (CheckVerdict.WARNING, found)
+
+
 def with_connections(**counters: int) -> pb.StatusReply:
     return pb.StatusReply(nodes=[pb.NodeStatus(name="n0", state="alive", counters=counters), pb.NodeStatus(name="n1", state="dead")])
 

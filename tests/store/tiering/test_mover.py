@@ -137,6 +137,7 @@ def test_a_tier_that_refuses_a_write_is_suspended(node: Node, failure: Exception
     assert [block.tier_mask() for block in blocks] == [2, 2, 2]
     assert [node.store.bytes_of(block, DRAM) for block in blocks] == [value_of(block) for block in blocks]
     assert node.nvme.used_bytes == 0
+    assert node.store.table.health(NVME) == f"suspended: {failure}"
     node.store.put("new")
     assert node.store.names() == "12new", "while it rests, blocks leave for good"
 
@@ -148,6 +149,7 @@ def test_a_suspended_tier_is_tried_again_later(tmp_path: Path) -> None:
     node.demote_all()
     node.nvme.write_failure = None
     pump(node.reactor, lambda: not node.store.table._levels[NVME].is_suspended)
+    assert node.store.table.health(NVME) == "ok"
     node.demote_all()
     assert [block.tier_mask() for block in blocks] == [4, 4, 4]
     node.close()
