@@ -32,6 +32,7 @@ from kvstore.master.server.recovery_barrier import RecoveryBarrier
 from kvstore.master.server.time_slices import TimeSlicer
 from kvstore.protocol import control_pb2 as pb
 from kvstore.protocol.errors import InvalidArgument, KVStoreError, StaleEpoch, Unavailable
+from kvstore.protocol.node_states import DEAD, SYNCING
 from kvstore.protocol.partitions import partition_of
 from kvstore.security.actor import Actor
 from kvstore.security.quotas.limits import NamedLimits, as_message
@@ -286,8 +287,11 @@ class LeaderRole:
         reply.nodes.extend(
             node_status(node, directory.blocks_at(node.node_id), directory.drains.progress(node), now_ns) for node in directory.members
         )
+        expects_nodes = self._recovery_barrier.expects_nodes(now_ns)
         for node in reply.nodes:
             node.counters["home_copies_skipped"] = directory.home_copies.skipped_at[node.node_id]
+            if expects_nodes and node.state == DEAD and not node.heartbeat_age_s:  # never heard by this owner: not yet dead
+                node.state = SYNCING
         reply.counters.update(self.frames.counters)
         reply.quotas.CopyFrom(as_message(self._quotas.now, self._quotas.version))
         for tenant, origins in self._quotas.origins().items():

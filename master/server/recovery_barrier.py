@@ -42,6 +42,10 @@ class RecoveryBarrier:
         self.awaited = self._holders()
         self._seen_state = self._state()
 
+    def expects_nodes(self, now_ns: int) -> bool:
+        """Return True while a node that has not registered since the failover may still do so in time."""
+        return now_ns < self._until_ns
+
     def park(
         self,
         session: Session,

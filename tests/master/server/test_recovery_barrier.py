@@ -293,6 +293,22 @@ def test_blocks_of_a_late_node_are_misses(tmp_path: Path, catalog: dict[str, Any
         client.close()
 
 
+@pytest.mark.promise("failover")
+def test_status_calls_no_awaited_node_dead(tmp_path: Path, catalog: dict[str, Any]) -> None:
+    """An operator looks after each failover, and is advised to forget dead nodes."""
+
+    def states(places: Places) -> dict[str, str]:
+        with places.stub() as stub:
+            return {node.name: node.state for node in stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).nodes}
+
+    with master_in_thread(tmp_path, **catalog, **FOR_EVER) as places:
+        assert states(places) == {"one": "syncing", "two": "syncing"}
+        come(places).close()
+        eventually(lambda: states(places) == {"one": "dead", "two": "syncing"}, "it has come and gone")
+    with master_in_thread(tmp_path, **catalog, takeover_wait_s=0.0) as places:
+        assert states(places) == {"one": "dead", "two": "dead"}
+
+
 def test_more_than_so_many_keys_do_not_wait(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.master.server.recovery_barrier.MAX_WAITING_KEYS", 3)
     waiting = Asking(places, Exists([b"a", b"b"]), Flags)
