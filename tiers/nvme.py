@@ -14,6 +14,7 @@ Capacity is counted in slots: whole pages in the value file, the value's bytes i
 may be one segment longer than the capacity: freed extents wait there for the next transaction, so that writes do not.
 """
 
+import logging
 import os
 import threading
 from collections import deque
@@ -33,6 +34,8 @@ from kvstore.tiers.placements import PAGE_BYTES, Placement, Runs, pages_of
 from kvstore.tiers.tier import Record, Recovered, Slot, Tier, TierFull
 from kvstore.tiers.value_codec import decode_into
 from kvstore.tiers.value_store import ExtentRead, ValueStore
+
+log = logging.getLogger("kvstore.tiers")
 
 MAX_VALUE_BYTES: Final = 1 << 30
 MAX_TAG_BYTES: Final = 4096
@@ -245,16 +248,20 @@ class NvmeTier(Tier):
         Skips deletions in the log. Deletes, with the next `write_batch` or `flush`, values with a damaged header and,
         if the capacity was reduced, the oldest that exceed it.
         """
-        oldest = self._oldest_that_fits()
+        oldest, too_many = self._oldest_that_fits(), 0
         for key, header in self._records.scan():
             if key in self._deletion_log.ids:
                 continue
             if header is None or key < oldest or int.from_bytes(key) in self._lost_ids:
                 self._freed.append(key)
+                too_many += key < oldest
                 continue
             slot = Slot(int.from_bytes(key), self._environment.openings, header.size_bytes)
             self._add(slot)
             yield Recovered(slot, header.checksum, header.tag)
+        if too_many:
+            capacity = format_size(self._capacity_bytes)
+            log.warning("dropped %d values from NVMe, the oldest: the tier was larger before, and is %s now", too_many, capacity)
 
     def check_integrity(self) -> None:
         assert self._used_bytes == sum(map(self.slot_bytes, self._size_by_id.values())) == sum(self._tenant_bytes.values())

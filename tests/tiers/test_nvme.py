@@ -182,13 +182,14 @@ def test_flush_makes_a_deletion_durable(open_tier: Callable[..., NvmeTier]) -> N
         assert transaction.stat(environment_of(tier).values)["entries"] == 1
 
 
-def test_a_smaller_capacity_keeps_the_newest_that_fit(open_tier: Callable[..., NvmeTier]) -> None:
+def test_a_smaller_capacity_keeps_the_newest_that_fit(open_tier: Callable[..., NvmeTier], caplog: pytest.LogCaptureFixture) -> None:
     tier = open_tier()
     put(tier, [value(number, 10) for number in range(7)], tags=[b"%d" % number for number in range(7)])
     tier.close()
     tier = open_tier(35)
     recovered = list(tier.recover())
     assert [found.tag for found in recovered] == [b"4", b"5", b"6"]
+    assert "dropped 4 values from NVMe, the oldest: the tier was larger before, and is 35 B now" in caplog.text
     assert tier.used_bytes == 30
     assert get(tier, [found.slot for found in recovered]) == [value(number, 10) for number in (4, 5, 6)]
     tier.close()
