@@ -74,6 +74,14 @@ def test_status_names_what_an_operator_looks_for_first() -> None:
         assert fact in shown
 
 
+def test_status_shows_partitions_and_the_console() -> None:
+    owners = [pb.CatalogOwner(name="m1", address="m1:7440"), pb.CatalogOwner()]
+    shown = text(status_lines(pb.StatusReply(catalog="etcd://e:1", partitions=2, owners=owners, http="m1:7442")))
+    assert "2 of the key space: m1 1, 1 without an owner" in shown
+    assert "console" in shown
+    assert "http://m1:7442/" in shown
+
+
 def test_status_shows_shared_memory_if_probed() -> None:
     assert "n1: no, permission denied" in text(status_lines(STATUS, "n1: no, permission denied"))
     assert "shared here" not in text(status_lines(STATUS))
