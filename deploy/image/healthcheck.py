@@ -38,10 +38,9 @@ def main(pid: int) -> int:
 
 def setting(daemon: str, name: str, words: list[str]) -> str:
     """Return a setting of the daemon; "" for its default."""
-    flag = f"--{name.replace('_', '-')}"
-    for word, following in itertools.pairwise([*words, ""]):
-        if word == flag or word.startswith(f"{flag}="):
-            return following if word == flag else word.partition("=")[2]
+    given = flag_value(f"--{name.replace('_', '-')}", words)
+    if given is not None:
+        return given
     for variable in (f"KVSTORE_{daemon}_{name}".upper(), f"KVSTORE_{name}".upper()):
         if variable in os.environ:
             return os.environ[variable]
@@ -49,10 +48,17 @@ def setting(daemon: str, name: str, words: list[str]) -> str:
     return str({**tables.get("shared", {}), **tables.get(daemon, {})}.get(name, ""))
 
 
+def flag_value(flag: str, words: list[str]) -> str | None:
+    """Return the value of `FLAG VALUE` or `FLAG=VALUE`; None if it is not given."""
+    for word, following in itertools.pairwise([*words, ""]):
+        if word == flag or word.startswith(f"{flag}="):
+            return following if word == flag else word.partition("=")[2]
+    return None
+
+
 def settings_file(words: list[str]) -> dict[str, Any]:
     """Return the sections of the file of --config or KVSTORE_CONFIG; empty if there is none or it cannot be read."""
-    given = [following for word, following in itertools.pairwise(words) if word == "--config"]
-    path = given[0] if given else os.environ.get("KVSTORE_CONFIG")
+    path = flag_value("--config", words) or os.environ.get("KVSTORE_CONFIG")
     try:
         return tomllib.loads(Path(path).read_text()) if path else {}
     except (OSError, ValueError):

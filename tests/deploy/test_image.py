@@ -80,16 +80,15 @@ def test_healthcheck_without_daemon_or_port_is_healthy() -> None:
     assert checked(os.getpid()) == (0, "")
 
 
-@pytest.mark.parametrize("how", ["environment", "file"])
+@pytest.mark.parametrize("how", ["environment", "file", "flag", "flag="])
 def test_where_a_daemon_answers_is_read_as_it_reads_it(tmp_path: Path, how: str) -> None:
     """Of a process that is called as a node, and answers nothing: the port that is asked is in the text."""
     (port,) = free_ports(1)
     file = tmp_path / "kvstore.toml"
     file.write_text(f'[node]\nhttp = "0.0.0.0:{port}"\n')
-    given = {"KVSTORE_NODE_HTTP": f"0.0.0.0:{port}"} if how == "environment" else {"KVSTORE_CONFIG": str(file)}
-    node = tmp_path / "kvstore-node"
-    node.symlink_to("/bin/cat")
-    with subprocess.Popen([node], stdin=subprocess.PIPE) as process:
+    given = {"environment": {"KVSTORE_NODE_HTTP": f"0.0.0.0:{port}"}, "file": {"KVSTORE_CONFIG": str(file)}}.get(how, {})
+    flags = {"flag": ["--config", str(file)], "flag=": [f"--config={file}"]}.get(how, [])
+    with subprocess.Popen([sys.executable, "-c", "input()", "kvstore-node", *flags], stdin=subprocess.PIPE) as process:
         status, text = checked(process.pid, **given)
         process.kill()
     assert (status, f"http://127.0.0.1:{port}/healthz" in text) == (1, True)
