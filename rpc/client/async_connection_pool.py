@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
-from kvstore.protocol.errors import DeadlineExceeded, TooManyConnections
+from kvstore.protocol.errors import DeadlineExceeded, TooManyConnections, Unavailable
 from kvstore.protocol.session_messages import Hello
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.async_channel import AsyncChannel
@@ -14,6 +15,13 @@ from kvstore.rpc.client.pool_state import ChannelPermit, PoolState, Waiter
 from kvstore.rpc.deadline import Deadline
 from kvstore.rpc.descriptors import max_open_files
 from kvstore.security.tls.certificates import Certificates
+
+MAX_OPENING: Final = 16
+"""Connects to one address at a time. The loop runs them one after the other: of a thousand at once, most would reach
+`connect_timeout_s`, and the first channels to open serve the other calls meanwhile."""
+
+LOOP_DELAY_S: Final = 0.05
+"""A connect that ends this long after its timeout was held up by its own event loop, and is repeated."""
 
 
 class AsyncPool:
@@ -33,7 +41,10 @@ class AsyncPool:
         self._hello = hello
         self._tls = tls
         self._state: PoolState[AsyncChannel] = PoolState(
-            max_channels=settings.max_channels, max_open=max_open_files() // 2, idle_ttl_s=settings.idle_ttl_s
+            max_channels=settings.max_channels,
+            max_open=max_open_files() // 2,
+            idle_ttl_s=settings.idle_ttl_s,
+            max_opening=MAX_OPENING,
         )
         self._settings = settings
         self._clock_ns = clock_ns
@@ -55,8 +66,8 @@ class AsyncPool:
             except TooManyConnections:
                 if not self._state.open_refused(address, permit, self._clock_ns()):
                     raise
-            except BaseException:
-                self._state.not_opened(address, permit)
+            except BaseException as error:
+                self._state.not_opened(address, permit, error if isinstance(error, Unavailable) else None)
                 raise
             else:
                 return ConnectionLease(opened, partial(self._release, permit), reused=False)
@@ -73,11 +84,13 @@ class AsyncPool:
             self._state.leave(address, waiter, self._clock_ns())
 
     async def _open(self, address: Address, deadline: Deadline, hello: Hello) -> AsyncChannel:
-        try:
+        while True:
             attempt = connect_deadline(deadline, self._settings.connect_timeout_s)
-            return await AsyncChannel.open(address, hello, attempt, peer_timeout_s=self._settings.peer_timeout_s, tls=self._tls)
-        except DeadlineExceeded as error:
-            raise connect_failed(error, address, deadline) from None
+            try:
+                return await AsyncChannel.open(address, hello, attempt, peer_timeout_s=self._settings.peer_timeout_s, tls=self._tls)
+            except DeadlineExceeded as error:
+                if attempt.waited_s() < attempt.timeout_s + LOOP_DELAY_S:
+                    raise connect_failed(error, address, deadline) from None
 
     def _release(self, permit: ChannelPermit, channel: AsyncChannel) -> None:
         self._state.release(channel, permit, self._clock_ns())

@@ -13,7 +13,7 @@ from collections import deque
 from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from kvstore.protocol.errors import Closed
+from kvstore.protocol.errors import Closed, KVStoreError
 from kvstore.protocol.session_messages import Welcome
 from kvstore.rpc.address import Address
 
@@ -61,12 +61,14 @@ class Waiter(ABC, Generic[C]):
     Only the caller refers to it, so that an interrupted caller leaves the queue.
     """
 
-    __slots__ = ("__weakref__", "channel", "permit")
+    __slots__ = ("__weakref__", "channel", "error", "permit")
 
     def __init__(self) -> None:
         self.permit: ChannelPermit | None = None
         """With `channel`: handed over, not taken yet."""
         self.channel: C | None = None
+        self.error: KVStoreError | None = None
+        """Failure of another caller's connect, while no channel to the address is open."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -96,10 +98,12 @@ class _Endpoint(Generic[C]):
 class PoolState(Generic[C]):
     """State of a pool. Not thread-safe; time is passed in."""
 
-    def __init__(self, *, max_channels: int, max_open: int, idle_ttl_s: float) -> None:
-        """At most `max_channels` to one address, and `max_open` to all, but always MIN_CHANNELS to each."""
+    def __init__(self, *, max_channels: int, max_open: int, idle_ttl_s: float, max_opening: int | None = None) -> None:
+        """At most `max_channels` to one address, and `max_open` to all, but always MIN_CHANNELS to each. At most
+        `max_opening` of an address are being opened at a time (None: no limit)."""
         self._max_channels = max_channels
         self._max_open = max_open
+        self._max_opening = max_opening
         self._idle_ttl_ns = int(idle_ttl_s * 1e9)
         self._endpoints: dict[Address, _Endpoint[C]] = {}
         self._next_sweep_ns = 0
@@ -127,8 +131,10 @@ class PoolState(Generic[C]):
 
     def acquire_or_queue(self, address: Address, waiter: Waiter[C]) -> tuple[ChannelPermit | None, C | None]:
         """As `acquire`. (None, None): `waiter` is queued, or keeps its position; call again once woken, and `leave` at
-        the end.
+        the end. Raises the error of `not_opened` that the waiter shares.
         """
+        if waiter.error is not None:
+            raise type(waiter.error)(*waiter.error.args)
         if waiter.permit is not None:
             handed, waiter.permit = (waiter.permit, waiter.channel), None
             waiter.channel = None
@@ -151,13 +157,25 @@ class PoolState(Generic[C]):
 
     def opened(self, channel: C, permit: ChannelPermit) -> None:
         """Record the channel that the caller opened for `permit`."""
-        self._endpoints[channel.address].lent[weakref.ref(permit)] = channel
+        endpoint = self._endpoints[channel.address]
+        endpoint.lent[weakref.ref(permit)] = channel
+        if self._max_opening is not None:
+            self._wake(endpoint)
 
-    def not_opened(self, address: Address, permit: ChannelPermit) -> None:
-        """Record that the channel of `permit` could not be opened."""
+    def not_opened(self, address: Address, permit: ChannelPermit, error: KVStoreError | None = None) -> None:
+        """Record that the channel of `permit` could not be opened.
+
+        With `error` the peer did not answer: unless a channel to it is open, waiting callers fail likewise. In turn,
+        each would wait for a timeout of its own.
+        """
         endpoint = self._endpoints[address]
         endpoint.lent.pop(weakref.ref(permit), None)
-        self._wake(endpoint)
+        if error is None or endpoint.idle or len(endpoint.lent) > _opening(endpoint):
+            self._wake(endpoint)
+            return
+        for waiter in _callers(endpoint.waiting, len(endpoint.waiting)):
+            waiter.error = error
+            waiter.wake()
 
     def open_refused(self, address: Address, permit: ChannelPermit, now_ns: int) -> bool:
         """As `not_opened`, for lack of descriptors at either end.
@@ -206,7 +224,10 @@ class PoolState(Generic[C]):
     def _limit(self, endpoint: _Endpoint[C]) -> int:
         """Return how many channels may be open to this address: idle ones to others can be closed, leased ones cannot."""
         elsewhere = sum(len(each.lent) for each in self._endpoints.values()) - len(endpoint.lent)
-        return min(endpoint.max_channels, max(MIN_CHANNELS, self._max_open - elsewhere))
+        limit = min(endpoint.max_channels, max(MIN_CHANNELS, self._max_open - elsewhere))
+        if self._max_opening is None:
+            return limit
+        return min(limit, len(endpoint.lent) - _opening(endpoint) + self._max_opening)
 
     def _keep_within_max_open(self, endpoint: _Endpoint[C]) -> None:
         """Close the oldest idle channels to other addresses, for one that is about to be opened."""
@@ -281,6 +302,11 @@ class PoolState(Generic[C]):
         for endpoint in self._endpoints.values():
             for channel in [*(channel for _, channel in endpoint.idle), *filter(None, endpoint.lent.values())]:
                 channel.close()
+
+
+def _opening(endpoint: _Endpoint[Any]) -> int:
+    """Return how many channels are being opened."""
+    return list(endpoint.lent.values()).count(None)
 
 
 def _callers(waiting: dict[weakref.ref[Waiter[C]], None], count: int) -> list[Waiter[C]]:

@@ -1,6 +1,7 @@
 """The pool of one event loop against a real daemon."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,19 @@ def test_no_task_starves_behind_others(daemon: Started) -> None:
         assert min(done) >= times
 
     with_pool(scenario)
+
+
+def test_connect_survives_a_busy_event_loop(daemon: Started) -> None:
+    """The daemon answers, and the loop looks at its answer after the connect's timeout."""
+
+    async def scenario(pool: AsyncPool) -> None:
+        waiting = asyncio.create_task(pool.take(daemon[1], Deadline(60)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251  (the program computes)
+        (await waiting).release()
+
+    with_pool(scenario, connect_timeout_s=0.2)
 
 
 def test_a_peer_that_takes_no_more_connections_is_shared(daemon: Started) -> None:

@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 
+from kvstore.protocol.errors import Unreachable
 from kvstore.rpc.address import Address
 from kvstore.rpc.client.pool_state import HANDOVER_INTERVAL_NS, MIN_CHANNELS, RETRY_NS, ChannelPermit, PoolState, Waiter, close_all_in_child
 from tests.rpc.wires import Item
@@ -23,8 +24,8 @@ class Caller(Waiter[Item]):
         self.woken += 1
 
 
-def make(*, max_channels: int = 9, max_open: int = 99, idle_ttl_s: float = 60) -> PoolState[Item]:
-    return PoolState(max_channels=max_channels, max_open=max_open, idle_ttl_s=idle_ttl_s)
+def make(*, max_channels: int = 9, max_open: int = 99, idle_ttl_s: float = 60, max_opening: int | None = None) -> PoolState[Item]:
+    return PoolState(max_channels=max_channels, max_open=max_open, idle_ttl_s=idle_ttl_s, max_opening=max_opening)
 
 
 def borrow(shelf: PoolState[Item], address: Address = A) -> tuple[ChannelPermit, Item | None]:
@@ -214,6 +215,40 @@ def test_without_descriptors_callers_wait_for_open_channels() -> None:
     again = [again[1], *(borrow(shelf) for _ in range(2))]
     assert shelf.counts(A) == (3, 0)
     shelf.release(item, again[1][0], 9 * RETRY_NS)
+
+
+def test_no_more_than_max_opening_are_opened_at_once() -> None:
+    """A channel that has opened lets the next caller open one."""
+    shelf = make(max_opening=2)
+    opening = [borrow(shelf) for _ in range(2)]
+    first, second = queued(shelf, 2)
+    item = Item(A)
+    shelf.opened(item, opening[0][0])
+    assert (first.woken, second.woken) == (1, 0)
+    permit, none = shelf.acquire_or_queue(A, first)
+    assert permit is not None
+    assert none is None
+    assert shelf.acquire_or_queue(A, second) == (None, None)
+    shelf.release(item, opening[0][0], 0)
+    assert shelf.acquire_or_queue(A, second)[1] is item
+
+
+def test_waiting_callers_share_a_failed_connect() -> None:
+    """Unless a channel is open: then they wait for it."""
+    shelf = make(max_opening=1)
+    permit, _ = borrow(shelf)
+    callers = queued(shelf, 2)
+    shelf.not_opened(A, permit, Unreachable("no route"))
+    for caller in callers:
+        with pytest.raises(Unreachable, match="no route"):
+            shelf.acquire_or_queue(A, caller)
+        shelf.leave(A, caller, 0)
+    lent, item = opened(shelf)
+    permit, _ = borrow(shelf)
+    [caller] = queued(shelf, 1)
+    shelf.not_opened(A, permit, Unreachable("no route"))
+    shelf.release(item, lent, 0)
+    assert shelf.acquire_or_queue(A, caller)[1] is item
 
 
 def test_a_forked_child_closes_its_copies_of_all_channels() -> None:
