@@ -224,8 +224,8 @@ class Operations:
         deadline = self.deadline(deadline_s)
         check_retention(retention)
         check_count(keys, buffers, "buffers")
-        check_offsets(offsets, len(keys))
-        reads = RangeReads(keys, offsets, check_each(keys, buffers, as_destination), self.resources.copier)
+        places = check_offsets(offsets, len(keys))
+        reads = RangeReads(keys, places, check_each(keys, buffers, as_destination), self.resources.copier)
         nodes = yield from self._local_nodes(deadline)
         if nodes:
             yield from reads.read_local(self.local_reads, nodes)

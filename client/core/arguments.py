@@ -1,5 +1,6 @@
 """Checks of callers' arguments, before anything is sent."""
 
+import operator
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
@@ -91,14 +92,16 @@ def _check_acyclic(parent_of: dict[bytes, bytes | None]) -> None:
         checked.update(path)
 
 
-def check_offsets(offsets: Sequence[int], count: int) -> None:
-    """Raises InvalidArgument unless there is an integer for each of `count` keys."""
+def check_offsets(offsets: Sequence[int], count: int) -> list[int]:
+    """Return the offsets as ints; numpy's integers are taken, too. Raises InvalidArgument unless there is one for each of
+    `count` keys."""
     check_list(offsets, "offsets")
     if len(offsets) != count:
         raise InvalidArgument(f"{len(offsets)} offsets for {count} keys")
-    for offset in offsets:
-        if not isinstance(offset, int):
-            raise InvalidArgument(f"an offset is a number of bytes, not {offset!r:.50}")
+    try:
+        return list(map(operator.index, offsets))
+    except TypeError as error:
+        raise InvalidArgument(f"an offset is a whole number of bytes: {error}") from None
 
 
 def check_deadline(deadline_s: float) -> None:
@@ -160,6 +163,14 @@ def check_flag(flag: bool, name: str) -> None:
     """Raises InvalidArgument unless it is True or False."""
     if not isinstance(flag, bool):
         raise InvalidArgument(f"{name} is True or False, not {flag!r:.50}")
+
+
+def check_hashable(value: Any, name: str) -> None:
+    """Raises InvalidArgument unless it can be a key of a dict."""
+    try:
+        hash(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} is hashable, such as a str or an int, not a {type(value).__name__}") from None
 
 
 def check_limit(limit: int | None) -> None:

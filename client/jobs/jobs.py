@@ -16,7 +16,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from kvstore.client.core.arguments import check_list, check_seconds
+from kvstore.client.core.arguments import check_hashable, check_list, check_seconds
 from kvstore.client.core.forks import ForkGeneration
 from kvstore.client.holds import Hold, require_hold
 from kvstore.client.jobs.client_calls import UNREACHABLE, Calls, sizes_of
@@ -421,6 +421,7 @@ class Jobs:
         budget_s: float | None = None,
     ) -> Job:
         check_list(keys, "keys")
+        check_hashable(request, "request")
         for name, seconds in (("deadline_s", deadline_s), ("budget_s", budget_s)):
             check_seconds(seconds, name)
         chosen_s = self._default_s[kind] if deadline_s is None else deadline_s

@@ -9,6 +9,7 @@ import torch
 
 from kvstore.client.core.arguments import (
     check_list,
+    check_offsets,
     check_parents,
     namespace_text,
 )
@@ -51,6 +52,16 @@ def test_no_key_is_its_own_ancestor() -> None:
     for parents in ([b"a", None], [b"b", b"a"]):
         with pytest.raises(InvalidArgument, match="its own ancestor"):
             check_parents(parents, [b"a", b"b"])
+
+
+def test_offsets_may_be_integers_of_numpy() -> None:
+    for offsets in ([0, 4096], np.array([0, 4096]), [np.uint32(0), torch.tensor(4096)]):
+        found = check_offsets(offsets, 2)  # type: ignore[arg-type]
+        assert found == [0, 4096]
+        assert list(map(type, found)) == [int, int]
+    for wrong in (["1"], [1.0]):
+        with pytest.raises(InvalidArgument, match="whole number of bytes"):
+            check_offsets(wrong, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("items", [{b"a"}, {b"a": 1}, iter([b"a"]), b"a", "a", 7, np.zeros(())])

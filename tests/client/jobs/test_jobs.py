@@ -4,6 +4,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -125,6 +126,14 @@ def test_each_end_is_delivered_once(jobs: Jobs, client: FaultyClient, barrier: B
     assert jobs.poll("second")
     assert jobs.poll("never there")
     assert told.empty()
+
+
+def test_jobs_refuse_a_request_that_is_not_hashable(jobs: Jobs) -> None:
+    """Before a worker has the job: the worker would end with it."""
+    for submit in (partial(jobs.lookup, [b"key"]), partial(jobs.store, [b"key"], [b"value"])):
+        with pytest.raises(InvalidArgument, match="request is hashable"):
+            submit(request=["request", "1"])
+    assert over(jobs.lookup(fresh_keys(1))).results == [False]
 
 
 def test_store_refuses_keys_over_the_queue_limit(jobs: Jobs, client: FaultyClient, barrier: Barrier) -> None:
