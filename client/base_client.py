@@ -1,7 +1,7 @@
 """Common base of both clients: constructor, settings, and calls without I/O."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.client.config import ClientSettings, resolve_settings
 from kvstore.client.connections.registered_memory import RegisteredMemory
@@ -52,6 +52,10 @@ class BaseClient:
         self._connect()
         self.tracing = trace_calls(self, tracing, name=self._operations.hello.name)
         """Creates spans of the calls; None: tracing is off."""
+
+    def __reduce__(self) -> NoReturn:
+        """Raises TypeError: a program that hands a client to another process has to create one there."""
+        raise TypeError(f"a {type(self).__name__} has connections and cannot be pickled or copied: create one in each process")
 
     def _connect(self) -> None:
         """Create the driver. Does no I/O."""

@@ -306,7 +306,10 @@ class TensorCache:
             last = (prompt.first_block + len(chosen) - 1) * self._cp + self._cp_rank
             if len(chosen) and last >= len(keys):
                 needed_tokens = (last + 1) * self._spec.block_tokens
-                raise InvalidArgument(f"the blocks of the tensor end with token {needed_tokens}, and token_ids has {len(keys)} full blocks")
+                raise InvalidArgument(
+                    f"the blocks of the tensor end with token {needed_tokens}, and token_ids has {len(keys)} full blocks: "
+                    "name the prompt's blocks by `blocks`, or pass a slice of the tensor"
+                )
             for index, place in enumerate(chosen.tolist(), prompt.first_block):
                 at = index * self._cp + self._cp_rank
                 blocks.append(PoolBlock(number, place, keys[at], keys[at - 1] if at else first))

@@ -47,6 +47,8 @@ class PrefixStore:
             InvalidArgument: the model's layers keep other state, or keys that depend on later tokens; or its weights
                 are not loaded.
         """
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidArgument(f"model is what `from_pretrained` returns, not a {type(model).__name__}")
         self._layout = layout_of(model, block_tokens)
         self._model = model
         self._name = name
@@ -157,6 +159,12 @@ class PrefixStore:
 
 def _rows(token_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
     """Return token ids by row. Raises InvalidArgument: not [rows, tokens], or padded."""
+    for given in (token_ids, attention_mask):
+        if given is not None and not isinstance(given, torch.Tensor):
+            raise InvalidArgument(
+                f"token ids and their mask are tensors, not a {type(given).__name__}: pass `input_ids` of what a tokenizer returns, "
+                "or `sequences` of what `generate` returns"
+            )
     if token_ids.dim() != 2 or not len(token_ids):
         raise InvalidArgument(f"token ids are [rows, tokens], not {tuple(token_ids.shape)}")
     if attention_mask is not None and not bool(attention_mask.all()):

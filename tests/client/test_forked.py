@@ -1,7 +1,9 @@
 """A client in a process that was forked from its own: it says so by name, and its parent goes on unharmed."""
 
 import asyncio
+import copy
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +90,11 @@ def test_the_asyncio_client_says_so_too(running: Cluster) -> None:
             assert await client.get_batch(KEYS) == VALUES
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_client_is_neither_copied_nor_pickled(kind: type[Client | AsyncClient], duplicate: Callable[[object], object]) -> None:
+    """A program that hands a client to a process that it spawns learns what to do."""
+    with pytest.raises(TypeError, match="create one in each process"):
+        duplicate(kind("127.0.0.1:1"))

@@ -176,9 +176,13 @@ def test_what_cannot_be_right_is_refused(client: Client) -> None:
         PrefixStore(client, mamba())
     with pytest.raises(InvalidArgument, match="not loaded"):
         PrefixStore(client, llama().to("meta"))
+    with pytest.raises(InvalidArgument, match="not a str"):
+        PrefixStore(client, "Qwen/Qwen3-0.6B")
     with prefixes_of(client, model) as prefixes:
         for ids, mask, wrong in (
             (INPUT_IDS[0], None, "rows, tokens"),
+            ({"input_ids": INPUT_IDS}, None, "not a dict: pass `input_ids`"),
+            (INPUT_IDS, [[1] * 70], "not a list"),
             (INPUT_IDS[:0], None, "rows, tokens"),
             (INPUT_IDS, torch.tensor([[0] + [1] * 69]), "padded"),
         ):
