@@ -26,7 +26,10 @@ from kvstore.tiers.policies.prefix.reuse_estimate import ReuseEstimate
 from kvstore.tiers.policies.prefix.visits import SHARED_FORKS, Cohort, Visit, VisitRun
 
 MAX_PASSED: Final = 1 << 16
-"""Keys examined, in some 5 ms, for blocks that are no leaves; only when every leaf is in use."""
+"""Keys examined, in some 20 ms, for blocks that are no leaves; only when every leaf is in use."""
+PASSED_PER_BLOCK: Final = 16
+"""Keys of the tenant examined for each block that is searched. Of a policy that has fewer than one block of 16, they
+are hardly worth the search, and other policies have more memory to give."""
 FIRST_SHARED: Final = SHARED_FORKS[0]
 
 
@@ -271,13 +274,19 @@ class PrefixModel(Generic[K]):
         """Yield every key of a policy: leaves by ascending worth; then the tip of the visit under way, whose next block
         would be an orphan; then the other blocks, for when every leaf is leased or pinned.
         """
-        yield from place.order
+        left = place.count
+        for key in place.order:
+            left -= 1
+            yield key
         tip = self.current.tip
         node = self.nodes.get(tip) if tip is not None else None
         if tip is not None and isinstance(node, PrefixNode) and node.home is None and place in node.places[: node.leaf_places()]:
+            left -= 1
             yield tip
         else:
             tip = None
-        for key, node in self.nodes.scan(MAX_PASSED):  # skips the leaves, which are few in this case
+        if not left:  # usual in a small group, whose few leaves may all be in use at every search
+            return
+        for key, node in self.nodes.scan(min(MAX_PASSED, PASSED_PER_BLOCK * left)):  # skips the leaves, which are few in this case
             if isinstance(node, PrefixNode) and place in node.places[node.filed :] and key != tip:
                 yield key

@@ -1,7 +1,7 @@
 """The prefix-aware policy: evicts leaves only, orphans first, and keeps blocks whose reuse was learned."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from kvstore.testing.tier_machine import MACHINE_SETTINGS
 from kvstore.tiers.policies.interface import DictStates, EvictionPolicy
 from kvstore.tiers.policies.lru import LRU
 from kvstore.tiers.policies.prefix import ghosts
-from kvstore.tiers.policies.prefix.model import PrefixModel
+from kvstore.tiers.policies.prefix.model import PASSED_PER_BLOCK, PrefixModel
 from kvstore.tiers.policies.prefix.policy import PrefixFamily, PrefixPolicy
 
 
@@ -579,3 +579,33 @@ def test_on_conversations_it_hits_more_than_lru() -> None:
     clock = Clock()
     ours = prefix_hits(PrefixPolicy(clock=clock), clock, seed=11, requests=2500, capacity=2000)
     assert ours > 1.3 * prefix_hits(LRU(), clock, seed=11, requests=2500, capacity=2000)
+
+
+class CountedStates(DictStates[int, Any]):
+    """Counts the states that searches for blocks that are no leaves pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed = 0
+
+    def scan(self, max_passed: int) -> Iterator[tuple[int, Any]]:
+        for item in super().scan(max_passed):
+            self.passed += 1
+            yield item
+
+
+def test_search_passes_few_blocks_of_large_policies() -> None:
+    """A tenant's policies share their states: a small policy whose leaves are all in use is searched at each eviction."""
+    states = CountedStates()
+    model = PrefixModel[int](nodes=states, clock=ticking())
+    large, leaves, chain = (PrefixPolicy(model) for _ in range(3))
+    for key in range(10_000):
+        large.insert(key)
+    leaves.insert_all([10_001, 10_002, 10_003])
+    for key in range(10_004, 10_014):
+        chain.insert(key, key - 1 if key > 10_004 else None)
+    large.insert(10_020)  # ends the visit under way
+    assert leaves.victim(lambda key: False) is None
+    assert states.passed == 0
+    assert chain.victim(lambda key: False) is None
+    assert states.passed == 9 * PASSED_PER_BLOCK
