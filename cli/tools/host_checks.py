@@ -188,8 +188,8 @@ def _listening(root: Path) -> dict[int, str]:
         for line in _text(root / "proc/net" / table).splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENING:
-                inodes[fields[9]] = port = int(fields[1].rpartition(":")[2], 16)
-                users[port] = int(fields[7])
+                number = int(fields[1].rpartition(":")[2], 16)
+                inodes[fields[9]], users[number] = number, int(fields[7])
     sockets = {f"socket:[{inode}]": port for inode, port in inodes.items() if port in {port.number for port in PORTS}}
     found = {port: f"a process of {_user(users[port])}" for port in sockets.values()}
     for link in (root / "proc").glob("[0-9]*/fd/*") if sockets else ():
