@@ -184,9 +184,7 @@ class ReplicaQueue:
         self._links.pop(partition, None)
         for tenant, line in list(self._queues.items()):
             left = deque(item for item in line.items if item.order.partition != partition)
-            dropped = [item.key for item in line.items if item.order.partition == partition]
-            self.failed += len(dropped)
-            self._table.prefetched.forget_copies(tenant, dropped)
+            self._dropped(tenant, [item.key for item in line.items if item.order.partition == partition])
             if not left:
                 del self._queues[tenant]
             elif left[0] is not line.items[0]:
@@ -240,7 +238,11 @@ class ReplicaQueue:
             self._enqueue(order.hello.tenant, items)
             self.step()
         else:
-            self.failed += len(items)
+            self._dropped(order.hello.tenant, [item.key for item in items])
+
+    def _dropped(self, tenant: str, keys: Sequence[bytes]) -> None:
+        self.failed += len(keys)
+        self._table.prefetched.forget_copies(tenant, keys)
 
     def step(self) -> None:
         """Begin the next batch if none is in progress, of the tenants in turn. Called when slots may be free, and

@@ -510,6 +510,18 @@ def test_a_replica_of_an_uncommitted_key_waits_for_its_commit(pair: Pair) -> Non
     assert {name: block.checksum for name, block in pair.blocks().items()} == {name: digest(VALUES[name]) for name in ("k0", "k1")}
 
 
+def test_a_lost_order_of_an_uncommitted_key_frees_its_share(pair: Pair) -> None:
+    """Else its prefetch counts against the limit, and is not requested again, until it expires."""
+    ours, prefetched = put_undecided(pair, "k1", b"mine"), pair.target.store.table.prefetched
+    pair.target.call(lambda: prefetched.await_copies("red", [b"k1"], pair.target.replica_queue._reactor.now_ns()))
+    assert pair.send(pair.order(["k1"])) == [1]
+    pair.target.call(lambda: pair.target.replica_queue.link_up(pair.ruler.ask, EPOCH + 1))
+    pair.target.call(lambda: pair.target.store.table.copies.drop(ours))
+    pair.settle()
+    assert pair.counters() == (0, 0, 1)
+    assert pair.target.call(lambda: (prefetched.awaited, prefetched.unread_bytes)) == (0, 0)
+
+
 def test_replicas_are_counted_by_reason(pair: Pair) -> None:
     assert pair.send(replace(pair.order(["k0", "k1"]), reason=COPY_HOME)) == [1, 1]
     assert pair.send(pair.order(["k2"])) == [1]
