@@ -9,6 +9,7 @@ import pytest
 from kvstore.protocol.errors import GRPC_STATUS, KVStoreError, grpc_status
 from kvstore.rpc.grpc_errors import translated
 from kvstore.testing.transfer.awaited import PATIENCE_S
+from tests.ports import free_ports
 
 
 class Ending(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -52,3 +53,17 @@ def test_a_status_that_no_error_has_is_still_typed_and_told(channel: grpc.Channe
 
 def test_an_error_that_tells_no_status_is_still_typed() -> None:
     assert type(translated(grpc.RpcError("odd"))) is KVStoreError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_unreachable_port_is_named_without_grpcs_words(host: str) -> None:
+    (port,) = free_ports(1)
+    with grpc.insecure_channel(f"{host}:{port}") as channel:
+        assert str(raised(channel, "INTERNAL")) == f"cannot connect to {host}:{port}: Connection refused"
+
+
+def test_unresolved_name_error_names_the_setting() -> None:
+    with grpc.insecure_channel("nowhere.invalid:7441") as channel:
+        assert str(raised(channel, "INTERNAL")).startswith(
+            "cannot resolve nowhere.invalid, which a master has as `advertise`: make the name"
+        )
