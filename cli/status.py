@@ -8,6 +8,7 @@ import click
 
 from kvstore.cli.options import client_options, console, echo_json, json_option, show
 from kvstore.cli.tools.cluster_report import (
+    OWNER,
     ask_masters,
     exit_status,
     find_problems,
@@ -64,11 +65,14 @@ def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool
     reports = ask_masters(settings, pb.StatusReply())
     if as_json:
         echo_json({"error": str(error), "masters": [asdict(report) for report in reports]})
-    elif len(reports) > 1 or not reports[0].error:
+    elif len(reports) > 1 or reports[0].role:
         healths = {report.catalog_health for report in reports if not report.error} - {"ok"}
         known = healths.pop() if len(healths) == 1 else "ok"
         cause = f", {known.partition(';')[0]}" if known != "ok" else ""
-        click.echo(f"no master owns the catalog now{cause}: clients can read only blocks that they have located")
+        if owner := next((report for report in reports if report.error and report.role == OWNER), None):
+            click.echo(f"{owner.address} owns the catalog, and its control plane cannot be asked from here")
+        else:
+            click.echo(f"no master owns the catalog now{cause}: clients can read only blocks that they have located")
         for master in reports:
             click.echo(f"  {master_line(master, known=known)}" + (f", {master.records:,} records" if not master.error else ""))
 

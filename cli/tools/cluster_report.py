@@ -39,7 +39,8 @@ ERROR: Final = "error"
 
 @dataclass(frozen=True, slots=True)
 class MasterReport:
-    """One master's report, or the error with which the request failed (`error`; the other fields are then empty)."""
+    """One master's report, or the error with which the request failed (`error`; the other fields are then empty, but for the role of an
+    owner whose control plane does not answer)."""
 
     address: str
     """To which the request was sent."""
@@ -83,18 +84,19 @@ def master_line(report: MasterReport, *, known: str = "ok") -> str:
 
 def _ask_master(address: str, settings: ClientSettings, owner: pb.StatusReply) -> MasterReport:
     settings = replace(settings, deadline_s=min(REQUEST_S, settings.deadline_s))
-    began_s = time.monotonic()
+    began_s, role = time.monotonic(), ""
     try:
         channel = Channel.open(parse_address(address), hello(settings), Deadline(settings.deadline_s), tls=Certificates.of(settings))
         channel.close()
         welcome = channel.welcome
         if welcome.server != SERVER_MASTER:  # without a control plane: gRPC would print a traceback for an empty address
             return MasterReport(address, error=f"{welcome.name!r} at this address is not a master")
+        role = "" if welcome.owner else OWNER
         partitions, control_address = welcome.partitions, welcome.control
         with Control(control_address, settings, *[control_address] * (partitions - 1)) as control:
             statuses = [control.status_of(partition) for partition in range(partitions)]
     except KVStoreError as error:
-        return MasterReport(address, error=str(error).removeprefix(f"{address}: "))
+        return MasterReport(address, role, error=str(error).removeprefix(f"{address}: "))
     status, roles = statuses[0], [one.role for one in statuses]
     role = OWNER if OWNER in roles else status.role
     records = sum(one.records for one in statuses)

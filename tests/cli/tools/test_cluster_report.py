@@ -31,6 +31,7 @@ from tests.client.processes import cluster
 from tests.master.blocks import Event
 from tests.master.running import MasterProcess, NodeSide, Places, master_in_thread
 from tests.ports import free_ports
+from tests.rpc.stub_masters import stub_masters
 
 WELL = pb.StatusReply(role="owner", catalog_health="ok", nodes=[pb.NodeStatus(name="n1", state="alive")])
 
@@ -111,6 +112,18 @@ def test_status_without_owner_shows_each_master(etcd_url: str, tmp_path: Path) -
     told = json.loads(found.stdout)
     assert [master["role"] for master in told["masters"]] == ["following", ""]
     assert told["error"] in found.stderr
+
+
+def test_status_names_an_owner_without_control_plane() -> None:
+    """Its `advertise` is wrong, or a firewall lets frames through only: to say that there is no owner would mislead."""
+    with stub_masters(1) as (master,):
+        master.control = f"127.0.0.1:{free_ports(1)[0]}"
+        shown = CliRunner().invoke(kvstore, ["status", "--deadline-s", "1", "--master", master.address])
+    assert shown.exit_code == 2
+    assert shown.stdout.splitlines() == [
+        f"{master.address} owns the catalog, and its control plane cannot be asked from here",
+        f"  {master.address}: cannot connect to {master.control}: Connection refused",
+    ]
 
 
 @pytest.mark.parametrize(
