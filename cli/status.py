@@ -23,7 +23,7 @@ from kvstore.cli.tools.status_tables import effective_bits, nodes_table, status_
 from kvstore.client.config import ClientSettings
 from kvstore.client.control import as_dict, cluster_status
 from kvstore.protocol import control_pb2 as pb
-from kvstore.protocol.errors import DeadlineExceeded, Unavailable
+from kvstore.protocol.errors import DeadlineExceeded, KVStoreError, Unavailable
 
 TROUBLE_STATUS: Final = 1
 
@@ -42,7 +42,7 @@ def status(as_json: bool, settings: ClientSettings) -> None:
     """
     try:
         found = cluster_status(settings)
-    except Unavailable as error:
+    except (Unavailable, DeadlineExceeded) as error:
         _show_unowned(settings, error, as_json=as_json)
         raise
     reports = ask_masters(settings, found)
@@ -60,7 +60,7 @@ def status(as_json: bool, settings: ClientSettings) -> None:
         sys.exit(TROUBLE_STATUS)
 
 
-def _show_unowned(settings: ClientSettings, error: Unavailable, *, as_json: bool) -> None:
+def _show_unowned(settings: ClientSettings, error: KVStoreError, *, as_json: bool) -> None:
     """Print each master's own report while no master owns the catalog."""
     reports = ask_masters(settings, pb.StatusReply())
     if as_json:
