@@ -27,6 +27,10 @@ MAX_GROUPS_SEARCHED: Final = 256
 """Groups searched per eviction, round robin, a few us each. Thousands of small tenants would stop the loop."""
 
 
+MIN_CANDIDATES: Final = 2048
+"""Blocks that `next_coldest` may find over all groups, about a millisecond, however few it returns. With a smaller share
+the coldest group ends the result after a few blocks, and each search skips all of its blocks that are in use."""
+
 MAX_EARLY_EXAMINED: Final = 256
 """Retired and secondary blocks of a group examined per victim. Those in use are examined last the next time."""
 
@@ -409,7 +413,8 @@ class EvictionOrder:
         """
         self._families.flush_touches()
         groups: OrderedDict[int, Any] = self._groups if tenant is None else self._groups_of.get(tenant, OrderedDict())
-        share = max(1, count // max(1, min(len(groups), MAX_GROUPS_SEARCHED)))
+        searched = max(1, min(len(groups), MAX_GROUPS_SEARCHED))
+        share = min(count, max(1, count // searched, MIN_CANDIDATES // searched))
         found: list[list[Block]] = []
         for group in _round_robin(groups, found):
             if blocks := self.next_victims(group, evictable, share):

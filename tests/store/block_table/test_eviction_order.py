@@ -190,6 +190,17 @@ def test_next_coldest_equals_repeated_coldest(order: EvictionOrder, tenant: str 
     assert count < 1000 or len(found) == len(there)
 
 
+def test_one_cold_group_among_many_gives_the_whole_count(order: EvictionOrder) -> None:
+    """A block or two at a time would make the evictor skip the group's blocks in use again for each of them."""
+    cold = [block(f"cold {number}", number) for number in range(20)]
+    for one in cold:
+        order.insert(one, 0)
+    for group in range(1, 10):
+        for number in range(2):
+            order.insert(block(f"warm {group} {number}", 1000), group)
+    assert order.next_coldest(anyone, 16) == cold[:16]
+
+
 def test_next_victims_are_distinct() -> None:
     """SIEVE visits its ring twice when it finds too few."""
     order = Visible(lambda: make_policy("sieve"))
