@@ -156,7 +156,10 @@ def flat(buffer: Any) -> memoryview:
         view = memoryview(buffer)
         return view if view.format == "B" and view.ndim == 1 else view.cast("B")
     except (TypeError, ValueError, BufferError) as error:
-        raise InvalidArgument(f"registered memory is a C-contiguous buffer (memoryview, bytearray, numpy array): {error}") from None
+        raise InvalidArgument(
+            "registered memory is a C-contiguous buffer (memoryview, bytearray, numpy array; of a torch tensor "
+            f"`tensor.detach().view(torch.uint8).numpy()`): {error}"
+        ) from None
 
 
 def begin_transfer(

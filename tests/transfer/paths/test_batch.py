@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kvstore.protocol.errors import Closed, InvalidArgument, Unreachable
 from kvstore.rpc.deadline import Deadline
@@ -96,6 +97,13 @@ OTHER_ENGINES_PEER = PeerRegion(Peer(EngineInfo("stranger", "host"), TransferSet
 SOURCE_REGIONS, SOURCE_OFFSETS = [1, 0], [5, 60]
 DESTINATION_REGIONS, DESTINATION_OFFSETS = [0, 0], [0, 10]
 COLUMNS = (SOURCE_REGIONS, SOURCE_OFFSETS, DESTINATION_REGIONS, DESTINATION_OFFSETS)
+
+
+def test_refused_tensor_names_the_buffer_to_pass() -> None:
+    tensor = torch.arange(6, dtype=torch.bfloat16).requires_grad_()
+    with pytest.raises(InvalidArgument, match=r"`tensor\.detach\(\)\.view\(torch\.uint8\)\.numpy\(\)`"):
+        flat(tensor)
+    assert flat(tensor.detach().view(torch.uint8).numpy()).nbytes == 12
 
 
 def test_runs_are_the_copies_that_their_rows_are() -> None:
