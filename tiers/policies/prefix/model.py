@@ -274,10 +274,8 @@ class PrefixModel(Generic[K]):
         """Yield every key of a policy: leaves by ascending worth; then the tip of the visit under way, whose next block
         would be an orphan; then the other blocks, for when every leaf is leased or pinned.
         """
-        left = place.count
-        for key in place.order:
-            left -= 1
-            yield key
+        yield from place.order
+        left = place.count - sum(1 for _ in place.order)  # counted here: most searches end before, and count nothing
         tip = self.current.tip
         node = self.nodes.get(tip) if tip is not None else None
         if tip is not None and isinstance(node, PrefixNode) and node.home is None and place in node.places[: node.leaf_places()]:
