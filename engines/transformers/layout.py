@@ -13,6 +13,7 @@ Does not use the store.
 
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -185,7 +186,8 @@ def namespace_of(model: Any, dtype: torch.dtype, shapes: str, *, name: str, bloc
 
 
 def weights_id(model: Any) -> str:
-    """Return a hash of names, shapes, element types and samples of all parameters and buffers. Equal on every device.
+    """Return a hash of names, shapes, element types and samples of all parameters and buffers, and of which of PEFT's
+    adapters are active. Equal on every device.
 
     Raises InvalidArgument: a parameter is on `meta`, so its contents are unknown.
     """
@@ -197,7 +199,28 @@ def weights_id(model: Any) -> str:
         flat = tensor.detach().reshape(-1)
         step = max(1, len(flat) // SAMPLE_ELEMENTS)
         hasher.update(flat[::step][:SAMPLE_ELEMENTS].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    hasher.update("\n".join(_active_adapters(model)).encode())
     return hasher.hexdigest()
+
+
+def _active_adapters(model: Any) -> Iterator[str]:
+    """Yield which adapters each layer applies, and their factors. A switch changes no parameter.
+
+    Of all modules only PEFT's layers have the property `disable_adapters`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(getattr(type(module), "disable_adapters", None), property):
+            yield f"{name} {module.active_adapters} {module.disable_adapters} {getattr(module, 'scaling', None)}"
+
+
+PLACEHOLDER: Final = re.compile(r"(image|video|audio)_token_(id|index)")
+"""Names in model configurations of tokens that stand for pictures, videos or sound."""
+
+
+def placeholder_tokens(model: Any) -> frozenset[int]:
+    """Return the token ids that stand for other input than text. Block keys have token ids only."""
+    config = model.config.to_dict()
+    return frozenset(value for name, value in config.items() if PLACEHOLDER.fullmatch(name) and isinstance(value, int))
 
 
 def _digest(text: str) -> str:

@@ -5,6 +5,7 @@ output = model.generate(input_ids, cache=cache)
 prefixes.save(output, cache)
 """
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -17,7 +18,7 @@ from kvstore.client.jobs.config import JobSettings
 from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
-from kvstore.engines.transformers.layout import layout_of, namespace_of
+from kvstore.engines.transformers.layout import layout_of, namespace_of, placeholder_tokens
 from kvstore.kvcache.namespace import Namespace
 from kvstore.protocol.errors import InvalidArgument
 from kvstore.protocol.retention import Retention
@@ -52,6 +53,7 @@ class PrefixStore:
         self._layout = layout_of(model, block_tokens)
         self._model = model
         self._name = name
+        self._placeholders = placeholder_tokens(model)
         self.namespace = self._current_namespace()
         self._jobs = Jobs(client, settings)
         self._staging = torch.empty(max(1, STAGING_BYTES // self._layout.block_bytes), self._layout.block_bytes, dtype=torch.uint8)
@@ -62,13 +64,13 @@ class PrefixStore:
         """Return a cache with the leading blocks that the store has for all rows, for `generate` or a forward pass.
 
         At least one token is left to compute. The cache is empty if no block was found. If weights were changed in
-        memory since the last call (a training step, a merged adapter), the store switches to a new namespace. So it
-        never loads blocks of other weights.
+        memory since the last call (a training step, a merged adapter, another active adapter), the store switches to a
+        new namespace. So it never loads blocks of other weights.
 
         `input_ids` is [rows, tokens], without padding. `retention` is a hint for the blocks that are loaded. Raises
-        InvalidArgument: padding, which shifts a row's positions.
+        InvalidArgument: padding, which shifts a row's positions, or tokens that stand for images, video or audio.
         """
-        rows = _rows(input_ids, attention_mask)
+        rows = self._rows(input_ids, attention_mask)
         tokens = len(rows[0])
         self.namespace = self._current_namespace()
         self._jobs.cancel(None)  # an interrupted call may have left a job that uses the staging memory
@@ -89,10 +91,10 @@ class PrefixStore:
 
         `token_ids` is [rows, tokens]: the prompts, or the result of `generate` with greedy search or sampling. Results
         of a beam search do not match their cache. Stores nothing if the weights changed since `load`, because the cache
-        may mix both. `retention` is a hint for the blocks that are stored. Raises InvalidArgument: padding, or a cache
-        of other sequences.
+        may mix both. `retention` is a hint for the blocks that are stored. Raises InvalidArgument as `load`, and for a
+        cache of other sequences.
         """
-        rows = _rows(token_ids, attention_mask)
+        rows = self._rows(token_ids, attention_mask)
         tokens = min(len(rows[0]), cache.get_seq_length())
         self._layout.check(cache, len(rows), tokens)
         if self._current_namespace() != self.namespace:
@@ -116,6 +118,16 @@ class PrefixStore:
         1,000."""
         layout = self._layout
         return namespace_of(self._model, layout.dtype, layout.shapes, name=self._name, block_tokens=layout.block_tokens)
+
+    def _rows(self, token_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
+        """Return token ids by row. Raises InvalidArgument: see `load`."""
+        rows = _rows(token_ids, attention_mask)
+        if found := self._placeholders.intersection(itertools.chain.from_iterable(rows)):
+            raise InvalidArgument(
+                f"token {min(found)} stands for an image, video or audio, which no block's key has: generate from these prompts without "
+                "the store"
+            )
+        return rows
 
     def _load_row(self, row: int, keys: Sequence[bytes], planes: Sequence[torch.Tensor], retention: Retention | None) -> int:
         """Load a row's leading blocks into `planes`; return how many."""

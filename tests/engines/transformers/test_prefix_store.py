@@ -26,7 +26,7 @@ from kvstore.protocol.retention import Retention
 from tests.client.embedded import embedded
 from tests.client.processes import cluster
 from tests.engines.put_client import PutClient
-from tests.engines.transformers.tiny import NEW_TOKENS, PROMPT, gemma, generate, llama, mamba, mistral
+from tests.engines.transformers.tiny import NEW_TOKENS, PROMPT, AdaptedLinear, gemma, generate, llama, llava, mamba, mistral
 
 INPUT_IDS = torch.tensor([PROMPT])
 PATIENT = JobSettings(lookup_deadline_s=60, load_deadline_s=60, store_deadline_s=60)
@@ -123,6 +123,33 @@ def test_weights_changed_in_memory_share_nothing(client: Client, caplog: pytest.
         assert generate(model, INPUT_IDS, cold)[0].equal(plain)
         weight.data.copy_(original)
         assert prefixes.load(INPUT_IDS).get_seq_length() == LOADED
+
+
+def test_prefix_store_tells_active_adapters_apart(client: Client) -> None:
+    """PEFT's `set_adapter`, `disable_adapter` and `set_scale` change no parameter."""
+    model = llama()
+    attention = model.model.layers[0].self_attn
+    attention.k_proj = adapted = AdaptedLinear(attention.k_proj)
+    with prefixes_of(client, model) as prefixes:
+        prefixes.save(INPUT_IDS, begun(model, INPUT_IDS, 70))
+        adapted.active_adapter = "b"
+        assert prefixes.load(INPUT_IDS).get_seq_length() == 0
+        adapted.active_adapter, adapted.is_disabled = "a", True
+        assert prefixes.load(INPUT_IDS).get_seq_length() == 0
+        adapted.is_disabled, adapted.scaling["a"] = False, 0.5
+        assert prefixes.load(INPUT_IDS).get_seq_length() == 0
+        adapted.scaling["a"] = 1.0
+        assert prefixes.load(INPUT_IDS).get_seq_length() == LOADED
+
+
+def test_prefix_store_refuses_images(client: Client) -> None:
+    """Prompts with different images have equal token ids."""
+    model = llava()
+    with prefixes_of(client, model) as prefixes:
+        assert prefixes.save(INPUT_IDS, begun(model, INPUT_IDS, 70)) == LOADED // 16
+        assert prefixes.load(INPUT_IDS).get_seq_length() == LOADED
+        with pytest.raises(InvalidArgument, match="token 95 stands for an image"):
+            prefixes.load(torch.cat([torch.full((1, 4), 95), INPUT_IDS], dim=1))
 
 
 def test_one_token_is_left_to_compute(client: Client) -> None:

@@ -7,11 +7,14 @@ from typing import Any, Final
 
 import torch
 from transformers import (
+    CLIPVisionConfig,
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
@@ -58,6 +61,40 @@ def gemma() -> Any:
 def mamba() -> Any:
     """Return a model without keys and values."""
     return MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=4))
+
+
+def llava() -> Any:
+    """Return a model of pictures and text. Token 95 stands for a picture."""
+    torch.manual_seed(3)
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SHAPE), image_token_index=95, vision_feature_layer=-1)
+    return LlavaForConditionalGeneration(config).eval()
+
+
+class AdaptedLinear(torch.nn.Module):  # type: ignore[misc]
+    """Layer with two LoRAs and the interface of PEFT's layers. Stands for PEFT, which the tests do not install."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.active_adapter, self.is_disabled = "a", False
+        self.scaling = {"a": 1.0, "b": 1.0}
+        made = torch.Generator().manual_seed(4)
+        self.lora = torch.nn.ParameterDict(
+            {name: torch.nn.Parameter(torch.randn(base.weight.shape, generator=made) * 0.3) for name in "ab"}
+        )
+
+    @property
+    def active_adapters(self) -> list[str]:
+        return [self.active_adapter]
+
+    @property
+    def disable_adapters(self) -> bool:
+        return self.is_disabled
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        plain = self.base_layer(given)
+        return plain if self.is_disabled else plain + given @ self.lora[self.active_adapter].T * self.scaling[self.active_adapter]
 
 
 def generate(model: Any, input_ids: torch.Tensor, cache: DynamicCache | None) -> tuple[torch.Tensor, torch.Tensor]:
