@@ -27,7 +27,7 @@ from kvstore.client.jobs.job import Job
 from kvstore.client.jobs.jobs import Jobs
 from kvstore.client.sync import Client
 from kvstore.engines.lmcache.keys import ChunkKeys, by_namespace
-from kvstore.engines.lmcache.settings import from_extra_config
+from kvstore.engines.lmcache.settings import element_type, from_extra_config
 from kvstore.engines.reachability import ReachabilityCheck
 from kvstore.engines.retention import RetentionReader
 from kvstore.engines.weights.identity import identify
@@ -67,11 +67,13 @@ class KVStoreConnector(RemoteConnector):
         later.
 
         Raises:
-            ConfigError: invalid settings, or unreadable weights.
+            ConfigError: invalid settings, unreadable weights, or an element type that LMCache does not name.
         """
         config = context.config
         super().__init__(config, context.metadata)
         settings = from_extra_config(config.extra_config or {}, context.plugin_name or PLUG_IN)
+        element_type(settings, TORCH_DTYPE_TO_STR_DTYPE[context.metadata.kv_dtype])
+        self._settings = settings
         self._loop = context.loop
         self._allocator = context.local_cpu_backend
         weights = identify(context.metadata.model_name, settings.fingerprint, revision=settings.revision, log=log)
@@ -82,7 +84,6 @@ class KVStoreConnector(RemoteConnector):
         self._jobs = Jobs(client, settings.jobs())
         self._check = ReachabilityCheck(client, settings.master, log)
         self._hints = RetentionReader(settings, log)
-        self._remove_deadline_s = settings.load_deadline_s
 
     # --- existence ---
 
@@ -178,8 +179,8 @@ class KVStoreConnector(RemoteConnector):
         if not any(self._jobs.exists(names)):
             return False
         try:
-            self._client.flush(deadline_s=self._remove_deadline_s)
-            return self._client.remove(names, deadline_s=self._remove_deadline_s) == 1
+            self._client.flush(deadline_s=self._settings.load_deadline_s)
+            return self._client.remove(names, deadline_s=self._settings.load_deadline_s) == 1
         except Exception:
             log.exception("a chunk could not be removed")
             return False
@@ -206,7 +207,7 @@ class KVStoreConnector(RemoteConnector):
         return f"<{type(self).__name__}>"
 
     def _name(self, key: CacheEngineKey) -> tuple[Namespace, bytes]:
-        return self._names.of_chunk(key, TORCH_DTYPE_TO_STR_DTYPE[key.dtype], self._form)
+        return self._names.of_chunk(key, element_type(self._settings, TORCH_DTYPE_TO_STR_DTYPE[key.dtype]), self._form)
 
     def _keys(self, keys: Sequence[CacheEngineKey]) -> Sequence[bytes]:
         return [self._name(key)[1] for key in keys]

@@ -21,7 +21,8 @@ class LMCacheSettings(StoreSettings):
     dtype: str = setting(
         "",
         "Element type or quantisation of the cache, part of a chunk's key. An L2 adapter needs it, because LMCache's object keys lack "
-        "it: servers of one model with different types would read each other's chunks. A remote connector takes it from LMCache.",
+        "it: servers of one model with different types would read each other's chunks. A remote connector takes it from LMCache, and needs "
+        "it only for quantised caches, which LMCache calls uint8 or int8.",
     )
     chunk_tokens: int = setting(256, "Tokens in a chunk, as LMCache's --chunk-size.", minimum=1, maximum=65_536)
 
@@ -34,6 +35,21 @@ def from_parameters(given: Mapping[str, Any], environ: Mapping[str, str] | None 
             'adapter_params lack dtype, which LMCache does not provide: add that of the engines\' cache, as "dtype": "bfloat16"'
         )
     return settings
+
+
+STORAGE_DTYPES: Final = frozenset({"uint8", "int8"})
+"""LMCache's names of several element types that vLLM stores as bytes: fp8_e4m3, fp8_e5m2, nvfp4, ..."""
+
+
+def element_type(settings: LMCacheSettings, stored_as: str) -> str:
+    """Return the element type in the keys of a remote connector. `stored_as`: LMCache's name of the type. Raises
+    ConfigError: it stands for several, and the setting `dtype` is empty."""
+    if not settings.dtype and stored_as in STORAGE_DTYPES:
+        raise ConfigError(
+            f"LMCache calls the cache's element type {stored_as}, as it does several: add the engine's --kv-cache-dtype to extra_config, "
+            'as "remote_storage_plugin.NAME.dtype": "fp8_e4m3"'
+        )
+    return settings.dtype or stored_as
 
 
 def from_extra_config(extra: Mapping[str, Any], name: str, environ: Mapping[str, str] | None = None) -> LMCacheSettings:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.engines.lmcache.settings import from_extra_config, from_parameters
+from kvstore.engines.lmcache.settings import LMCacheSettings, element_type, from_extra_config, from_parameters
 from kvstore.protocol.errors import ConfigError
 
 
@@ -36,6 +36,15 @@ def test_a_remote_storage_plug_in_has_entries_of_its_own() -> None:
     assert from_extra_config(extra, "kvstore.second", {}).master == "b:1"
     del extra["remote_storage_plugin.kvstore.second.master"]
     assert from_extra_config(extra, "kvstore", {}).master == "a:1"
+
+
+def test_remote_connector_requires_a_type_for_bytes() -> None:
+    """LMCache calls caches of fp8_e4m3 and fp8_e5m2 uint8: their engines would read each other's chunks."""
+    for stored_as in ("uint8", "int8"):
+        with pytest.raises(ConfigError, match=rf'{stored_as}.*NAME\.dtype": "fp8_e4m3"'):
+            element_type(LMCacheSettings(), stored_as)
+    assert element_type(LMCacheSettings(), "bfloat16") == "bfloat16"
+    assert element_type(LMCacheSettings(dtype="fp8_e5m2"), "uint8") == "fp8_e5m2"
 
 
 def test_deadlines_and_room_are_those_of_jobs() -> None:

@@ -25,7 +25,8 @@ WAIT_S = 60.0
 
 class Child:
     def __init__(self, config: str) -> None:
-        options, self.dtype = json.loads(config), torch.float32
+        options = json.loads(config)
+        self.dtype = getattr(torch, options.pop("dtype", "float32"))
         shape = (LAYERS, 2, CHUNK_TOKENS, HEADS, HEAD_SIZE)
         metadata = LMCacheMetadata("some/model", 1, 1, 0, 0, self.dtype, shape, role="worker", chunk_size=CHUNK_TOKENS)
         loop = asyncio.new_event_loop()

@@ -23,7 +23,7 @@ FULL = 16
 """Tokens of a chunk."""
 
 
-def child(cluster: LocalCluster, log: Path, **extra: Any) -> EngineChild:
+def child(cluster: LocalCluster, log: Path, *, dtype: str = "float32", **extra: Any) -> EngineChild:
     entries = {
         "remote_storage_plugin.kvstore.module_path": "kvstore.engines.lmcache.connector",
         "remote_storage_plugin.kvstore.class_name": "KVStoreConnectorAdapter",
@@ -31,7 +31,7 @@ def child(cluster: LocalCluster, log: Path, **extra: Any) -> EngineChild:
         "remote_storage_plugin.kvstore.lookup_deadline_s": 30,
     }
     config = {"remote_storage_plugins": ["kvstore"], "remote_serde": "naive", "max_local_cpu_size": 0.05, "blocking_timeout_secs": 60}
-    return EngineChild("lmcache", PROGRAM, json.dumps(config | {"extra_config": entries | extra}), log=log)
+    return EngineChild("lmcache", PROGRAM, json.dumps(config | {"dtype": dtype, "extra_config": entries | extra}), log=log)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with headers", "without headers"])
@@ -92,6 +92,18 @@ def test_chunk_with_wrong_length_in_header_is_a_miss(cluster: LocalCluster, tmp_
         engine.ask("put", names=[51], tokens=[FULL])
         assert engine.ask("get_misdescribed", name=51, tokens=tokens) == {"seen": [None], "references": [0, 0]}
         assert engine.ask("get", names=[51]) == [[FULL, 51.0, 1]]
+
+
+def test_quantised_caches_share_by_the_setting_dtype(cluster: LocalCluster, tmp_path: Path) -> None:
+    """LMCache knows the caches of all three engines as uint8. Without the setting an engine runs without the store."""
+    with (
+        child(cluster, tmp_path / "one", dtype="uint8", **{"remote_storage_plugin.kvstore.dtype": "fp8_e4m3"}) as one,
+        child(cluster, tmp_path / "two", dtype="uint8", **{"remote_storage_plugin.kvstore.dtype": "fp8_e5m2"}) as two,
+        child(cluster, tmp_path / "untold", dtype="uint8") as untold,
+    ):
+        one.ask("put", names=[71], tokens=[FULL])
+        assert [engine.ask("contains", names=[71])["one"] for engine in (one, two, untold)] == [[True], [False], [False]]
+    assert "LMCache calls the cache's element type uint8" in (tmp_path / "untold").read_text()
 
 
 def test_hints_of_requests_reach_the_store(cluster: LocalCluster, tmp_path: Path) -> None:
