@@ -78,7 +78,8 @@ class KVStoreConnector(RemoteConnector):
         self._allocator = context.local_cpu_backend
         weights = identify(context.metadata.model_name, settings.fingerprint, revision=settings.revision, log=log)
         self._names = ChunkKeys(dataclasses.replace(settings, revision=weights.text))
-        self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}"
+        # LMCache's keys have the rank and number of ranks: those of TP 2 and PP 2 are equal, and so are their chunks' sizes.
+        self._form = f"{config.remote_serde}{', header' if self.save_chunk_meta else ''}, shape {tuple(context.metadata.kv_shape)}"
         client = Client(settings=settings.client())
         self._client = client
         self._jobs = Jobs(client, settings.jobs())

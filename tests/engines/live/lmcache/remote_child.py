@@ -27,7 +27,8 @@ class Child:
     def __init__(self, config: str) -> None:
         options = json.loads(config)
         self.dtype = getattr(torch, options.pop("dtype", "float32"))
-        shape = (LAYERS, 2, CHUNK_TOKENS, HEADS, HEAD_SIZE)
+        layers, heads = options.pop("split", (LAYERS, HEADS))
+        shape = (layers, 2, CHUNK_TOKENS, heads, HEAD_SIZE)
         metadata = LMCacheMetadata("some/model", 1, 1, 0, 0, self.dtype, shape, role="worker", chunk_size=CHUNK_TOKENS)
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()

@@ -21,9 +21,14 @@ from tests.engines.live.conftest import PLAN
 PROGRAM = Path(__file__).with_name("remote_child.py")
 FULL = 16
 """Tokens of a chunk."""
+LAYERS, HEADS = 4, 2
+"""Of a rank, as in remote_child.py."""
 
 
-def child(cluster: LocalCluster, log: Path, *, dtype: str = "float32", **extra: Any) -> EngineChild:
+def child(
+    cluster: LocalCluster, log: Path, *, dtype: str = "float32", split: tuple[int, int] = (LAYERS, HEADS), **extra: Any
+) -> EngineChild:
+    """`split`: layers and KV heads of its rank."""
     entries = {
         "remote_storage_plugin.kvstore.module_path": "kvstore.engines.lmcache.connector",
         "remote_storage_plugin.kvstore.class_name": "KVStoreConnectorAdapter",
@@ -31,7 +36,7 @@ def child(cluster: LocalCluster, log: Path, *, dtype: str = "float32", **extra: 
         "remote_storage_plugin.kvstore.lookup_deadline_s": 30,
     }
     config = {"remote_storage_plugins": ["kvstore"], "remote_serde": "naive", "max_local_cpu_size": 0.05, "blocking_timeout_secs": 60}
-    return EngineChild("lmcache", PROGRAM, json.dumps(config | {"dtype": dtype, "extra_config": entries | extra}), log=log)
+    return EngineChild("lmcache", PROGRAM, json.dumps(config | {"dtype": dtype, "split": split, "extra_config": entries | extra}), log=log)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with headers", "without headers"])
@@ -104,6 +109,16 @@ def test_quantised_caches_share_by_the_setting_dtype(cluster: LocalCluster, tmp_
         one.ask("put", names=[71], tokens=[FULL])
         assert [engine.ask("contains", names=[71])["one"] for engine in (one, two, untold)] == [[True], [False], [False]]
     assert "LMCache calls the cache's element type uint8" in (tmp_path / "untold").read_text()
+
+
+def test_ranks_of_other_layers_and_heads_share_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Rank 0 of TP 2 and rank 0 of PP 2: LMCache's keys and the chunks' sizes are equal."""
+    halves = child(cluster, tmp_path / "tp"), child(cluster, tmp_path / "pp", split=(LAYERS // 2, HEADS * 2), save_chunk_meta=False)
+    with halves[0] as heads, halves[1] as layers, child(cluster, tmp_path / "plain", save_chunk_meta=False) as plain:
+        plain.ask("put", names=[81], tokens=[FULL])
+        heads.ask("put", names=[82], tokens=[FULL])
+        assert layers.ask("contains", names=[81, 82])["one"] == [False, False]
+        assert plain.ask("contains", names=[81])["one"] == [True]
 
 
 def test_hints_of_requests_reach_the_store(cluster: LocalCluster, tmp_path: Path) -> None:
