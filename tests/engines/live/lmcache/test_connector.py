@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -25,10 +25,16 @@ LAYERS, HEADS = 4, 2
 """Of a rank, as in remote_child.py."""
 
 
-def child(
-    cluster: LocalCluster, log: Path, *, dtype: str = "float32", split: tuple[int, int] = (LAYERS, HEADS), **extra: Any
-) -> EngineChild:
-    """`split`: layers and KV heads of its rank."""
+class Form(NamedTuple):
+    """Form of an engine's cache."""
+
+    dtype: str = "float32"
+    split: tuple[int, int] = LAYERS, HEADS
+    """Layers and KV heads of its rank."""
+
+
+def child(cluster: LocalCluster, log: Path, form: Form | None = None, **extra: Any) -> EngineChild:
+    form = form or Form()
     entries = {
         "remote_storage_plugin.kvstore.module_path": "kvstore.engines.lmcache.connector",
         "remote_storage_plugin.kvstore.class_name": "KVStoreConnectorAdapter",
@@ -36,7 +42,9 @@ def child(
         "remote_storage_plugin.kvstore.lookup_deadline_s": 30,
     }
     config = {"remote_storage_plugins": ["kvstore"], "remote_serde": "naive", "max_local_cpu_size": 0.05, "blocking_timeout_secs": 60}
-    return EngineChild("lmcache", PROGRAM, json.dumps(config | {"dtype": dtype, "split": split, "extra_config": entries | extra}), log=log)
+    return EngineChild(
+        "lmcache", PROGRAM, json.dumps(config | {"dtype": form.dtype, "split": form.split, "extra_config": entries | extra}), log=log
+    )
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with headers", "without headers"])
@@ -102,9 +110,9 @@ def test_chunk_with_wrong_length_in_header_is_a_miss(cluster: LocalCluster, tmp_
 def test_quantised_caches_share_by_the_setting_dtype(cluster: LocalCluster, tmp_path: Path) -> None:
     """LMCache knows the caches of all three engines as uint8. Without the setting an engine runs without the store."""
     with (
-        child(cluster, tmp_path / "one", dtype="uint8", **{"remote_storage_plugin.kvstore.dtype": "fp8_e4m3"}) as one,
-        child(cluster, tmp_path / "two", dtype="uint8", **{"remote_storage_plugin.kvstore.dtype": "fp8_e5m2"}) as two,
-        child(cluster, tmp_path / "untold", dtype="uint8") as untold,
+        child(cluster, tmp_path / "one", Form("uint8"), **{"remote_storage_plugin.kvstore.dtype": "fp8_e4m3"}) as one,
+        child(cluster, tmp_path / "two", Form("uint8"), **{"remote_storage_plugin.kvstore.dtype": "fp8_e5m2"}) as two,
+        child(cluster, tmp_path / "untold", Form("uint8")) as untold,
     ):
         one.ask("put", names=[71], tokens=[FULL])
         assert [engine.ask("contains", names=[71])["one"] for engine in (one, two, untold)] == [[True], [False], [False]]
@@ -113,7 +121,7 @@ def test_quantised_caches_share_by_the_setting_dtype(cluster: LocalCluster, tmp_
 
 def test_ranks_of_other_layers_and_heads_share_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
     """Rank 0 of TP 2 and rank 0 of PP 2: LMCache's keys and the chunks' sizes are equal."""
-    halves = child(cluster, tmp_path / "tp"), child(cluster, tmp_path / "pp", split=(LAYERS // 2, HEADS * 2), save_chunk_meta=False)
+    halves = child(cluster, tmp_path / "tp"), child(cluster, tmp_path / "pp", Form(split=(LAYERS // 2, HEADS * 2)), save_chunk_meta=False)
     with halves[0] as heads, halves[1] as layers, child(cluster, tmp_path / "plain", save_chunk_meta=False) as plain:
         plain.ask("put", names=[81], tokens=[FULL])
         heads.ask("put", names=[82], tokens=[FULL])
