@@ -131,7 +131,7 @@ def test_ranks_of_other_layers_and_heads_share_nothing(cluster: LocalCluster, tm
 
 def test_hints_of_requests_reach_the_store(cluster: LocalCluster, tmp_path: Path) -> None:
     allowed = {"remote_storage_plugin.kvstore.retention_from_requests": True}
-    with child(cluster, tmp_path / "log", **allowed) as engine, Client(cluster.address) as client:
+    with child(cluster, tmp_path / "log", None, **allowed) as engine, Client(cluster.address) as client:
         engine.ask("put", names=[61, 62, 63], tokens=[FULL] * 3, hint={"session": "lmcache", "priority": "high"})
         assert engine.ask("get", names=[61], hint={"session": "another"}) == [[FULL, 61.0, 1]]
         assert client.end_session("lmcache") == 2
