@@ -22,6 +22,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_demo, "LocalCluster", partial(LocalCluster, start=Forked))
 
 
+@pytest.mark.slow
 def test_it_needs_no_arguments_but_takes_a_number_of_prompts() -> None:
     result = CliRunner().invoke(kvstore, ["demo", "--requests", "1000"])
     assert result.exit_code == 0, result.output

@@ -54,7 +54,7 @@ def sixty() -> Iterator[Served]:
 
 
 @pytest.mark.promise("observable")
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", [VIEWS[0], *(pytest.param(view, marks=pytest.mark.slow) for view in VIEWS[1:])])
 def test_page_thousand_nodes_fit_any_width_accessibly(browser: BrowserContext, many: Served, sixty: Served, view: str) -> None:
     """Accessibility is judged by sixty nodes that look in all the ways in which a thousand do: axe takes a time for each element."""
     with Watched(browser, many.address) as watched:

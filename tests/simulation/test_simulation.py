@@ -46,6 +46,7 @@ def test_what_a_schedule_once_found_it_does_not_find_any_more(path: Path) -> Non
     assert run_schedule(Schedule.from_json(path.read_text())).findings == ()
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     runs = [*((seed, 24) for seed in range(7, 10)), (23, 12)]  # of (23, 12) two puts end at once: where they lay in memory said which first
     program = (

@@ -131,6 +131,7 @@ def test_console_refused_by_one_master_gets_nothing(three: Consoles) -> None:
     assert three.node(0, "n0")["drain"] == ""
 
 
+@pytest.mark.slow
 def test_console_marks_silent_master_and_shows_the_rest(three: Consoles) -> None:
     until(lambda: all(three.shows(index) for index in range(3)), "the whole cluster at each master", every_s=LOOK_S)
     hanging = next(index for index in range(3) if three.owned(index, 4) == 2)

@@ -43,6 +43,7 @@ def test_node_that_exceeds_its_limit_does_not_start(tmp_path: Path, nested: bool
     assert "give memory 224 MiB in place of dram" in said
 
 
+@pytest.mark.slow
 @pytest.mark.promise("memory-bounded")
 def test_node_with_memory_of_its_limit_is_filled_and_lives(tmp_path: Path) -> None:
     """Values of 4 KiB fill the DRAM tier twice; then small ones fill the block table, with an index for a client that reads."""

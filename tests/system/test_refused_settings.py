@@ -80,6 +80,7 @@ def test_an_unreachable_master_is_named_by_every_command(nowhere: str) -> None:
         assert nowhere in refused_here(kvstore, *command, "--master", nowhere, "--deadline-s", "1")
 
 
+@pytest.mark.slow
 def test_second_node_of_a_live_name_exits_first_continues(system: System, tmp_path: Path) -> None:
     log = tmp_path / "second.log"
     flags = ["--master", system.address, *ANYWHERE, "--name", "n0", "--run-dir", str(tmp_path / "second"), "--dram", "1MiB"]

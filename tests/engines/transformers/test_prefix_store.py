@@ -81,6 +81,7 @@ def test_loaded_prefix_gives_the_same_tokens_and_logits(client: Client, make: An
     assert warm_logits.equal(same_logits)
 
 
+@pytest.mark.slow
 def test_another_process_finds_what_this_one_stored(client: Client, address: str) -> None:
     model = llama()
     with prefixes_of(client, model) as prefixes:

@@ -59,6 +59,7 @@ def test_rails_cut_and_restored_under_load_cause_no_errors(hosts: TwoHosts, dire
     assert not last.wrong_blocks
 
 
+@pytest.mark.slow
 def test_with_all_rails_cut_callers_are_told_and_nothing_hangs(hosts: TwoHosts) -> None:
     with Load(hosts, "read", **QUICK) as load:
         wait_for_all_rails(load)

@@ -221,6 +221,7 @@ def free(channel: grpc.Channel) -> None:
         maintenance.Alarm(deactivate)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("records-durable")
 def test_churn_of_several_quotas_worth_does_not_fill_etcd(make: MakeCatalog, etcd_server_factory: EtcdServerFactory) -> None:
     etcd = etcd_server_factory(f"--quota-backend-bytes={SMALL_QUOTA_BYTES}")
