@@ -1,10 +1,11 @@
-"""Replicas copied from other nodes by order of the masters: a queue a tenant, one batch at a time, each confirmed by the
-master.
+"""Replicas copied from other nodes by order of the masters: one queue per tenant, one batch at a time. The master
+confirms each.
 
 A copy is a put whose writer is this node: an invisible DRAM slot, filled by a thread (replica_fetch.py). It becomes
 visible only after the master confirms that the block is still the ordered one, so removed or replaced blocks do not
-return. A copy evicts as a put does, but waits behind its tenant's queued puts, for at most ROOM_WAIT_NS. If a batch does not reach
-its source in time, the orders from that node that are queued by then end with it: each would take as long.
+return. A copy evicts as a put does, but waits behind its tenant's queued puts, for at most ROOM_WAIT_NS.
+
+If a batch does not reach its source in time, the queued orders from that node end with it: each would take as long.
 """
 
 import logging

@@ -46,7 +46,7 @@ SAMPLE_BLOCKS: Final = 1000
 MAX_ACCESSES_PER_STEP: Final = 4096
 """Accesses that are counted per call, shared by the clients that have any: a node counts one in 2 to 4 us."""
 STEPS_PER_RING: Final = ACCESSES // MAX_ACCESSES_PER_STEP + 1
-"""Calls that drain a full ring: each stops at the ring's end."""
+"""Calls that drain the full ring of one client: each stops at the ring's end. With several clients a part is left."""
 
 
 @dataclass(slots=True, eq=False)
